@@ -1,0 +1,163 @@
+//! What a replica is told at start. Plain data: the server reads it from TOML, an embedding host fills it in.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cyclone_packet::Security;
+
+/// The key-value engine behind the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// RocksDB without its own log.
+    RocksDb,
+    /// A sorted map in DRAM, rebuilt from the log and checkpoints.
+    Memory,
+    /// Answers without keeping anything; for measuring the log alone.
+    Echo,
+}
+
+/// The network driver below the packet port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// UDP datagrams in bursts.
+    Udp,
+    /// One message after another over TCP: the baseline of cyclone fig. 8.
+    Tcp,
+}
+
+/// How the event loop waits for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Polling {
+    /// Never blocks. For a dedicated core only.
+    Busy,
+    /// Spins for a bounded time after client work, then blocks.
+    Adaptive,
+    /// Blocks as soon as there is nothing to do.
+    Event,
+}
+
+/// One voting member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Replica number, at least 1, unique in the cluster.
+    pub id: u64,
+    /// Where its packets go (UDP or TCP by [`Config::transport`]).
+    pub packet: SocketAddr,
+    /// Where its Redis port is, as clients should reach it.
+    pub redis: Option<SocketAddr>,
+}
+
+/// Everything a replica needs to start.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This replica's number; must be among `members`.
+    pub id: u64,
+    /// The cluster's identity: 128 random bits chosen at its creation.
+    pub cluster_id: u128,
+    /// The voters the cluster starts with.
+    pub members: Vec<Member>,
+    /// Whether an empty data directory and region may be taken as a new replica of a new cluster.
+    pub bootstrap: bool,
+    /// Number of physical logs, fixed at cluster creation.
+    pub logs: u16,
+    /// Directory of the store, checkpoints and the identity file.
+    pub data: PathBuf,
+    /// File or device of the log region.
+    pub nvm: PathBuf,
+    /// Size of the region in bytes; at least [`Config::MIN_NVM_BYTES`] per log.
+    pub nvm_bytes: u64,
+    /// The engine.
+    pub engine: Engine,
+    /// The packet driver.
+    pub transport: Transport,
+    /// How packets are protected.
+    pub security: Security,
+    /// Key shared by the nodes only; node-to-node packets are authenticated under it.
+    pub node_key: [u8; 32],
+    /// Key shared by nodes and native clients.
+    pub client_key: [u8; 32],
+    /// How the loop waits.
+    pub polling: Polling,
+    /// CPU to pin the loop to.
+    pub pin_cpu: Option<usize>,
+    /// Time between heartbeats.
+    pub heartbeat: Duration,
+    /// Shortest time without a leader's message before an election; the actual one is drawn between this and twice this.
+    pub election: Duration,
+    /// Longest key in bytes.
+    pub max_key_bytes: usize,
+    /// Longest value in bytes.
+    pub max_value_bytes: usize,
+    /// Commands from outside that may wait in one log at once; more are refused with "busy".
+    pub max_pending: usize,
+    /// RocksDB's block cache in bytes.
+    pub block_cache_bytes: usize,
+}
+
+impl Config {
+    /// Smallest log region: room for the largest entry several times over.
+    pub const MIN_NVM_BYTES: u64 = 16 << 20;
+    /// Default size of the log region.
+    pub const DEFAULT_NVM_BYTES: u64 = 128 << 20;
+
+    /// Checks the relations between the fields; the message names the field and its value.
+    ///
+    /// # Errors
+    /// The first relation that does not hold.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let fail = |what: String| Err(ConfigError(what));
+        if self.members.is_empty() || self.members.len() > 9 {
+            return fail(format!("a cluster has 1 to 9 members, not {}", self.members.len()));
+        }
+        for (position, member) in self.members.iter().enumerate() {
+            if member.id == 0 || member.id > u64::from(u16::MAX) {
+                return fail(format!("member id {} is outside 1..=65535", member.id));
+            }
+            if self.members[..position].iter().any(|other| other.id == member.id) {
+                return fail(format!("member id {} is given twice", member.id));
+            }
+            if self.members[..position].iter().any(|other| other.packet == member.packet) {
+                return fail(format!("packet address {} is given twice", member.packet));
+            }
+        }
+        if !self.members.iter().any(|member| member.id == self.id) {
+            return fail(format!("node id {} is not among the members", self.id));
+        }
+        if self.logs != 1 {
+            return fail(format!("logs = {}: this version serves exactly one physical log", self.logs));
+        }
+        if self.nvm_bytes < Self::MIN_NVM_BYTES * u64::from(self.logs) {
+            return fail(format!(
+                "nvm_bytes = {} is below {} per log",
+                self.nvm_bytes,
+                Self::MIN_NVM_BYTES
+            ));
+        }
+        if self.heartbeat.is_zero() || self.election < self.heartbeat * 2 {
+            return fail(format!(
+                "election timeout {:?} must be at least twice the heartbeat {:?}",
+                self.election, self.heartbeat
+            ));
+        }
+        if self.max_key_bytes == 0 || self.max_key_bytes > 64 << 10 {
+            return fail(format!("max_key_bytes = {} is outside 1..=65536", self.max_key_bytes));
+        }
+        let largest = self.nvm_bytes / u64::from(self.logs) / 16;
+        if self.max_value_bytes == 0 || self.max_value_bytes as u64 > largest {
+            return fail(format!(
+                "max_value_bytes = {} is outside 1..={largest} (a sixteenth of a log's share of nvm_bytes)",
+                self.max_value_bytes
+            ));
+        }
+        if self.max_pending == 0 {
+            return fail("max_pending = 0 would refuse every command".into());
+        }
+        Ok(())
+    }
+}
+
+/// A configuration whose fields contradict each other.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);

@@ -1,0 +1,48 @@
+//! What the state machine answers.
+
+/// The answer to a command or a query.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// Done.
+    Ok,
+    /// No such key, or a condition was not met.
+    Nil,
+    /// A number.
+    Int(i64),
+    /// A byte string.
+    Bytes(Vec<u8>),
+    /// Several answers.
+    Array(Vec<Reply>),
+    /// The command was applied and refused; it changed nothing.
+    Failed(Failure),
+}
+
+/// Why the state machine refused a command. Every replica refuses alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The value (or the argument) is not a 64-bit signed integer.
+    #[error("value is not an integer or out of range")]
+    NotInteger,
+    /// The value is not a float.
+    #[error("value is not a valid float")]
+    NotFloat,
+    /// The sum leaves the range of 64-bit signed integers.
+    #[error("increment or decrement would overflow")]
+    Overflow,
+    /// The sum is not a finite number.
+    #[error("increment would produce NaN or Infinity")]
+    NotFinite,
+    /// The result would be longer than the configured largest value.
+    #[error("string exceeds maximum allowed size")]
+    TooLong,
+    /// The session has expired or never existed: whether the command was executed before is not known, and it was
+    /// not executed now.
+    #[error("session expired")]
+    SessionExpired,
+    /// The session's seq lies below what the client itself has acknowledged.
+    #[error("sequence already acknowledged")]
+    StaleSequence,
+    /// The engine does not offer this command.
+    #[error("not supported by this engine")]
+    Unsupported,
+}

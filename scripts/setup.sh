@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Installs the operating system's packages that the build and the tests need; skips what is there.
+set -euo pipefail
+
+command -v cargo >/dev/null || { echo "setup: Rust is missing; see https://rustup.rs (1.95 or newer)" >&2; exit 1; }
+
+missing=()
+need() { # need PACKAGE PROBE...
+    local package=$1; shift
+    "$@" >/dev/null 2>&1 || missing+=("$package")
+}
+installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'install ok installed'; }
+need g++ command -v g++
+need clang command -v clang
+need libclang-dev installed libclang-dev
+need redis-tools command -v redis-cli
+need python3-venv installed python3-venv
+
+[ ${#missing[@]} -eq 0 ] && exit 0
+if ! command -v apt-get >/dev/null; then
+    echo "setup: please install: ${missing[*]}" >&2
+    exit 1
+fi
+sudo=()
+[ "$(id -u)" -eq 0 ] || sudo=(sudo)
+echo "setup: installing ${missing[*]}"
+"${sudo[@]}" apt-get update -qq
+DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
