@@ -1,1 +1,31 @@
-//! Under construction.
+//! The Redis door: connections over TCP, the commands of the Redis protocol, their replies. It knows neither logs
+//! nor Raft; what commands do is behind the [`Backend`] trait. May depend on `wire` only.
+//!
+//! A [`Gateway`] is a step object for someone else's event loop, so that one thread polls packets, timers and RESP
+//! sockets. Each round of that loop:
+//!
+//! 1. [`Gateway::handle`] for each event (it answers whether the token was its own),
+//! 2. [`Gateway::step`]: accepts, reads, parses, submits to the backend,
+//! 3. [`Gateway::complete`] for every outcome that has come to be since,
+//! 4. [`Gateway::flush`]: one write per connection. (`step` flushes as well; this one saves the replies a round.)
+//! 5. Before blocking: not at all if [`Gateway::has_work`], and no longer than [`Gateway::next_timeout_us`] says.
+//!
+//! Within a connection replies come in order, and commands take effect in order: a read may be submitted while
+//! earlier writes are pending (the backend makes it see them), but a write waits for the connection's unanswered
+//! reads.
+#![forbid(unsafe_code)]
+
+mod backend;
+mod command;
+mod config;
+mod connection;
+pub mod fake;
+mod gateway;
+pub mod glob;
+mod info;
+mod pump;
+mod slab;
+
+pub use backend::{Backend, InfoSection, Outcome, Route, Topology, TopologyNode};
+pub use config::{GatewayConfig, GatewayError};
+pub use gateway::{Gateway, Stats};

@@ -1,1 +1,25 @@
-//! Under construction.
+//! Byte-addressable persistent memory: regions, flushing and fencing, simulated crashes, frame pools, payload ropes.
+//!
+//! ```text
+//!   Region  one file, device or piece of DRAM, mapped; says what it survives      region.rs
+//!   Area    a disjoint part of it with one writer: store, flush, fence            area.rs, flush.rs
+//!   Pool    an area cut into frames, counted by reference                         pool.rs
+//!   Payload a rope over frames and heap buffers                                   payload.rs
+//!   CrashSim what memory may hold after a crash                                   crash.rs
+//! ```
+//!
+//! Knows no formats and no protocols.
+
+mod area;
+mod crash;
+mod flush;
+pub mod payload;
+pub mod pool;
+mod region;
+
+pub use area::Area;
+pub use crash::{CrashSim, WORD_BYTES};
+pub use flush::{FlushPolicy, LINE_BYTES};
+pub use payload::{Payload, Segment};
+pub use pool::{Frame, FrameMut, Pool, PoolError};
+pub use region::{Kind, Region, RegionError, RegionOptions, Survives};

@@ -2,5 +2,14 @@
 //! an error for anything malformed, allocates no more than the input justifies, and is fuzzed.
 #![forbid(unsafe_code)]
 
+pub mod batch;
+pub mod client;
+pub mod codec;
 pub mod command;
+mod command_codec;
+pub mod envelope;
+pub mod raftmsg;
 pub mod reply;
+mod reply_codec;
+pub mod resp;
+pub mod slot;

@@ -1,0 +1,99 @@
+//! What stands behind the gateway.
+
+use cyclone_wire::command::{Operation, Query};
+use cyclone_wire::reply::Reply;
+
+/// How a submitted command ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// Executed; for a write: durable at a majority and applied.
+    Done(Reply),
+    /// This node does not lead; nothing was done. Answered with `-MOVED` or `-CLUSTERDOWN`, as the route then says.
+    NotLeader,
+    /// Overloaded; nothing was done. Answered with `-TRYAGAIN`.
+    Busy,
+    /// Discarded by a new leader before it was committed: certainly not executed. Answered with `-TRYAGAIN`.
+    Lost,
+    /// It may or may not have been executed. Answered with `-ERR outcome unknown` (a read: `-TRYAGAIN`).
+    Unknown,
+    /// The command exceeds the backend's limits; nothing was done.
+    TooLarge,
+}
+
+/// Who serves a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// This node.
+    Local,
+    /// Another node.
+    Moved {
+        /// Where it speaks the Redis protocol: `host:port`.
+        addr: String,
+    },
+    /// Nobody now.
+    NoLeader,
+}
+
+/// One node, as CLUSTER commands present it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopologyNode {
+    /// 40 hexadecimal digits.
+    pub id: String,
+    /// Host name or address that clients can reach.
+    pub host: String,
+    /// Its Redis port.
+    pub port: u16,
+    /// Whether it leads.
+    pub is_leader: bool,
+    /// Whether it answers.
+    pub alive: bool,
+    /// Whether it is this node.
+    pub myself: bool,
+}
+
+/// The cluster, as CLUSTER commands present it: all slots are served by the leader.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Topology {
+    /// All nodes, this one among them.
+    pub nodes: Vec<TopologyNode>,
+    /// The term, shown as Redis's configuration epoch.
+    pub epoch: u64,
+}
+
+/// A section of INFO: its name and its lines `key:value`. Sections named like the gateway's own are appended to them.
+pub type InfoSection = (String, Vec<(String, String)>);
+
+/// What executes commands. Every ticket submitted is answered exactly once, in any order, through
+/// [`drain`](Backend::drain) or [`Gateway::complete`](crate::Gateway::complete); operations borrow from the input
+/// buffer, so they are copied or encoded before `submit_*` returns.
+pub trait Backend {
+    /// Submits a command that changes something.
+    fn submit_write(&mut self, ticket: u64, operation: &Operation<'_>);
+
+    /// Submits a read; its answer must show every write submitted before it on this node.
+    fn submit_read(&mut self, ticket: u64, query: &Query<'_>);
+
+    /// Hands over outcomes that are ready. Called during [`Gateway::step`](crate::Gateway::step), so a command that
+    /// is answered at once costs no second round. A backend that uses `Gateway::complete` leaves this alone.
+    fn drain(&mut self, _done: &mut dyn FnMut(u64, Outcome)) {}
+
+    /// Who serves a slot (below 16384). Asked for every command with a key: keep it cheap.
+    fn route(&self, slot: u16) -> Route;
+
+    /// Whether two slots may be named by one command; otherwise it is refused with `-CROSSSLOT`.
+    fn same_owner(&self, _a: u16, _b: u16) -> bool {
+        true
+    }
+
+    /// The cluster, for CLUSTER commands.
+    fn topology(&self) -> Topology;
+
+    /// Sections for INFO.
+    fn info(&self) -> Vec<InfoSection>;
+
+    /// A place in the log at or behind every write answered so far, for WAIT.
+    fn write_mark(&self) -> u64;
+
+    /// How many *other* nodes durably hold the log up to the mark.
+    fn replicas_acked(&self, mark: u64) -> usize;
+}

@@ -1,0 +1,161 @@
+//! CLIENT.
+
+use std::fmt::Write as _;
+
+use cyclone_wire::resp::{Protocol, encode, parse_i64};
+
+use super::session::{BAD_NAME, is_plain};
+use super::{Context, Flow, SYNTAX};
+use crate::connection::{ReplyMode, Session};
+
+pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
+    let args = context.args;
+    let sub = args.at(1).to_ascii_lowercase();
+    let count = args.len();
+    let arity_right = match sub.as_slice() {
+        b"id" | b"getname" | b"info" | b"help" => count == 2,
+        b"setname" | b"no-evict" | b"no-touch" | b"reply" => count == 3,
+        b"setinfo" => count == 4,
+        _ => true,
+    };
+    if !arity_right {
+        return context.wrong_arity(&format!("client|{}", String::from_utf8_lossy(&sub)));
+    }
+    match sub.as_slice() {
+        b"id" => encode::int(context.out, context.session.id as i64),
+        b"getname" => match context.session.name.as_slice() {
+            [] => encode::null(context.out, context.session.protocol),
+            name => encode::bulk(context.out, name),
+        },
+        b"setname" => {
+            if !is_plain(args.at(2)) {
+                return context.error(BAD_NAME);
+            }
+            context.session.name = args.at(2).to_vec();
+            return context.ok();
+        }
+        b"setinfo" => return set_info(context),
+        b"no-evict" | b"no-touch" => {
+            let on = context.is(2, "on");
+            if !on && !context.is(2, "off") {
+                return context.error(SYNTAX);
+            }
+            if sub == b"no-evict" {
+                context.session.no_evict = on;
+            } else {
+                context.session.no_touch = on;
+            }
+            return context.ok();
+        }
+        b"reply" => {
+            context.session.reply_mode = if context.is(2, "on") {
+                ReplyMode::On
+            } else if context.is(2, "off") {
+                ReplyMode::Off
+            } else if context.is(2, "skip") {
+                ReplyMode::SkipNext
+            } else {
+                return context.error(SYNTAX);
+            };
+            if context.session.reply_mode == ReplyMode::On {
+                return context.ok();
+            }
+        }
+        b"info" => {
+            let mut text = String::new();
+            line(&mut text, context.session, context.now_us);
+            encode::text(context.out, context.session.protocol, &text);
+        }
+        b"list" => return list(context),
+        b"help" => {
+            let lines = [
+                "CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
+                "ID | GETNAME | SETNAME <name> | SETINFO <LIB-NAME|LIB-VER> <value>",
+                "INFO | LIST [TYPE NORMAL] [ID <id> ...] | REPLY (ON|OFF|SKIP)",
+                "NO-EVICT (ON|OFF) | NO-TOUCH (ON|OFF)",
+            ];
+            encode::array(context.out, lines.len());
+            lines.iter().for_each(|line| encode::simple(context.out, line));
+        }
+        _ => return context.unknown_subcommand("CLIENT"),
+    }
+    Flow::Replied
+}
+
+fn set_info(context: &mut Context<'_, '_>) -> Flow {
+    let value = context.args.at(3);
+    let (name, field) = if context.is(2, "lib-name") {
+        ("lib-name", &mut context.session.lib_name)
+    } else if context.is(2, "lib-ver") {
+        ("lib-ver", &mut context.session.lib_version)
+    } else {
+        let mut text = b"ERR Unrecognized option '".to_vec();
+        text.extend_from_slice(context.args.at(2));
+        text.push(b'\'');
+        return context.error(text);
+    };
+    if !is_plain(value) {
+        return context.error(format!("ERR {name} cannot contain spaces, newlines or special characters."));
+    }
+    *field = value.to_vec();
+    context.ok()
+}
+
+/// CLIENT LIST [TYPE normal|...] [ID id ...]
+fn list(context: &mut Context<'_, '_>) -> Flow {
+    let args = context.args;
+    let mut only: Option<Vec<u64>> = None;
+    let mut none = false;
+    if args.len() == 4 && context.is(2, "type") {
+        none = ["master", "replica", "slave", "pubsub"].iter().any(|kind| context.is(3, kind));
+        if !none && !context.is(3, "normal") {
+            let mut text = b"ERR Unknown client type '".to_vec();
+            text.extend_from_slice(args.at(3));
+            text.push(b'\'');
+            return context.error(text);
+        }
+    } else if args.len() > 3 && context.is(2, "id") {
+        let ids: Option<Vec<u64>> = args.from(3).map(|id| parse_i64(id).and_then(|id| u64::try_from(id).ok())).collect();
+        match ids {
+            Some(ids) => only = Some(ids),
+            None => return context.error("ERR Invalid client ID"),
+        }
+    } else if args.len() != 2 {
+        return context.error(SYNTAX);
+    }
+    let mut text = String::new();
+    let others = context.others.iter().map(|connection| &connection.session);
+    let mut sessions: Vec<&Session> = others.chain([&*context.session]).collect();
+    sessions.retain(|session| !none && only.as_ref().is_none_or(|ids| ids.contains(&session.id)));
+    sessions.sort_by_key(|session| session.id);
+    for session in sessions {
+        line(&mut text, session, context.now_us);
+    }
+    encode::text(context.out, context.session.protocol, &text);
+    Flow::Replied
+}
+
+/// One line of CLIENT LIST, in Redis's order of fields.
+fn line(text: &mut String, session: &Session, now_us: u64) {
+    let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        text,
+        "id={} addr={} laddr={} name={} age={} idle={} flags={}{} db=0 sub=0 psub=0 ssub=0 multi=-1 qbuf={} omem={} \
+         cmd={} user=default lib-name={} lib-ver={} resp={}",
+        session.id,
+        session.peer,
+        session.local,
+        name(&session.name),
+        now_us.saturating_sub(session.created_us) / 1_000_000,
+        now_us.saturating_sub(session.active_us) / 1_000_000,
+        if session.readonly { "r" } else { "N" },
+        if session.no_evict { "e" } else { "" },
+        session.request_bytes,
+        session.unsent(),
+        session.last_command,
+        name(&session.lib_name),
+        name(&session.lib_version),
+        if session.protocol == Protocol::Resp3 { 3 } else { 2 },
+    );
+}

@@ -1,0 +1,92 @@
+//! COMMAND: what clients ask to learn where keys stand in a command.
+
+use cyclone_wire::resp::{Protocol, encode};
+
+use super::table::{COMMANDS, Spec, find};
+use super::{Context, Flow};
+
+pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
+    let args = context.args;
+    let protocol = context.session.protocol;
+    let out = &mut *context.out;
+    if args.len() == 1 {
+        encode::array(out, COMMANDS.len());
+        COMMANDS.iter().for_each(|spec| describe(out, protocol, spec));
+        return Flow::Replied;
+    }
+    match args.at(1).to_ascii_lowercase().as_slice() {
+        b"count" if args.len() == 2 => encode::int(out, COMMANDS.len() as i64),
+        b"count" => return context.wrong_arity("command|count"),
+        b"list" if args.len() == 2 => {
+            encode::array(out, COMMANDS.len());
+            COMMANDS.iter().for_each(|spec| encode::bulk(out, spec.name));
+        }
+        b"info" if args.len() == 2 => {
+            encode::array(out, COMMANDS.len());
+            COMMANDS.iter().for_each(|spec| describe(out, protocol, spec));
+        }
+        b"info" => {
+            encode::array(out, args.len() - 2);
+            for name in args.from(2) {
+                match find(name) {
+                    Some(spec) => describe(out, protocol, spec),
+                    None => encode::null_array(out, protocol),
+                }
+            }
+        }
+        b"docs" => {
+            let all = args.len() == 2;
+            let chosen: Vec<&Spec> =
+                if all { COMMANDS.iter().collect() } else { args.from(2).filter_map(find).collect() };
+            encode::map(out, protocol, chosen.len());
+            chosen.iter().for_each(|spec| document(out, protocol, spec));
+        }
+        b"getkeys" if args.len() > 2 => return get_keys(context),
+        _ => return context.unknown_subcommand("COMMAND"),
+    }
+    Flow::Replied
+}
+
+fn describe(out: &mut Vec<u8>, protocol: Protocol, spec: &Spec) {
+    encode::array(out, 10);
+    encode::bulk(out, spec.name);
+    encode::int(out, i64::from(spec.arity));
+    let flags = spec.flag_names();
+    encode::set(out, protocol, flags.len());
+    flags.iter().for_each(|flag| encode::simple(out, flag));
+    let (first, last, step) = spec.keys;
+    [first, last, step].iter().for_each(|place| encode::int(out, *place));
+    // Access categories, tips, key specifications, subcommands.
+    encode::set(out, protocol, 0);
+    encode::array(out, 0);
+    encode::array(out, 0);
+    encode::array(out, 0);
+}
+
+fn document(out: &mut Vec<u8>, protocol: Protocol, spec: &Spec) {
+    encode::bulk(out, spec.name);
+    encode::map(out, protocol, 3);
+    for (field, value) in [("summary", spec.summary), ("since", "1.0.0"), ("group", spec.group)] {
+        encode::bulk(out, field);
+        encode::bulk(out, value);
+    }
+}
+
+/// COMMAND GETKEYS command args...
+fn get_keys(context: &mut Context<'_, '_>) -> Flow {
+    let args = context.args;
+    let Some(spec) = find(args.at(2)) else {
+        return context.error("ERR Invalid command specified");
+    };
+    if !spec.takes(args.len() - 2) {
+        return context.error("ERR Invalid number of arguments specified for command");
+    }
+    let keys: Vec<&[u8]> = match spec.keys {
+        (0, ..) => return context.error("ERR The command has no key arguments"),
+        (_, -1, _) => args.from(3).collect(),
+        _ => args.from(3).take(1).collect(),
+    };
+    encode::array(context.out, keys.len());
+    keys.iter().for_each(|key| encode::bulk(context.out, key));
+    Flow::Replied
+}

@@ -1,0 +1,236 @@
+//! From a request to a reply or to the backend.
+
+mod client;
+mod cluster;
+mod describe;
+mod keyspace;
+mod server;
+mod session;
+mod strings;
+pub(crate) mod table;
+
+use cyclone_wire::command::{Operation, Query};
+use cyclone_wire::resp::{Args, encode, parse_i64};
+use cyclone_wire::slot;
+
+use crate::backend::{Backend, Route};
+use crate::connection::{Session, Shape, refuse_route};
+use crate::gateway::Shared;
+use crate::slab::Slab;
+use table::{Id, Spec};
+
+/// A command's text is quoted up to this many bytes in errors, as in Redis.
+const QUOTED: usize = 128;
+
+pub(crate) const NOT_INTEGER: &str = "ERR value is not an integer or out of range";
+pub(crate) const SYNTAX: &str = "ERR syntax error";
+
+/// What became of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// The reply is in [`Context::out`].
+    Replied,
+    /// Submitted under the session's next ticket.
+    Submitted {
+        is_read: bool,
+        shape: Shape,
+        slot: u16,
+    },
+    /// WAIT begins; it replies later.
+    Waits,
+    /// Hang up at once, without a word.
+    HangUp,
+}
+
+/// What a command works with.
+pub(crate) struct Context<'c, 'a> {
+    pub(crate) shared: &'c mut Shared,
+    /// The other connections.
+    pub(crate) others: &'c Slab,
+    pub(crate) session: &'c mut Session,
+    pub(crate) backend: &'c mut dyn Backend,
+    pub(crate) out: &'c mut Vec<u8>,
+    pub(crate) args: Args<'a>,
+    pub(crate) now_us: u64,
+}
+
+impl<'a> Context<'_, 'a> {
+    pub(crate) fn ok(&mut self) -> Flow {
+        encode::ok(self.out);
+        Flow::Replied
+    }
+
+    pub(crate) fn error(&mut self, text: impl AsRef<[u8]>) -> Flow {
+        encode::error(self.out, text);
+        Flow::Replied
+    }
+
+    pub(crate) fn wrong_arity(&mut self, command: &str) -> Flow {
+        self.error(format!("ERR wrong number of arguments for '{command}' command"))
+    }
+
+    /// For a container command; `sub` as the client spelled it.
+    pub(crate) fn unknown_subcommand(&mut self, container: &str) -> Flow {
+        let mut text = b"ERR unknown subcommand '".to_vec();
+        text.extend_from_slice(clip(self.args.at(1), QUOTED));
+        text.extend_from_slice(b"'. Try ");
+        text.extend_from_slice(container.as_bytes());
+        text.extend_from_slice(b" HELP.");
+        self.error(text)
+    }
+
+    /// A 64-bit argument, or an error has been answered.
+    pub(crate) fn int(&mut self, index: usize) -> Option<i64> {
+        let value = parse_i64(self.args.at(index));
+        if value.is_none() {
+            self.error(NOT_INTEGER);
+        }
+        value
+    }
+
+    /// Checks that this node serves the slot, or answers where to go.
+    fn routed(&mut self, slot: u16) -> bool {
+        match self.backend.route(slot) {
+            Route::Local => true,
+            elsewhere => {
+                refuse_route(self.out, slot, &elsewhere);
+                false
+            }
+        }
+    }
+
+    /// The key at a place and its slot, if it is acceptable and served here; otherwise an error has been answered.
+    pub(crate) fn key(&mut self, index: usize) -> Option<(&'a [u8], u16)> {
+        let key = self.args.at(index);
+        if !self.fits(key, "key", self.shared.config.max_key_bytes) {
+            return None;
+        }
+        let slot = slot::slot(key);
+        self.routed(slot).then_some((key, slot))
+    }
+
+    /// The same for all arguments from the second on.
+    pub(crate) fn keys(&mut self) -> Option<(Vec<&'a [u8]>, u16)> {
+        let (_, first_slot) = self.key(1)?;
+        let keys: Vec<&[u8]> = self.args.from(1).collect();
+        for key in &keys[1..] {
+            if !self.fits(key, "key", self.shared.config.max_key_bytes) {
+                return None;
+            }
+            if !self.backend.same_owner(first_slot, slot::slot(key)) {
+                self.error("CROSSSLOT Keys in request don't hash to the same slot");
+                return None;
+            }
+        }
+        Some((keys, first_slot))
+    }
+
+    /// A value, if it is acceptable.
+    pub(crate) fn value(&mut self, index: usize) -> Option<&'a [u8]> {
+        let value = self.args.at(index);
+        self.fits(value, "value", self.shared.config.max_value_bytes).then_some(value)
+    }
+
+    fn fits(&mut self, bytes: &[u8], what: &str, limit: usize) -> bool {
+        let fits = bytes.len() <= limit;
+        if !fits {
+            self.error(format!("ERR {what} of {} bytes is longer than the limit of {limit} bytes", bytes.len()));
+        }
+        fits
+    }
+
+    /// For commands that concern all keys: whether this node serves them.
+    pub(crate) fn whole_keyspace(&mut self) -> bool {
+        self.routed(0)
+    }
+
+    pub(crate) fn read(&mut self, slot: u16, shape: Shape, query: &Query<'_>) -> Flow {
+        self.backend.submit_read(self.session.next_ticket(), query);
+        Flow::Submitted { is_read: true, shape, slot }
+    }
+
+    pub(crate) fn write(&mut self, slot: u16, shape: Shape, operation: &Operation<'_>) -> Flow {
+        self.backend.submit_write(self.session.next_ticket(), operation);
+        Flow::Submitted { is_read: false, shape, slot }
+    }
+
+    /// Whether an argument is this word, whatever the case.
+    pub(crate) fn is(&self, index: usize, word: &str) -> bool {
+        self.args.at(index).eq_ignore_ascii_case(word.as_bytes())
+    }
+}
+
+fn clip(bytes: &[u8], most: usize) -> &[u8] {
+    let bytes = bytes.split(|b| *b == 0).next().unwrap_or_default();
+    &bytes[..bytes.len().min(most)]
+}
+
+/// Answers a command that does not exist, or not yet; hangs up on web browsers.
+pub(crate) fn unknown(context: &mut Context<'_, '_>) -> Flow {
+    let args = context.args;
+    let name = args.at(0);
+    // A browser made to talk to this port by a hostile page: Redis hangs up too.
+    if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
+        return Flow::HangUp;
+    }
+    if table::is_planned(name) {
+        let name = String::from_utf8_lossy(name).to_ascii_lowercase();
+        return context.error(format!("ERR '{name}' is not offered yet"));
+    }
+    let mut text = b"ERR unknown command '".to_vec();
+    text.extend_from_slice(clip(name, QUOTED));
+    text.extend_from_slice(b"', with args beginning with: ");
+    let mut quoted = 0;
+    for arg in args.from(1) {
+        if quoted >= QUOTED {
+            break;
+        }
+        let arg = clip(arg, QUOTED - quoted);
+        text.push(b'\'');
+        text.extend_from_slice(arg);
+        text.extend_from_slice(b"' ");
+        quoted += arg.len() + 3;
+    }
+    context.error(text)
+}
+
+/// Runs a command whose number of arguments is right.
+pub(crate) fn run(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
+    if !context.session.authenticated && spec.flags & table::OPEN == 0 {
+        return context.error("NOAUTH Authentication required.");
+    }
+    let replied = match spec.id {
+        Id::Get | Id::MGet | Id::StrLen | Id::GetRange => strings::read(context, spec.id),
+        Id::Set => strings::set(context),
+        Id::SetNx
+        | Id::GetSet
+        | Id::GetDel
+        | Id::Append
+        | Id::SetRange
+        | Id::Incr
+        | Id::Decr
+        | Id::IncrBy
+        | Id::DecrBy
+        | Id::IncrByFloat => strings::write(context, spec.id),
+        Id::Del | Id::Exists | Id::Type | Id::DbSize | Id::Scan | Id::Keys | Id::FlushAll => {
+            keyspace::run(context, spec.id)
+        }
+        Id::Wait => Some(keyspace::wait(context)),
+        Id::Ping
+        | Id::Echo
+        | Id::Hello
+        | Id::Auth
+        | Id::Select
+        | Id::Quit
+        | Id::Reset
+        | Id::ReadOnly
+        | Id::ReadWrite
+        | Id::Asking => Some(session::run(context, spec.id)),
+        Id::Client => Some(client::run(context)),
+        Id::Command => Some(describe::run(context)),
+        Id::Info | Id::Config => Some(server::run(context, spec.id)),
+        Id::Cluster => Some(cluster::run(context)),
+    };
+    // None: a check failed and has answered its error.
+    replied.unwrap_or(Flow::Replied)
+}

@@ -1,0 +1,41 @@
+//! INFO and CONFIG.
+
+use cyclone_wire::resp::encode;
+
+use super::table::Id;
+use super::{Context, Flow};
+use crate::{glob, info};
+
+pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
+    if id == Id::Info {
+        let wanted: Vec<&[u8]> = context.args.from(1).collect();
+        let sections = info::sections(context.shared, context.backend, context.now_us);
+        let text = info::render(&sections, &wanted);
+        encode::text(context.out, context.session.protocol, &text);
+        return Flow::Replied;
+    }
+    let args = context.args;
+    match args.at(1).to_ascii_lowercase().as_slice() {
+        b"get" if args.len() < 3 => context.wrong_arity("config|get"),
+        b"get" => get(context),
+        b"resetstat" if args.len() == 2 => context.ok(),
+        b"resetstat" => context.wrong_arity("config|resetstat"),
+        b"set" | b"rewrite" => {
+            context.error("ERR settings are read from the configuration file when the node starts, and not changed")
+        }
+        _ => context.unknown_subcommand("CONFIG"),
+    }
+}
+
+fn get(context: &mut Context<'_, '_>) -> Flow {
+    let mut settings = info::settings(context.shared);
+    settings.retain(|(name, _)| {
+        context.args.from(2).any(|pattern| glob::matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
+    });
+    encode::map(context.out, context.session.protocol, settings.len());
+    for (name, value) in settings {
+        encode::bulk(context.out, name);
+        encode::bulk(context.out, value);
+    }
+    Flow::Replied
+}

@@ -1,0 +1,138 @@
+//! Settings and errors.
+
+use std::io;
+use std::net::SocketAddr;
+
+use cyclone_wire::resp::Limits;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// File descriptors left for everything but client connections.
+const RESERVED_FILES: u64 = 256;
+
+/// Settings of a gateway.
+#[derive(Clone, Debug)]
+pub struct GatewayConfig {
+    /// Where to listen; port 0 lets the system choose.
+    pub listen: SocketAddr,
+    /// Passwords of the user `default`, any of which is accepted; none: no authentication.
+    pub passwords: Vec<Vec<u8>>,
+    /// Most connections at a time; lowered if the system allows fewer open files.
+    pub max_clients: usize,
+    /// Longest key, in bytes.
+    pub max_key_bytes: usize,
+    /// Longest value, in bytes.
+    pub max_value_bytes: usize,
+    /// Longest request, in bytes, and most bytes of unanswered requests per connection. At most 1 GiB.
+    pub max_query_buffer: usize,
+    /// Most commands in flight per connection; beyond, nothing is read from it.
+    pub max_in_flight: usize,
+    /// Bytes of unsent replies at which no further command of the connection is begun.
+    pub output_pause_bytes: usize,
+    /// Bytes of unsent replies at which the connection is dropped.
+    pub output_limit_bytes: usize,
+    /// Microseconds for which a connection may have unsent replies without taking a byte, before it is dropped.
+    pub output_stall_us: u64,
+    /// Microseconds without traffic after which a connection is dropped; 0: never.
+    pub idle_timeout_us: u64,
+    /// This node's id, as in [`TopologyNode::id`](crate::TopologyNode::id).
+    pub node_id: String,
+    /// The product's version, for INFO.
+    pub version: String,
+    /// Further answers of CONFIG GET; these take precedence over the built-in ones.
+    pub settings: Vec<(String, String)>,
+}
+
+impl GatewayConfig {
+    /// The defaults, listening at `listen`.
+    pub fn new(listen: SocketAddr) -> GatewayConfig {
+        GatewayConfig {
+            listen,
+            passwords: Vec::new(),
+            max_clients: 20_000,
+            max_key_bytes: 64 * 1024,
+            max_value_bytes: 1024 * 1024,
+            max_query_buffer: 16 * 1024 * 1024,
+            max_in_flight: 1024,
+            output_pause_bytes: 1024 * 1024,
+            output_limit_bytes: 256 * 1024 * 1024,
+            output_stall_us: 60_000_000,
+            idle_timeout_us: 0,
+            node_id: "0".repeat(40),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            settings: Vec::new(),
+        }
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        Limits {
+            max_bulk: self.max_value_bytes.max(self.max_key_bytes),
+            max_request: self.max_query_buffer,
+            ..Limits::default()
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), GatewayError> {
+        let least_query = self.max_key_bytes.saturating_add(self.max_value_bytes).saturating_add(1024);
+        let ranges = [
+            ("max_clients", self.max_clients, 1, crate::slab::MAX_CONNECTIONS),
+            ("max_key_bytes", self.max_key_bytes, 1, 512 << 20),
+            ("max_value_bytes", self.max_value_bytes, 1, 512 << 20),
+            ("max_query_buffer", self.max_query_buffer, least_query, 1 << 30),
+            ("max_in_flight", self.max_in_flight, 1, 1 << 16),
+            ("output_pause_bytes", self.output_pause_bytes, 1, self.output_limit_bytes),
+        ];
+        for (setting, value, least, most) in ranges {
+            if !(least..=most).contains(&value) {
+                return Err(GatewayError::Setting { setting, value, least, most });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a gateway could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// The address cannot be listened at; most often another process does.
+    #[error("cannot listen for Redis clients at {addr}: {source}")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The event queue refused the listening socket.
+    #[error("cannot poll the Redis socket: {0}")]
+    Poll(#[source] io::Error),
+    /// A setting is out of range.
+    #[error("{setting} = {value} is not between {least} and {most}")]
+    Setting {
+        /// Its name.
+        setting: &'static str,
+        /// Its value.
+        value: usize,
+        /// Smallest value allowed.
+        least: usize,
+        /// Largest value allowed.
+        most: usize,
+    },
+}
+
+/// Raises the limit on open files as far as needed and allowed; answers how many clients fit.
+pub(crate) fn clients_allowed(wanted: usize) -> usize {
+    let need = wanted as u64 + RESERVED_FILES;
+    let limit = getrlimit(Resource::Nofile);
+    let mut current = limit.current.unwrap_or(u64::MAX);
+    if current < need {
+        let maximum = limit.maximum.unwrap_or(u64::MAX);
+        // Raising the hard limit needs a privilege; the soft limit can always go up to it.
+        for (soft, hard) in [(need, maximum.max(need)), (need.min(maximum), maximum)] {
+            if setrlimit(Resource::Nofile, Rlimit { current: Some(soft), maximum: Some(hard) }).is_ok() {
+                current = soft;
+                break;
+            }
+        }
+    }
+    let fits = current.saturating_sub(RESERVED_FILES).max(1);
+    wanted.min(usize::try_from(fits).unwrap_or(usize::MAX))
+}

@@ -1,0 +1,359 @@
+//! One client: its socket, what it sent, what it is owed.
+
+use std::collections::VecDeque;
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+
+use cyclone_wire::reply::{Failure, Reply};
+use cyclone_wire::resp::{Protocol, RequestParser, encode};
+use mio::net::TcpStream;
+
+use crate::backend::{Backend, Outcome, Route};
+use crate::slab::{SEQ_MASK, ticket};
+
+/// A buffer that grew beyond this is given back once empty.
+pub(crate) const KEPT_BUFFER: usize = 64 * 1024;
+const KEPT_PENDING: usize = 64;
+
+/// How a reply of the state machine looks to the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// As it is.
+    Plain,
+    /// SETNX: Ok is 1, Nil is 0.
+    Flag,
+    /// TYPE: bytes are a simple string.
+    Simple,
+    /// SCAN with a TYPE that no key has: the cursor alone.
+    CursorOnly,
+}
+
+/// Where a command stands.
+#[derive(Debug)]
+enum State {
+    /// With the backend.
+    Waiting,
+    /// Answered, but an earlier one is not.
+    Done(Outcome),
+    /// Answered by the gateway itself; the encoded reply.
+    Local(Vec<u8>),
+}
+
+/// A command whose reply has not been handed to the socket's buffer.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    state: State,
+    shape: Shape,
+    protocol: Protocol,
+    is_read: bool,
+    quiet: bool,
+    slot: u16,
+    /// Bytes of the request, counted against the connection's limit.
+    bytes: usize,
+}
+
+/// CLIENT REPLY.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReplyMode {
+    On,
+    Off,
+    /// Not for the next command.
+    SkipNext,
+}
+
+/// A WAIT that is not satisfied yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) mark: u64,
+    pub(crate) replicas: usize,
+    /// `u64::MAX`: for ever.
+    pub(crate) deadline_us: u64,
+}
+
+/// What commands see of a connection.
+pub(crate) struct Session {
+    /// CLIENT ID: never reused.
+    pub(crate) id: u64,
+    pub(crate) index: u32,
+    generation: u32,
+    /// Number of the oldest pending command.
+    head: u32,
+    pending: VecDeque<Pending>,
+    /// Reads the backend has not answered.
+    pub(crate) reads: usize,
+    /// Bytes of pending requests.
+    pub(crate) request_bytes: usize,
+    /// Bytes of answers that wait for an earlier one.
+    held_bytes: usize,
+    pub(crate) out: Vec<u8>,
+    sent: usize,
+    pub(crate) protocol: Protocol,
+    pub(crate) authenticated: bool,
+    pub(crate) name: Vec<u8>,
+    pub(crate) lib_name: Vec<u8>,
+    pub(crate) lib_version: Vec<u8>,
+    pub(crate) reply_mode: ReplyMode,
+    pub(crate) readonly: bool,
+    pub(crate) no_evict: bool,
+    pub(crate) no_touch: bool,
+    /// Answer what is pending, then hang up.
+    pub(crate) closing: bool,
+    pub(crate) waiting: Option<Waiting>,
+    pub(crate) created_us: u64,
+    pub(crate) active_us: u64,
+    pub(crate) peer: SocketAddr,
+    pub(crate) local: SocketAddr,
+    pub(crate) last_command: &'static str,
+}
+
+impl Session {
+    pub(crate) fn new(id: u64, place: (u32, u32), addrs: (SocketAddr, SocketAddr), trusted: bool, now_us: u64) -> Session {
+        Session {
+            id,
+            index: place.0,
+            generation: place.1,
+            head: 0,
+            pending: VecDeque::new(),
+            reads: 0,
+            request_bytes: 0,
+            held_bytes: 0,
+            out: Vec::new(),
+            sent: 0,
+            protocol: Protocol::Resp2,
+            authenticated: trusted,
+            name: Vec::new(),
+            lib_name: Vec::new(),
+            lib_version: Vec::new(),
+            reply_mode: ReplyMode::On,
+            readonly: false,
+            no_evict: false,
+            no_touch: false,
+            closing: false,
+            waiting: None,
+            created_us: now_us,
+            active_us: now_us,
+            peer: addrs.0,
+            local: addrs.1,
+            last_command: "NULL",
+        }
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// The ticket of the command that would be submitted next.
+    pub(crate) fn next_ticket(&self) -> u64 {
+        // The queue is bounded far below SEQ_MASK.
+        ticket(self.generation, self.index, self.head + self.pending.len() as u32)
+    }
+
+    /// Notes a command that was submitted under [`Session::next_ticket`].
+    pub(crate) fn push_submitted(&mut self, is_read: bool, shape: Shape, slot: u16, bytes: usize, quiet: bool) {
+        self.reads += usize::from(is_read);
+        self.push(Pending { state: State::Waiting, shape, protocol: self.protocol, is_read, quiet, slot, bytes });
+    }
+
+    /// Notes a reply that must wait for earlier ones.
+    pub(crate) fn push_local(&mut self, reply: Vec<u8>) {
+        self.held_bytes += reply.len();
+        let bytes = 0;
+        let (shape, protocol) = (Shape::Plain, self.protocol);
+        self.push(Pending { state: State::Local(reply), shape, protocol, is_read: false, quiet: false, slot: 0, bytes });
+    }
+
+    fn push(&mut self, pending: Pending) {
+        self.request_bytes += pending.bytes;
+        self.pending.push_back(pending);
+    }
+
+    /// Notes an outcome; answers whether the oldest command is now answered. A second outcome is ignored.
+    pub(crate) fn complete(&mut self, seq: u32, outcome: Outcome) -> bool {
+        let offset = seq.wrapping_sub(self.head) & SEQ_MASK;
+        let Some(pending) = self.pending.get_mut(offset as usize) else {
+            return false;
+        };
+        if !matches!(pending.state, State::Waiting) {
+            return false;
+        }
+        self.reads -= usize::from(pending.is_read);
+        self.held_bytes += held(&outcome);
+        pending.state = State::Done(outcome);
+        offset == 0
+    }
+
+    /// Encodes the replies that are due, in order.
+    pub(crate) fn settle(&mut self, backend: &dyn Backend) -> bool {
+        let before = self.pending.len();
+        while let Some(front) = self.pending.pop_front_if(|front| !matches!(front.state, State::Waiting)) {
+            match &front.state {
+                State::Waiting => {}
+                State::Local(reply) => {
+                    self.held_bytes -= reply.len();
+                    self.out.extend_from_slice(reply);
+                }
+                State::Done(outcome) => {
+                    self.held_bytes -= held(outcome);
+                    if !front.quiet {
+                        encode_outcome(&mut self.out, outcome, &front, backend);
+                    }
+                }
+            }
+            self.request_bytes -= front.bytes;
+            self.head = (self.head + 1) & SEQ_MASK;
+        }
+        if self.pending.is_empty() && self.pending.capacity() > KEPT_PENDING {
+            self.pending = VecDeque::new();
+        }
+        self.pending.len() < before
+    }
+
+    /// Bytes of replies that the client has not taken.
+    pub(crate) fn unsent(&self) -> usize {
+        self.out.len() - self.sent + self.held_bytes
+    }
+
+    pub(crate) fn has_output(&self) -> bool {
+        self.out.len() > self.sent
+    }
+}
+
+/// What an outcome occupies, roughly.
+fn held(outcome: &Outcome) -> usize {
+    fn size(reply: &Reply) -> usize {
+        match reply {
+            Reply::Bytes(bytes) => bytes.len() + 32,
+            Reply::Array(items) => items.iter().map(size).sum::<usize>() + 32,
+            _ => 32,
+        }
+    }
+    match outcome {
+        Outcome::Done(reply) => size(reply),
+        _ => 32,
+    }
+}
+
+fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backend: &dyn Backend) {
+    match outcome {
+        Outcome::Done(reply) => encode_reply(out, reply, pending.shape, pending.protocol),
+        Outcome::NotLeader => match backend.route(pending.slot) {
+            Route::Local => encode::error(out, "TRYAGAIN not done: leadership changed, retry"),
+            elsewhere => refuse_route(out, pending.slot, &elsewhere),
+        },
+        Outcome::Busy => encode::error(out, "TRYAGAIN overloaded, retry later"),
+        Outcome::Unknown if !pending.is_read => encode::error(
+            out,
+            "ERR outcome unknown: leadership changed before the write was confirmed; it may or may not have been done",
+        ),
+        Outcome::Lost | Outcome::Unknown => encode::error(out, "TRYAGAIN not done: leadership changed, retry"),
+        Outcome::TooLarge => encode::error(out, "ERR command is longer than the node's limit"),
+    }
+}
+
+/// `-MOVED` or `-CLUSTERDOWN`; nothing for a local route.
+pub(crate) fn refuse_route(out: &mut Vec<u8>, slot: u16, route: &Route) {
+    match route {
+        Route::Local => {}
+        Route::Moved { addr } => encode::error(out, format!("MOVED {slot} {addr}")),
+        Route::NoLeader => encode::error(out, "CLUSTERDOWN The cluster is down"),
+    }
+}
+
+fn encode_reply(out: &mut Vec<u8>, reply: &Reply, shape: Shape, protocol: Protocol) {
+    match (reply, shape) {
+        (Reply::Ok, Shape::Flag) => encode::int(out, 1),
+        (Reply::Nil, Shape::Flag) => encode::int(out, 0),
+        (Reply::Ok, _) => encode::ok(out),
+        (Reply::Nil, _) => encode::null(out, protocol),
+        (Reply::Int(value), _) => encode::int(out, *value),
+        (Reply::Bytes(text), Shape::Simple) => encode::simple(out, text),
+        (Reply::Bytes(bytes), _) => encode::bulk(out, bytes),
+        (Reply::Array(items), Shape::CursorOnly) => {
+            encode::array(out, 2);
+            encode_reply(out, items.first().unwrap_or(&Reply::Bytes(b"0".to_vec())), Shape::Plain, protocol);
+            encode::array(out, 0);
+        }
+        (Reply::Array(items), _) => {
+            encode::array(out, items.len());
+            for item in items {
+                encode_reply(out, item, Shape::Plain, protocol);
+            }
+        }
+        (Reply::Failed(Failure::TooLong), _) => {
+            encode::error(out, "ERR string exceeds maximum allowed size (proto-max-bulk-len)");
+        }
+        (Reply::Failed(failure), _) => encode::error(out, format!("ERR {failure}")),
+    }
+}
+
+/// How writing went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flushed {
+    /// Everything is with the kernel.
+    All,
+    /// The socket takes no more for now.
+    Part,
+    /// The connection is gone.
+    Gone,
+}
+
+/// A connection and its socket.
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
+    pub(crate) parser: RequestParser,
+    /// Bytes received and not yet executed, from `input_at` on.
+    pub(crate) input: Vec<u8>,
+    pub(crate) input_at: usize,
+    pub(crate) session: Session,
+    /// The socket may have bytes.
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    /// The peer has sent its last byte, or is about to: read until the end shows.
+    pub(crate) ending: bool,
+    /// The peer has sent its last byte.
+    pub(crate) ended: bool,
+    /// `input` may hold commands that could not run yet.
+    pub(crate) stalled: bool,
+    /// Listed for the next round, for settling and flushing.
+    pub(crate) in_ready: bool,
+    pub(crate) in_dirty: bool,
+    /// Since when the socket takes no replies.
+    pub(crate) blocked_since_us: Option<u64>,
+    /// Our side is shut; until when the peer's rest is read and dropped, lest a reset destroy our last reply.
+    pub(crate) linger_until_us: Option<u64>,
+}
+
+impl Connection {
+    pub(crate) fn write(&mut self, now_us: u64) -> Flushed {
+        let session = &mut self.session;
+        while session.has_output() {
+            if !self.writable {
+                return Flushed::Part;
+            }
+            match (&self.stream).write(&session.out[session.sent..]) {
+                Ok(0) => return Flushed::Gone,
+                Ok(written) => {
+                    session.sent += written;
+                    session.active_us = now_us;
+                    self.blocked_since_us = None;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.writable = false;
+                    self.blocked_since_us.get_or_insert(now_us);
+                    // What is sent is given back, or a slow reader's buffer would only grow.
+                    if session.sent * 2 >= session.out.len() {
+                        session.out.drain(..session.sent);
+                        session.sent = 0;
+                    }
+                    return Flushed::Part;
+                }
+                Err(_) => return Flushed::Gone,
+            }
+        }
+        session.out.clear();
+        session.sent = 0;
+        self.blocked_since_us = None;
+        Flushed::All
+    }
+}

@@ -1,0 +1,102 @@
+//! The driver trait: bursts of datagrams in and out.
+//!
+//! A driver neither orders, nor repeats, nor checks anything. What it cannot send or receive it counts.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+
+use cyclone_pmem::pool::{Frame, Pool};
+
+/// Room left free before a received datagram in its frame, in bytes.
+///
+/// With the 48-byte data header behind it, a payload begins on a cache line:
+/// ```text
+/// frame  0          16                64                    frame_bytes
+///        | headroom | data header 48 | payload ...          |
+/// ```
+pub const HEADROOM: usize = 16;
+
+/// One datagram to send: the concatenation of `parts`.
+#[derive(Debug, Clone, Copy)]
+pub struct Datagram<'a> {
+    /// Destination.
+    pub to: SocketAddr,
+    /// The bytes, in order; at most 1024 parts.
+    pub parts: &'a [&'a [u8]],
+}
+
+impl Datagram<'_> {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.parts.iter().map(|p| p.len()).sum()
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What a driver had to drop or do without. Counters only grow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DriverStats {
+    /// Datagrams handed to the network.
+    pub sent: u64,
+    /// Datagrams received into frames.
+    pub received: u64,
+    /// System calls that sent at least one datagram.
+    pub send_calls: u64,
+    /// System calls that received at least one datagram.
+    pub receive_calls: u64,
+    /// Datagrams refused by the network layer (no route, too large, connection failed).
+    pub send_errors: u64,
+    /// Times the send queue was full; the datagrams left over were not sent.
+    pub send_full: u64,
+    /// Datagrams longer than a frame, dropped.
+    pub truncated: u64,
+    /// Receive calls that found no free frame: the datagrams wait in the kernel.
+    pub pool_empty: u64,
+    /// Connections closed for a bad length prefix, an error, or to make room (TCP only).
+    pub connections_dropped: u64,
+}
+
+/// A source and sink of datagrams. Never blocks.
+pub trait Driver: Send {
+    /// Sends datagrams in order, as few system calls as possible. Returns how many were taken (sent, or
+    /// refused by the network and counted in [`DriverStats::send_errors`]); fewer than given means that the
+    /// send queue is full.
+    ///
+    /// # Errors
+    /// Only when the driver as a whole is unusable.
+    fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize>;
+
+    /// Receives up to `max` datagrams that are there, each into a frame of `pool`, [`HEADROOM`] bytes into
+    /// it, and appends them to `out`. Returns how many; 0 when there are none or no frame is free.
+    ///
+    /// # Errors
+    /// Only when the driver as a whole is unusable.
+    fn recv(
+        &mut self,
+        pool: &Pool,
+        out: &mut Vec<(SocketAddr, Frame)>,
+        max: usize,
+    ) -> io::Result<usize>;
+
+    /// Descriptors that become readable when `recv` may have something; for epoll, level-triggered.
+    fn fds(&self) -> Vec<RawFd>;
+
+    /// The largest datagram that can be sent or received, in bytes.
+    fn max_datagram(&self) -> usize;
+
+    /// The largest datagram for this destination, in bytes; asked once per association.
+    fn max_datagram_to(&self, _to: SocketAddr) -> usize {
+        self.max_datagram()
+    }
+
+    /// Where this driver receives.
+    fn local_addr(&self) -> SocketAddr;
+
+    /// Counters since the start.
+    fn stats(&self) -> DriverStats;
+}

@@ -1,0 +1,168 @@
+//! AES-256-GCM over scattered bytes: the tag streams over any number of slices, so that a payload that is
+//! only authenticated is never copied. Built on the `aes` and `ghash` crates, checked against `aes-gcm`.
+
+use aes::Aes256;
+use aes::cipher::{BlockCipherEncrypt, KeyInit};
+use ghash::GHash;
+use ghash::universal_hash::UniversalHash;
+use ghash::universal_hash::array::Array;
+
+/// One direction's key. A nonce must never be used twice with one key for two different contents.
+pub struct Gcm {
+    cipher: Aes256,
+    ghash: GHash,
+}
+
+/// A GHASH under way: slices of any length, as if they were one.
+struct Stream {
+    ghash: GHash,
+    held: [u8; 16],
+    fill: usize,
+    bytes: u64,
+}
+
+impl Stream {
+    fn update(&mut self, mut data: &[u8]) {
+        self.bytes += data.len() as u64;
+        if self.fill > 0 {
+            let n = data.len().min(16 - self.fill);
+            self.held[self.fill..self.fill + n].copy_from_slice(&data[..n]);
+            self.fill += n;
+            data = &data[n..];
+            if self.fill < 16 {
+                return;
+            }
+            self.ghash.update(&[Array(self.held)]);
+            self.fill = 0;
+        }
+        let (blocks, tail) = Array::slice_as_chunks(data);
+        self.ghash.update(blocks);
+        self.held[..tail.len()].copy_from_slice(tail);
+        self.fill = tail.len();
+    }
+
+    /// Pads with zeros to a whole block and returns the bytes counted since the last call.
+    fn pad(&mut self) -> u64 {
+        if self.fill > 0 {
+            self.held[self.fill..].fill(0);
+            self.ghash.update(&[Array(self.held)]);
+            self.fill = 0;
+        }
+        std::mem::take(&mut self.bytes)
+    }
+}
+
+impl Gcm {
+    /// Expands a key.
+    pub fn new(key: &[u8; 32]) -> Gcm {
+        let cipher = Aes256::new(&Array(*key));
+        let mut h = Array([0; 16]);
+        cipher.encrypt_block(&mut h);
+        Gcm { ghash: GHash::new(&h), cipher }
+    }
+
+    /// The tag of associated data (`aad`, in parts) and a ciphertext that is already encrypted.
+    pub fn tag<'a>(
+        &self,
+        nonce: &[u8; 12],
+        aad: impl IntoIterator<Item = &'a [u8]>,
+        ciphertext: &[u8],
+    ) -> [u8; 16] {
+        let mut stream =
+            Stream { ghash: self.ghash.clone(), held: [0; 16], fill: 0, bytes: 0 };
+        for part in aad {
+            stream.update(part);
+        }
+        let aad_bytes = stream.pad();
+        stream.update(ciphertext);
+        let text_bytes = stream.pad();
+        let mut lengths = [0; 16];
+        lengths[..8].copy_from_slice(&(aad_bytes * 8).to_be_bytes());
+        lengths[8..].copy_from_slice(&(text_bytes * 8).to_be_bytes());
+        stream.ghash.update(&[Array(lengths)]);
+        let hash: [u8; 16] = stream.ghash.finalize().into();
+        let mut mask = Array(counter_block(nonce, 1));
+        self.cipher.encrypt_block(&mut mask);
+        let tag = u128::from_ne_bytes(hash) ^ u128::from_ne_bytes(mask.into());
+        tag.to_ne_bytes()
+    }
+
+    /// Whether `tag` is right, in time that does not depend on where it is wrong.
+    pub fn verify<'a>(
+        &self,
+        nonce: &[u8; 12],
+        aad: impl IntoIterator<Item = &'a [u8]>,
+        ciphertext: &[u8],
+        tag: &[u8; 16],
+    ) -> bool {
+        let expected = self.tag(nonce, aad, ciphertext);
+        u128::from_ne_bytes(expected) ^ u128::from_ne_bytes(*tag) == 0
+    }
+
+    /// Encrypts or decrypts in place (counter mode: the same operation). At most 2^32 - 2 blocks.
+    pub fn crypt(&self, nonce: &[u8; 12], data: &mut [u8]) {
+        let mut counter = 2u32;
+        for chunk in data.chunks_mut(8 * 16) {
+            let mut keys = [Array([0; 16]); 8];
+            for key in &mut keys {
+                *key = Array(counter_block(nonce, counter));
+                counter = counter.wrapping_add(1);
+            }
+            self.cipher.encrypt_blocks(&mut keys);
+            for (byte, key) in chunk.iter_mut().zip(keys.iter().flat_map(|k| k.iter())) {
+                *byte ^= key;
+            }
+        }
+    }
+}
+
+fn counter_block(nonce: &[u8; 12], counter: u32) -> [u8; 16] {
+    let mut block = [0; 16];
+    block[..12].copy_from_slice(nonce);
+    block[12..].copy_from_slice(&counter.to_be_bytes());
+    block
+}
+
+impl std::fmt::Debug for Gcm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Gcm(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aes_gcm::aead::{Aead, Payload};
+    use aes_gcm::{Aes256Gcm, KeyInit as _};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn agrees_with_the_aes_gcm_crate(
+            key in any::<[u8; 32]>(),
+            nonce in any::<[u8; 12]>(),
+            aad in proptest::collection::vec(any::<u8>(), 0..600),
+            cuts in proptest::collection::vec(0usize..600, 0..8),
+            text in proptest::collection::vec(any::<u8>(), 0..600),
+        ) {
+            let theirs = Aes256Gcm::new(&key.into())
+                .encrypt(&nonce.into(), Payload { msg: &text, aad: &aad })
+                .unwrap();
+            let ours = Gcm::new(&key);
+            let mut encrypted = text.clone();
+            ours.crypt(&nonce, &mut encrypted);
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|c| c.min(aad.len())).collect();
+            cuts.push(0);
+            cuts.push(aad.len());
+            cuts.sort_unstable();
+            let parts = || cuts.windows(2).map(|w| &aad[w[0]..w[1]]);
+            let tag = ours.tag(&nonce, parts(), &encrypted);
+            prop_assert_eq!(&theirs[..text.len()], &encrypted[..]);
+            prop_assert_eq!(&theirs[text.len()..], &tag[..]);
+            prop_assert!(ours.verify(&nonce, parts(), &encrypted, &tag));
+            let mut bad = tag;
+            bad[7] ^= 1;
+            prop_assert!(!ours.verify(&nonce, parts(), &encrypted, &bad));
+        }
+    }
+}

@@ -1,0 +1,540 @@
+//! A port: messages to and from peers over one driver, shared by nodes and clients.
+//!
+//! ```text
+//! send     message -> fragments -> header, tag -> one burst to the driver
+//! receive  datagram -> association -> replay window -> tag -> (decrypt) -> reassembly -> message
+//! ```
+//! Associations are made on demand when a message is sent to a node (`handshake.rs`); clients are known only
+//! through the associations they made. While a handshake runs, a few messages per peer wait for it.
+
+mod handshake;
+mod send;
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+
+use cyclone_pmem::payload::Payload;
+use cyclone_pmem::pool::{Frame, Pool};
+
+use crate::auth::{Authenticator, CHALLENGE_LIFE_US, CONFIRM_BYTES, HELLO_BYTES, Keys, Security};
+use crate::driver::{Driver, DriverStats, HEADROOM};
+use crate::fragment::{Limits, Outcome, Piece, Reassembler};
+use crate::gcm::Gcm;
+use crate::header::{COVERED_BYTES, DATA_BYTES, DataHeader, Kind, encode_unknown, field};
+use crate::replay::Window;
+use crate::stats::PortStats;
+use crate::{Datagram, PacketError};
+
+/// Datagrams taken per poll.
+const POLL_BURST: usize = 64;
+/// Drivers and peers with smaller datagrams than this are refused, bytes.
+const MIN_DATAGRAM: usize = 512;
+/// How often partial messages are checked for age, µs.
+const PARTIAL_SWEEP_US: u64 = 250_000;
+/// How often clients are checked for idleness, µs.
+const CLIENT_SWEEP_US: u64 = 5_000_000;
+/// Unknown-association notices: at most this many at once...
+const NOTICE_BURST: u64 = 64;
+/// ...and one more per this time, µs.
+const NOTICE_EVERY_US: u64 = 1_000;
+
+// The smallest fragments still fit the reassembly's bound.
+const _: () = assert!((MIN_DATAGRAM - DATA_BYTES) / 64 * 64 >= crate::fragment::MIN_FRAGMENT);
+
+/// Who this port is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    /// A node of the cluster, by id. Accepts associations.
+    Node(u64),
+    /// A client. Only makes associations.
+    Client,
+}
+
+/// The other end of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Peer {
+    /// A node, by id; proven by the node key (between nodes) or the client key (seen from a client).
+    Node(u64),
+    /// A client, by association id: a client that restarts or was forgotten comes back under another one.
+    Client(u64),
+}
+
+/// A message received.
+#[derive(Debug)]
+pub struct Message {
+    /// Who sent it, proven by its key.
+    pub from: Peer,
+    /// Its bytes, in the frames they arrived in.
+    pub body: Payload,
+}
+
+/// A message to send: the concatenation of `parts`.
+#[derive(Debug, Clone, Copy)]
+pub struct Outgoing<'a> {
+    /// Destination.
+    pub to: Peer,
+    /// The bytes, in order.
+    pub parts: &'a [&'a [u8]],
+}
+
+/// A port's settings.
+#[derive(Debug, Clone)]
+pub struct PortConfig {
+    /// Who this port is.
+    pub identity: Identity,
+    /// The cluster's keys.
+    pub keys: Keys,
+    /// What is done to payloads; all sides alike.
+    pub security: Security,
+    /// Largest message sent or received, bytes.
+    pub max_message: usize,
+    /// Fresh random bytes at every start; all keys and nonces come from them.
+    pub boot: [u8; 16],
+    /// Client associations kept; the least recently used goes first.
+    pub max_clients: usize,
+    /// A client association unused for this long is forgotten, µs (at least 4 s).
+    pub client_idle_us: u64,
+    /// Messages queued per node while a handshake runs.
+    pub queue_messages: usize,
+    /// Their bytes; one message is queued whatever its size.
+    pub queue_bytes: usize,
+    /// Bounds of partly received messages; `None`: four largest messages, at least 16 MiB, but at most a
+    /// quarter of the pool.
+    pub reassembly: Option<Limits>,
+}
+
+impl PortConfig {
+    /// Defaults: authenticated, messages up to 2 MiB, 4096 clients, forgotten after five minutes.
+    pub fn new(identity: Identity, keys: Keys, boot: [u8; 16]) -> PortConfig {
+        PortConfig {
+            identity,
+            keys,
+            security: Security::Authenticated,
+            max_message: 2 << 20,
+            boot,
+            max_clients: 4096,
+            client_idle_us: 300_000_000,
+            queue_messages: 64,
+            queue_bytes: 256 << 10,
+            reassembly: None,
+        }
+    }
+}
+
+/// Association ids are outputs of a key derivation: they hash themselves.
+#[derive(Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, id: u64) {
+        self.0 = id;
+    }
+}
+
+/// Keys and sequence numbers shared with one peer.
+struct Assoc {
+    peer: Peer,
+    address: SocketAddr,
+    /// The address is configured and does not follow the peer's datagrams.
+    fixed: bool,
+    send: Gcm,
+    receive: Gcm,
+    next_seq: u64,
+    window: Window,
+    /// Payload bytes per datagram.
+    chunk: usize,
+    made_us: u64,
+    used_us: u64,
+    /// The peer has shown that it holds the keys.
+    confirmed: bool,
+}
+
+struct Retry {
+    next_us: u64,
+    interval_us: u64,
+    give_up_us: u64,
+}
+
+/// A node this port talks to.
+struct Node {
+    address: SocketAddr,
+    configured: bool,
+    /// Association that messages are sent on: the newest.
+    current: Option<u64>,
+    /// All that are received on, oldest first.
+    assocs: Vec<u64>,
+    hello: Option<([u8; HELLO_BYTES], Retry)>,
+    confirm: Option<(u64, [u8; CONFIRM_BYTES], Retry)>,
+    queue: VecDeque<Vec<u8>>,
+    queue_bytes: usize,
+    heeded_us: Option<u64>,
+}
+
+/// A handshake datagram or notice about to be sent.
+struct Control {
+    to: SocketAddr,
+    len: usize,
+    bytes: [u8; CONFIRM_BYTES],
+}
+
+/// Messages to and from peers over one driver. Never blocks; not for use by several threads at once.
+pub struct Port {
+    driver: Box<dyn Driver>,
+    pool: Pool,
+    pool_reserve: usize,
+    identity: Identity,
+    security: Security,
+    max_message: usize,
+    max_clients: usize,
+    client_idle_us: u64,
+    queue_messages: usize,
+    queue_bytes: usize,
+    auth: Authenticator,
+    nodes: HashMap<u64, Node>,
+    assocs: HashMap<u64, Box<Assoc>, BuildHasherDefault<IdHasher>>,
+    clients: usize,
+    /// Associations dropped so early that their Confirm could still be replayed, with the end of that time.
+    retired: HashMap<u64, u64>,
+    reassembler: Reassembler,
+    inbox: Vec<(SocketAddr, Frame)>,
+    control: Vec<Control>,
+    /// Associations to send an empty datagram on.
+    greet: Vec<u64>,
+    /// Nodes whose queue can go out.
+    ready: Vec<u64>,
+    outbox: send::Outbox,
+    notice_credit: u64,
+    notice_us: u64,
+    timer_us: u64,
+    stats: PortStats,
+}
+
+impl Port {
+    /// A port over `driver` whose received messages live in frames of `pool`.
+    ///
+    /// # Errors
+    /// The configuration contradicts itself; see [`PacketError`].
+    pub fn new(
+        driver: Box<dyn Driver>,
+        pool: Pool,
+        config: PortConfig,
+    ) -> Result<Port, PacketError> {
+        if matches!(config.identity, Identity::Node(_)) && config.keys.node.is_none() {
+            return Err(PacketError::NodeKeyMissing);
+        }
+        let keys = match config.identity {
+            Identity::Node(_) => config.keys,
+            // A client that was given the node key does not use it.
+            Identity::Client => Keys { node: None, ..config.keys },
+        };
+        let max_datagram = driver.max_datagram().min(pool.frame_bytes().saturating_sub(HEADROOM));
+        if max_datagram < MIN_DATAGRAM {
+            return Err(PacketError::DatagramTooSmall(max_datagram, MIN_DATAGRAM));
+        }
+        let most = usize::from(u16::MAX) * chunk_of(MIN_DATAGRAM);
+        if config.max_message > most {
+            return Err(PacketError::MessageTooLarge(config.max_message));
+        }
+        let quarter = pool.frame_bytes().saturating_mul(pool.count() as usize) / 4;
+        let limits = config.reassembly.unwrap_or(Limits {
+            max_message: config.max_message,
+            held_bytes: config.max_message.saturating_mul(4).max(16 << 20).min(quarter),
+            per_association: 64,
+            timeout_us: 1_000_000,
+        });
+        let limits = Limits { max_message: config.max_message, ..limits };
+        let frames = pool.count() as usize;
+        Ok(Port {
+            auth: Authenticator::new(&keys, config.security, &config.boot),
+            reassembler: Reassembler::new(limits, pool.frame_bytes()),
+            pool_reserve: (frames / 8).max(2 * POLL_BURST).min(frames / 2),
+            driver,
+            pool,
+            identity: config.identity,
+            security: config.security,
+            max_message: config.max_message,
+            max_clients: config.max_clients,
+            client_idle_us: config.client_idle_us.max(CHALLENGE_LIFE_US),
+            queue_messages: config.queue_messages,
+            queue_bytes: config.queue_bytes,
+            nodes: HashMap::new(),
+            assocs: HashMap::default(),
+            clients: 0,
+            retired: HashMap::new(),
+            inbox: Vec::with_capacity(POLL_BURST),
+            control: Vec::new(),
+            greet: Vec::new(),
+            ready: Vec::new(),
+            outbox: send::Outbox::default(),
+            notice_credit: NOTICE_BURST,
+            notice_us: 0,
+            timer_us: u64::MAX,
+            stats: PortStats::default(),
+        })
+    }
+
+    /// Makes a node known, or changes its address. No datagram is sent before a message is.
+    pub fn add_node(&mut self, id: u64, address: SocketAddr) {
+        let node = self.nodes.entry(id).or_insert_with(|| Node::new(address));
+        node.address = address;
+        node.configured = true;
+        for assoc in &node.assocs {
+            if let Some(assoc) = self.assocs.get_mut(assoc) {
+                assoc.address = address;
+                assoc.fixed = true;
+            }
+        }
+    }
+
+    /// Forgets a node and its associations. It may come back by shaking hands if it holds the node key.
+    pub fn remove_node(&mut self, now_us: u64, id: u64) {
+        let Some(node) = self.nodes.remove(&id) else { return };
+        self.stats.queue_dropped += node.queue.len() as u64;
+        for assoc in node.assocs {
+            self.drop_assoc(now_us, assoc);
+        }
+    }
+
+    /// Receives a burst of datagrams, appends the messages that became whole to `out`, and does what is due.
+    /// Returns the number of datagrams taken from the driver: 0 means that nothing more is there now.
+    /// `now_us`: any monotone clock, the same one in every call.
+    ///
+    /// # Errors
+    /// The driver is unusable.
+    pub fn poll(&mut self, now_us: u64, out: &mut Vec<Message>) -> io::Result<usize> {
+        let mut inbox = std::mem::take(&mut self.inbox);
+        let received = self.driver.recv(&self.pool, &mut inbox, POLL_BURST);
+        if !inbox.is_empty() {
+            // Frames held elsewhere (in the log, say) must never stop this port from receiving what would free
+            // them, so when few are left messages are copied out and their frames go round again.
+            let low = (self.pool.free() as usize) < self.pool_reserve;
+            for (from, frame) in inbox.drain(..) {
+                self.receive(now_us, from, frame, low, out);
+            }
+        }
+        self.inbox = inbox;
+        if now_us >= self.timer_us {
+            self.run_timers(now_us);
+        }
+        if !(self.control.is_empty() && self.greet.is_empty() && self.ready.is_empty()) {
+            self.flush_ready(now_us)?;
+        }
+        received
+    }
+
+    /// Descriptors to wait on.
+    pub fn fds(&self) -> Vec<RawFd> {
+        self.driver.fds()
+    }
+
+    /// When to call [`Port::poll`] at the latest even if nothing arrives, on the clock of `now_us`.
+    pub fn next_timeout(&self) -> Option<u64> {
+        (self.timer_us != u64::MAX).then_some(self.timer_us)
+    }
+
+    /// Where this port receives.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.driver.local_addr()
+    }
+
+    /// The driver's counters.
+    pub fn driver_stats(&self) -> DriverStats {
+        self.driver.stats()
+    }
+
+    /// The port's counters.
+    pub fn stats(&self) -> PortStats {
+        PortStats {
+            partials_dropped: self.reassembler.dropped(),
+            partials: self.reassembler.len() as u64,
+            associations: self.assocs.len() as u64,
+            ..self.stats
+        }
+    }
+
+    /// Whether an association with this peer stands.
+    pub fn is_connected(&self, peer: Peer) -> bool {
+        match peer {
+            Peer::Node(id) => self.nodes.get(&id).is_some_and(|node| node.current.is_some()),
+            Peer::Client(id) => self.assocs.get(&id).is_some_and(|a| a.peer == peer),
+        }
+    }
+
+    fn receive(
+        &mut self,
+        now_us: u64,
+        from: SocketAddr,
+        frame: Frame,
+        low: bool,
+        out: &mut Vec<Message>,
+    ) {
+        match Kind::of(&frame) {
+            Some(Kind::Data) => self.on_data(now_us, from, frame, low, out),
+            Some(Kind::Hello) => self.on_hello(now_us, from, &frame),
+            Some(Kind::Challenge) => self.on_challenge(now_us, from, &frame),
+            Some(Kind::Confirm) => self.on_confirm(now_us, from, &frame),
+            Some(Kind::Unknown) => self.on_unknown(now_us, from, &frame),
+            None => self.stats.malformed += 1,
+        }
+    }
+
+    fn on_data(
+        &mut self,
+        now_us: u64,
+        from: SocketAddr,
+        frame: Frame,
+        low: bool,
+        out: &mut Vec<Message>,
+    ) {
+        let Some(header) = DataHeader::parse(&frame) else {
+            self.stats.malformed += 1;
+            return;
+        };
+        let Some(assoc) = self.assocs.get_mut(&header.assoc) else {
+            self.stats.unknown_association += 1;
+            self.notice(now_us, from, header.assoc);
+            return;
+        };
+        if !assoc.window.is_fresh(header.seq) {
+            self.stats.replayed += 1;
+            return;
+        }
+        let (covered, payload) = (&frame[..COVERED_BYTES], &frame[DATA_BYTES..]);
+        let nonce = nonce_of(header.seq);
+        let tag = field(&frame, COVERED_BYTES);
+        let good = match self.security {
+            Security::Off => true,
+            Security::Authenticated => assoc.receive.verify(&nonce, [covered, payload], &[], &tag),
+            Security::Encrypted => assoc.receive.verify(&nonce, [covered], payload, &tag),
+        };
+        if !good {
+            self.stats.forged += 1;
+            return;
+        }
+        if !assoc.fixed && assoc.address != from && assoc.window.is_newest(header.seq) {
+            assoc.address = from;
+        }
+        assoc.window.accept(header.seq);
+        assoc.used_us = now_us;
+        let peer = assoc.peer;
+        let payload_bytes = payload.len();
+        if !assoc.confirmed {
+            assoc.confirmed = true;
+            if let Peer::Node(id) = peer
+                && let Some(node) = self.nodes.get_mut(&id)
+                && node.confirm.as_ref().is_some_and(|(id, ..)| *id == header.assoc)
+            {
+                node.confirm = None;
+            }
+        }
+        self.stats.datagrams_received += 1;
+        self.stats.bytes_received += payload_bytes as u64;
+        if header.count == 0 {
+            return;
+        }
+        if header.total as usize > self.max_message {
+            self.stats.too_large += 1;
+            return;
+        }
+        let piece = match self.security {
+            Security::Encrypted => {
+                self.stats.copied_crypt_bytes += payload_bytes as u64;
+                open(&assoc.receive, &self.pool, &nonce, payload, low)
+            }
+            _ if low => {
+                self.stats.copied_low_pool_bytes += payload_bytes as u64;
+                Piece::Bytes(payload.to_vec())
+            }
+            _ => Piece::Frame(frame.slice(DATA_BYTES..frame.len())),
+        };
+        drop(frame);
+        let body = if header.count == 1 {
+            let mut body = Payload::new();
+            piece.append_to(&mut body);
+            body
+        } else {
+            let from_node = matches!(peer, Peer::Node(_));
+            match self.reassembler.add(now_us, &header, from_node, piece) {
+                Outcome::Whole(body) => body,
+                Outcome::Kept => {
+                    self.timer_us = self.timer_us.min(now_us + PARTIAL_SWEEP_US);
+                    return;
+                }
+                Outcome::Refused => {
+                    self.stats.malformed += 1;
+                    return;
+                }
+            }
+        };
+        self.stats.messages_received += 1;
+        out.push(Message { from: peer, body });
+    }
+
+    /// Tells the sender of data that its association is not known here: a hint, smaller than what caused it.
+    fn notice(&mut self, now_us: u64, to: SocketAddr, assoc: u64) {
+        // Clients do not accept associations, so a node could do nothing about it.
+        if self.identity == Identity::Client {
+            return;
+        }
+        let earned = now_us.saturating_sub(self.notice_us) / NOTICE_EVERY_US;
+        if earned > 0 {
+            self.notice_credit = (self.notice_credit + earned.min(NOTICE_BURST)).min(NOTICE_BURST);
+            self.notice_us = now_us;
+        }
+        if self.notice_credit == 0 {
+            return;
+        }
+        self.notice_credit -= 1;
+        self.stats.notices_sent += 1;
+        self.push_control(to, &encode_unknown(assoc));
+    }
+
+    fn push_control(&mut self, to: SocketAddr, datagram: &[u8]) {
+        let mut bytes = [0; CONFIRM_BYTES];
+        bytes[..datagram.len()].copy_from_slice(datagram);
+        self.control.push(Control { to, len: datagram.len(), bytes });
+    }
+}
+
+/// Payload bytes per datagram of this size; whole cache lines.
+fn chunk_of(max_datagram: usize) -> usize {
+    (max_datagram - DATA_BYTES) / 64 * 64
+}
+
+/// The GCM nonce of a sequence number.
+fn nonce_of(seq: u64) -> [u8; 12] {
+    let mut nonce = [0; 12];
+    nonce[4..].copy_from_slice(&seq.to_be_bytes());
+    nonce
+}
+
+/// Decrypts into a fresh frame, or into memory when few are left.
+fn open(key: &Gcm, pool: &Pool, nonce: &[u8; 12], payload: &[u8], low: bool) -> Piece {
+    let free = if low { None } else { pool.alloc() };
+    match free {
+        Some(mut frame) => {
+            // Received in a frame of this pool behind a header, so it fits.
+            frame[..payload.len()].copy_from_slice(payload);
+            key.crypt(nonce, &mut frame[..payload.len()]);
+            Piece::Frame(frame.freeze(0..payload.len()))
+        }
+        None => {
+            let mut bytes = payload.to_vec();
+            key.crypt(nonce, &mut bytes);
+            Piece::Bytes(bytes)
+        }
+    }
+}

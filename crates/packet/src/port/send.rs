@@ -1,0 +1,248 @@
+//! The sending half: messages to fragments to one burst.
+
+use super::*;
+
+/// More slices than this in one datagram are copied together: the kernel takes 1024.
+const MAX_SLICES: usize = 256;
+/// After this many datagrams on one association fresh keys are made: with 64 KiB datagrams, 2^48 AES blocks.
+const REKEY_AFTER: u64 = 1 << 36;
+
+/// One data datagram about to be sent.
+struct Plan {
+    to: SocketAddr,
+    /// Its slices in the list of all slices; the first is a place for the header.
+    slices: std::ops::Range<usize>,
+    header: usize,
+    /// Where its payload is in the scratch buffer, if it was copied; then its second slice is a place for it.
+    copied: Option<std::ops::Range<usize>>,
+    payload_bytes: usize,
+    /// The last datagram of its message.
+    last: bool,
+}
+
+/// Buffers of a send call, kept for the next.
+#[derive(Default)]
+pub(super) struct Outbox {
+    headers: Vec<[u8; DATA_BYTES]>,
+    scratch: Vec<u8>,
+    plans: Vec<Plan>,
+}
+
+impl Port {
+    /// Sends messages, all in one burst. A message to a node without an association waits in a bounded queue
+    /// for the handshake that it starts. Returns how many were sent or queued; the others are counted in
+    /// [`PortStats`] and gone. Even those sent may be lost on the way.
+    ///
+    /// # Errors
+    /// The driver is unusable.
+    pub fn send(&mut self, now_us: u64, messages: &[Outgoing<'_>]) -> io::Result<usize> {
+        let mut routed: Vec<(u64, &[&[u8]])> = Vec::with_capacity(messages.len());
+        let mut queued = 0;
+        for message in messages {
+            let len: usize = message.parts.iter().map(|p| p.len()).sum();
+            if len > self.max_message {
+                self.stats.too_large += 1;
+                continue;
+            }
+            match message.to {
+                Peer::Client(id) if self.is_connected(message.to) => {
+                    routed.push((id, message.parts));
+                }
+                Peer::Client(_) => self.stats.no_association += 1,
+                Peer::Node(id) => match self.nodes.get_mut(&id) {
+                    None => self.stats.no_association += 1,
+                    Some(node) => match node.current {
+                        Some(assoc) => routed.push((assoc, message.parts)),
+                        None => {
+                            let full = node.queue.len() >= self.queue_messages
+                                || (!node.queue.is_empty()
+                                    && node.queue_bytes + len > self.queue_bytes);
+                            if full {
+                                self.stats.queue_dropped += 1;
+                            } else {
+                                node.queue.push_back(message.parts.concat());
+                                node.queue_bytes += len;
+                                self.stats.queued += 1;
+                                queued += 1;
+                            }
+                            self.start_hello(now_us, id);
+                        }
+                    },
+                },
+            }
+        }
+        let sent = self.transmit(now_us, &routed)?;
+        Ok(sent + queued)
+    }
+
+    /// Sends what handshakes left to send, and the queues of nodes whose association stands now.
+    pub(super) fn flush_ready(&mut self, now_us: u64) -> io::Result<()> {
+        let mut queues: Vec<(u64, VecDeque<Vec<u8>>)> = Vec::new();
+        for id in std::mem::take(&mut self.ready) {
+            if let Some(node) = self.nodes.get_mut(&id)
+                && let Some(assoc) = node.current
+            {
+                node.queue_bytes = 0;
+                queues.push((assoc, std::mem::take(&mut node.queue)));
+            }
+        }
+        let slices: Vec<(u64, [&[u8]; 1])> = queues
+            .iter()
+            .flat_map(|(assoc, queue)| queue.iter().map(|m| (*assoc, [m.as_slice()])))
+            .collect();
+        let routed: Vec<(u64, &[&[u8]])> = slices.iter().map(|(id, m)| (*id, &m[..])).collect();
+        self.transmit(now_us, &routed).map(|_| ())
+    }
+
+    /// One burst: handshake datagrams first, then the messages. Returns how many messages went out whole.
+    fn transmit(&mut self, now_us: u64, messages: &[(u64, &[&[u8]])]) -> io::Result<usize> {
+        if messages.is_empty() && self.control.is_empty() && self.greet.is_empty() {
+            return Ok(0);
+        }
+        let control = std::mem::take(&mut self.control);
+        let mut outbox = std::mem::take(&mut self.outbox);
+        outbox.headers.clear();
+        outbox.scratch.clear();
+        outbox.plans.clear();
+        let mut slices: Vec<&[u8]> = Vec::with_capacity(4 * messages.len() + control.len());
+        for id in std::mem::take(&mut self.greet) {
+            if let Some(assoc) = self.assocs.get_mut(&id) {
+                seal(assoc, id, self.security, None, &mut outbox, &mut slices);
+            }
+        }
+        for (id, message) in messages {
+            let Some(assoc) = self.assocs.get_mut(id) else {
+                self.stats.no_association += 1;
+                continue;
+            };
+            let copied = seal(assoc, *id, self.security, Some(message), &mut outbox, &mut slices);
+            self.stats.copied_crypt_bytes += copied as u64;
+            if assoc.next_seq >= REKEY_AFTER
+                && let Peer::Node(node) = assoc.peer
+            {
+                self.start_hello(now_us, node);
+            }
+        }
+        let Outbox { headers, scratch, plans } = &outbox;
+        for plan in plans {
+            slices[plan.slices.start] = &headers[plan.header];
+            if let Some(range) = &plan.copied {
+                slices[plan.slices.start + 1] = &scratch[range.clone()];
+            }
+        }
+        let first_control = slices.len();
+        slices.extend(control.iter().map(|c| &c.bytes[..c.len]));
+        let mut datagrams: Vec<Datagram<'_>> = Vec::with_capacity(control.len() + plans.len());
+        for (i, c) in control.iter().enumerate() {
+            let at = first_control + i;
+            datagrams.push(Datagram { to: c.to, parts: &slices[at..=at] });
+        }
+        for plan in plans {
+            datagrams.push(Datagram { to: plan.to, parts: &slices[plan.slices.clone()] });
+        }
+        let taken = self.driver.send(&datagrams);
+        let mut sent = 0;
+        if let Ok(taken) = taken {
+            let (out, left) = plans.split_at(taken.saturating_sub(control.len()).min(plans.len()));
+            self.stats.send_dropped += left.len() as u64;
+            self.stats.datagrams_sent += out.len() as u64;
+            for plan in out {
+                self.stats.bytes_sent += plan.payload_bytes as u64;
+                sent += usize::from(plan.last);
+            }
+            self.stats.messages_sent += sent as u64;
+        }
+        self.outbox = outbox;
+        taken.map(|_| sent)
+    }
+}
+
+/// Cuts a message into datagrams and makes their headers and tags; `None` is an empty control datagram.
+/// Returns the payload bytes copied.
+fn seal<'a>(
+    assoc: &mut Assoc,
+    id: u64,
+    security: Security,
+    message: Option<&'a [&'a [u8]]>,
+    outbox: &mut Outbox,
+    slices: &mut Vec<&'a [u8]>,
+) -> usize {
+    let parts = message.unwrap_or_default();
+    let total: usize = parts.iter().map(|p| p.len()).sum();
+    let count = match message {
+        None => 0,
+        Some(_) => total.div_ceil(assoc.chunk).max(1),
+    };
+    let (mut part, mut at) = (0, 0);
+    let mut copied_bytes = 0;
+    for index in 0..count.max(1) {
+        let first = slices.len();
+        // The places of the header and, perhaps, of a copy of the payload.
+        slices.push(&[]);
+        let payload_bytes = (total - index * assoc.chunk).min(assoc.chunk);
+        let mut left = payload_bytes;
+        while left > 0 {
+            let rest = &parts[part][at..];
+            let take = rest.len().min(left);
+            if take > 0 {
+                slices.push(&rest[..take]);
+            }
+            left -= take;
+            at += take;
+            if take == rest.len() {
+                (part, at) = (part + 1, 0);
+            }
+        }
+        let header = DataHeader {
+            assoc: id,
+            seq: assoc.next_seq,
+            // Bounded by the largest message, which is bounded by what `count` can express.
+            total: total as u32,
+            index: index as u16,
+            count: count as u16,
+        };
+        assoc.next_seq += 1;
+        let mut bytes = header.encode();
+        let nonce = nonce_of(header.seq);
+        let payload = &slices[first + 1..];
+        let mut copied = None;
+        if payload_bytes > 0
+            && (security == Security::Encrypted || payload.len() > MAX_SLICES)
+        {
+            let start = outbox.scratch.len();
+            for slice in payload {
+                outbox.scratch.extend_from_slice(slice);
+            }
+            copied = Some(start..outbox.scratch.len());
+            copied_bytes += payload_bytes;
+        }
+        let covered = &bytes[..COVERED_BYTES];
+        let tag = match security {
+            Security::Off => [0; 16],
+            Security::Authenticated => {
+                let scattered = payload.iter().copied();
+                assoc.send.tag(&nonce, std::iter::once(covered).chain(scattered), &[])
+            }
+            Security::Encrypted => {
+                let text = &mut outbox.scratch[copied.clone().unwrap_or(0..0)];
+                assoc.send.crypt(&nonce, text);
+                assoc.send.tag(&nonce, [covered], text)
+            }
+        };
+        bytes[COVERED_BYTES..].copy_from_slice(&tag);
+        if copied.is_some() {
+            slices.truncate(first + 1);
+            slices.push(&[]);
+        }
+        outbox.plans.push(Plan {
+            to: assoc.address,
+            slices: first..slices.len(),
+            header: outbox.headers.len(),
+            copied,
+            payload_bytes,
+            last: count > 0 && index + 1 == count,
+        });
+        outbox.headers.push(bytes);
+    }
+    copied_bytes
+}

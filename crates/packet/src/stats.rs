@@ -1,0 +1,73 @@
+//! What a port counts.
+
+/// Plain counters since the port was made; they only grow, except the gauges at the end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PortStats {
+    /// Messages handed to the driver whole (every datagram taken).
+    pub messages_sent: u64,
+    /// Messages delivered.
+    pub messages_received: u64,
+    /// Data datagrams handed to the driver.
+    pub datagrams_sent: u64,
+    /// Data datagrams that passed every check.
+    pub datagrams_received: u64,
+    /// Payload bytes handed to the driver.
+    pub bytes_sent: u64,
+    /// Payload bytes that passed every check.
+    pub bytes_received: u64,
+
+    /// Messages queued while a handshake runs.
+    pub queued: u64,
+    /// Messages dropped because that queue was full or the handshake was given up.
+    pub queue_dropped: u64,
+    /// Messages dropped on sending: no such peer, or no association with that client any more.
+    pub no_association: u64,
+    /// Messages dropped on sending or receiving: above the configured maximum.
+    pub too_large: u64,
+    /// Datagrams not sent because the driver's queue was full.
+    pub send_dropped: u64,
+
+    /// Datagrams that are not ours, cut short, or contradict themselves.
+    pub malformed: u64,
+    /// Wrong tag or HMAC.
+    pub forged: u64,
+    /// Sequence numbers seen before, or too old to tell.
+    pub replayed: u64,
+    /// Data of an association not known here.
+    pub unknown_association: u64,
+    /// Notices sent about them (rate-limited).
+    pub notices_sent: u64,
+    /// Notices received that made this port shake hands again.
+    pub notices_heeded: u64,
+    /// Notices received and ignored: another association, another address, or too soon.
+    pub notices_ignored: u64,
+
+    /// Handshakes started.
+    pub handshakes_started: u64,
+    /// Associations made, as initiator or responder.
+    pub associations_made: u64,
+    /// Handshakes given up for lack of an answer.
+    pub handshake_timeouts: u64,
+    /// Handshake datagrams of another epoch, address or Hello.
+    pub handshake_stale: u64,
+    /// Handshake datagrams meant for another node, or from a node with this node's own id.
+    pub wrong_node: u64,
+    /// Handshake datagrams of a peer configured with another security mode.
+    pub mode_mismatch: u64,
+    /// Associations refused because too many stand.
+    pub associations_refused: u64,
+    /// Associations dropped: idle, least recently used, or replaced.
+    pub associations_dropped: u64,
+
+    /// Partly received messages given up: too old, or to make room.
+    pub partials_dropped: u64,
+    /// Payload bytes copied because the pool ran low (the copy frees the frame).
+    pub copied_low_pool_bytes: u64,
+    /// Payload bytes copied to be encrypted or decrypted.
+    pub copied_crypt_bytes: u64,
+
+    /// Gauge: associations that stand.
+    pub associations: u64,
+    /// Gauge: messages partly received.
+    pub partials: u64,
+}

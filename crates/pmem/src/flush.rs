@@ -1,0 +1,121 @@
+//! Getting stores out of the CPU's caches: flush writes lines back, fence waits until they have arrived.
+
+use std::arch::asm;
+
+/// Bytes of a cache line, the unit of flushing.
+pub const LINE_BYTES: usize = 64;
+
+/// How to flush; what the machine decides unless the configuration does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum FlushPolicy {
+    /// The best instruction the CPU has; none where the platform reports persistent caches (eADR).
+    #[default]
+    Auto,
+    /// The caches are within the power-fail domain: fence only.
+    Eadr,
+    /// `clwb`: writes the line back and keeps it.
+    Clwb,
+    /// `clflushopt`: writes the line back and drops it.
+    ClflushOpt,
+    /// `clflush`: as `clflushopt`, one line after the other.
+    Clflush,
+}
+
+/// A flush instruction that this CPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Method {
+    Nothing,
+    Clwb,
+    ClflushOpt,
+    Clflush,
+}
+
+impl Method {
+    /// Chooses by policy. `None` if the CPU lacks the instruction asked for.
+    pub(crate) fn choose(policy: FlushPolicy, persistent_caches: bool) -> Option<Method> {
+        let features = features();
+        match policy {
+            FlushPolicy::Auto if persistent_caches => Some(Method::Nothing),
+            FlushPolicy::Auto if features.clwb => Some(Method::Clwb),
+            FlushPolicy::Auto if features.clflushopt => Some(Method::ClflushOpt),
+            FlushPolicy::Auto => Some(Method::Clflush),
+            FlushPolicy::Eadr => Some(Method::Nothing),
+            FlushPolicy::Clwb => features.clwb.then_some(Method::Clwb),
+            FlushPolicy::ClflushOpt => features.clflushopt.then_some(Method::ClflushOpt),
+            FlushPolicy::Clflush => Some(Method::Clflush),
+        }
+    }
+
+    /// The instruction's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Method::Nothing => "no flush (persistent caches)",
+            Method::Clwb => "clwb",
+            Method::ClflushOpt => "clflushopt",
+            Method::Clflush => "clflush",
+        }
+    }
+
+    /// Starts writing back every line that holds one of the bytes.
+    pub(crate) fn flush(self, start: *const u8, len: usize) {
+        if len == 0 || self == Method::Nothing {
+            return;
+        }
+        let mut line = start as usize & !(LINE_BYTES - 1);
+        let end = start as usize + len;
+        while line < end {
+            // SAFETY: flush instructions change no memory; `choose` made sure that the CPU has this one, and the
+            // caller's bytes, hence every line that holds one of them, are mapped.
+            unsafe {
+                match self {
+                    Method::Clwb => asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)),
+                    Method::ClflushOpt => asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)),
+                    _ => asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)),
+                }
+            }
+            line += LINE_BYTES;
+        }
+    }
+}
+
+/// Waits until every flush and streaming store before it has arrived, and keeps later stores behind.
+pub(crate) fn fence() {
+    // SAFETY: sfence has no operands and is part of every x86-64 CPU.
+    unsafe { std::arch::x86_64::_mm_sfence() }
+}
+
+/// Copies past the caches where the destination is aligned; what is copied so needs only a fence.
+///
+/// # Safety
+/// `to..to + from.len()` is writable and nobody else reads or writes it.
+pub(crate) unsafe fn copy_streaming(to: *mut u8, from: &[u8], method: Method) {
+    let head = (to as usize).wrapping_neg() & 15;
+    let head = head.min(from.len());
+    let blocks = (from.len() - head) / 16;
+    let tail = head + blocks * 16;
+    // SAFETY: all three parts lie within the destination, which the caller vouches for; the blocks are 16-byte
+    // aligned there by the choice of `head`, and unaligned loads are used on the source.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.as_ptr(), to, head);
+        for block in 0..blocks {
+            let at = head + block * 16;
+            let value = std::arch::x86_64::_mm_loadu_si128(from.as_ptr().add(at).cast());
+            std::arch::x86_64::_mm_stream_si128(to.add(at).cast(), value);
+        }
+        std::ptr::copy_nonoverlapping(from.as_ptr().add(tail), to.add(tail), from.len() - tail);
+        method.flush(to, head);
+        method.flush(to.add(tail), from.len() - tail);
+    }
+}
+
+struct Features {
+    clwb: bool,
+    clflushopt: bool,
+}
+
+fn features() -> Features {
+    // Leaf 7 exists on every x86-64-v3 CPU; elsewhere the bits read as absent.
+    let highest = std::arch::x86_64::__cpuid(0).eax;
+    let ebx = if highest >= 7 { std::arch::x86_64::__cpuid_count(7, 0).ebx } else { 0 };
+    Features { clwb: ebx & (1 << 24) != 0, clflushopt: ebx & (1 << 23) != 0 }
+}

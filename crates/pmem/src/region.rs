@@ -1,0 +1,426 @@
+//! Regions: byte-addressable memory of five kinds, mapped once and handed out in disjoint areas.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, io, ptr};
+
+use crate::area::Area;
+use crate::crash::{CrashSim, Tracker};
+use crate::flush::{FlushPolicy, Method};
+
+/// What a region is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A device-DAX character device.
+    DeviceDax,
+    /// A file whose file system maps persistent memory itself (MAP_SYNC accepted).
+    FsDax,
+    /// A file on hugetlbfs: DRAM.
+    HugeTlb,
+    /// A file on tmpfs: DRAM.
+    Tmpfs,
+    /// A file whose pages live in the page cache.
+    File,
+    /// Memory of this process only.
+    Anonymous,
+    /// Memory whose crashes are simulated.
+    Simulated,
+}
+
+/// What a region's persisted bytes survive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Survives {
+    /// Nothing: the memory goes with the process.
+    Nothing,
+    /// The death of processes, not of the machine.
+    ProcessCrash,
+    /// Loss of power.
+    PowerLoss,
+}
+
+impl fmt::Display for Survives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Survives::Nothing => "nothing",
+            Survives::ProcessCrash => "process-crash",
+            Survives::PowerLoss => "power-loss",
+        })
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::DeviceDax => "device-DAX",
+            Kind::FsDax => "fs-DAX",
+            Kind::HugeTlb => "hugetlbfs",
+            Kind::Tmpfs => "tmpfs",
+            Kind::File => "plain file",
+            Kind::Anonymous => "anonymous memory",
+            Kind::Simulated => "simulated memory",
+        })
+    }
+}
+
+/// How to open a region.
+#[derive(Clone, Debug)]
+pub struct RegionOptions {
+    /// The file or device.
+    pub path: PathBuf,
+    /// Bytes to map; a multiple of 4096 (of 2 MiB on hugetlbfs and device-DAX).
+    pub len: u64,
+    /// Whether a missing file may be created.
+    pub create: bool,
+    /// How to flush.
+    pub flush: FlushPolicy,
+}
+
+/// Why a region cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// The system refused a call.
+    #[error("{path}: cannot {action}: {source}")]
+    Io {
+        /// The file or device.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another process has the region.
+    #[error("{0}: in use by another process")]
+    InUse(PathBuf),
+    /// The file is there with another size.
+    #[error("{path}: is {actual} bytes long, the configuration says {expected}")]
+    WrongLength {
+        /// The file or device.
+        path: PathBuf,
+        /// Bytes it has.
+        actual: u64,
+        /// Bytes it should have.
+        expected: u64,
+    },
+    /// The length cannot be mapped.
+    #[error("a region of {len} bytes is not a multiple of {unit}")]
+    Unaligned {
+        /// Bytes asked for.
+        len: u64,
+        /// What it must be a multiple of.
+        unit: u64,
+    },
+    /// No such kind of file.
+    #[error("{0}: neither a regular file nor a device-DAX device")]
+    NotMappable(PathBuf),
+    /// The CPU lacks the flush instruction asked for.
+    #[error("this CPU has no instruction for the flush policy {0:?}")]
+    NoSuchFlush(FlushPolicy),
+    /// The bytes have been handed out before.
+    #[error("bytes {offset}+{len} of the region are taken already")]
+    Taken {
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        len: u64,
+    },
+    /// The bytes are not in the region, or do not begin on a cache line.
+    #[error("bytes {offset}+{len} are not a range of a region of {region} bytes")]
+    OutOfBounds {
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        len: u64,
+        /// Bytes in the region.
+        region: u64,
+    },
+}
+
+/// The mapping behind a region and its areas; unmapped with the last of them.
+pub(crate) struct Mapping {
+    start: *mut u8,
+    len: usize,
+    method: Method,
+    tracker: Option<Box<Tracker>>,
+    /// Keeps the lock on the file.
+    _file: Option<File>,
+}
+
+// SAFETY: the pointer is to memory owned by the mapping; who may read or write which bytes is decided by `Area` and
+// `Pool`, which are built so that a byte has one writer or many readers.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
+        debug_assert!(offset <= self.len as u64);
+        // SAFETY: callers have checked the offset against their part of the mapping.
+        unsafe { self.start.add(offset as usize) }
+    }
+
+    pub(crate) fn method(&self) -> Method {
+        self.method
+    }
+
+    pub(crate) fn note_write(&self, offset: u64, len: u64) {
+        if let Some(tracker) = &self.tracker {
+            // SAFETY: the caller has just written these bytes and holds them exclusively.
+            tracker.write(offset, unsafe { std::slice::from_raw_parts(self.pointer(offset), len as usize) });
+        }
+    }
+
+    pub(crate) fn note_flush(&self, offset: u64, len: u64) {
+        if let Some(tracker) = &self.tracker {
+            tracker.flush(offset, len);
+        }
+    }
+
+    pub(crate) fn note_fence(&self) {
+        if let Some(tracker) = &self.tracker {
+            tracker.fence();
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this is the mapping made by `map`, and the last owner is gone.
+        unsafe { libc::munmap(self.start.cast(), self.len) };
+    }
+}
+
+/// Byte-addressable memory, handed out once in disjoint areas.
+pub struct Region {
+    mapping: Arc<Mapping>,
+    kind: Kind,
+    description: String,
+    /// Sorted ranges that have been handed out.
+    taken: Mutex<Vec<(u64, u64)>>,
+}
+
+const TMPFS: i64 = 0x0102_1994;
+const HUGETLBFS: i64 = 0x9584_58f6;
+const HUGE_BYTES: u64 = 2 << 20;
+
+impl Region {
+    /// Opens (or creates) a region and takes an exclusive lock on it. What it is made of is found out by trying.
+    ///
+    /// # Errors
+    /// See [`RegionError`]; each names the path and the reason.
+    pub fn open(options: &RegionOptions) -> Result<Region, RegionError> {
+        let path = &options.path;
+        let fail = |action, source| RegionError::Io { path: path.clone(), action, source };
+        let existed = path.exists();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(options.create)
+            .truncate(false)
+            .open(path)
+            .map_err(|error| fail("open", error))?;
+        // SAFETY: flock on a descriptor that is open.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+            let error = io::Error::last_os_error();
+            return Err(match error.kind() {
+                io::ErrorKind::WouldBlock => RegionError::InUse(path.clone()),
+                _ => fail("lock", error),
+            });
+        }
+        let metadata = file.metadata().map_err(|error| fail("stat", error))?;
+        let kind = probe(&file, &metadata, path).map_err(|error| fail("stat the file system of", error))?;
+        let kind = kind.ok_or_else(|| RegionError::NotMappable(path.clone()))?;
+        let unit = if matches!(kind, Kind::HugeTlb | Kind::DeviceDax) { HUGE_BYTES } else { 4096 };
+        if options.len == 0 || !options.len.is_multiple_of(unit) {
+            return Err(RegionError::Unaligned { len: options.len, unit });
+        }
+        let actual = if kind == Kind::DeviceDax { dax_size(&metadata) } else { Some(metadata.len()) };
+        let is_new = kind != Kind::DeviceDax && metadata.len() == 0 && (options.create || !existed);
+        if is_new {
+            reserve(&file, kind, options.len).map_err(|error| {
+                // A half-made file would look like a region of the wrong size next time.
+                let _ = std::fs::remove_file(path);
+                fail("reserve space for", error)
+            })?;
+        } else if let Some(actual) = actual
+            && (actual < options.len || (kind != Kind::DeviceDax && actual != options.len))
+        {
+            return Err(RegionError::WrongLength { path: path.clone(), actual, expected: options.len });
+        }
+        let len = options.len as usize;
+        // MAP_SYNC is granted only where the file system maps persistent memory directly.
+        let synced = matches!(kind, Kind::File).then(|| map(&file, len, true).ok()).flatten();
+        let (start, kind) = match synced {
+            Some(start) => (start, Kind::FsDax),
+            None => (map(&file, len, kind == Kind::DeviceDax).or_else(|_| map(&file, len, false)).map_err(|error| fail("map", error))?, kind),
+        };
+        let persistent_caches = matches!(kind, Kind::DeviceDax | Kind::FsDax) && platform_has_persistent_caches();
+        let Some(method) = Method::choose(options.flush, persistent_caches) else {
+            // SAFETY: mapped just above, and nobody else knows of it.
+            unsafe { libc::munmap(start.cast(), len) };
+            return Err(RegionError::NoSuchFlush(options.flush));
+        };
+        let mapping = Mapping { start, len, method, tracker: None, _file: Some(file) };
+        Ok(Region::from_mapping(mapping, kind, &path.display().to_string()))
+    }
+
+    /// Memory of this process, for packets that need no log and for tests.
+    ///
+    /// # Errors
+    /// When the system has no memory left.
+    pub fn anonymous(len: u64) -> Result<Region, RegionError> {
+        let mapping = anonymous_mapping(len, None)?;
+        Ok(Region::from_mapping(mapping, Kind::Anonymous, "memory"))
+    }
+
+    /// Zeroed memory whose crashes can be simulated.
+    ///
+    /// # Errors
+    /// When the system has no memory left.
+    pub fn simulated(len: u64) -> Result<(Region, CrashSim), RegionError> {
+        Region::from_image(&vec![0; len as usize])
+    }
+
+    /// Memory that holds a crash image, to recover from.
+    ///
+    /// # Errors
+    /// When the system has no memory left.
+    pub fn from_image(image: &[u8]) -> Result<(Region, CrashSim), RegionError> {
+        let (tracker, sim) = Tracker::new(image);
+        let mapping = anonymous_mapping(image.len() as u64, Some(Box::new(tracker)))?;
+        // SAFETY: the mapping is as long as the image and nobody else knows of it yet.
+        unsafe { ptr::copy_nonoverlapping(image.as_ptr(), mapping.start, image.len()) };
+        Ok((Region::from_mapping(mapping, Kind::Simulated, "memory"), sim))
+    }
+
+    fn from_mapping(mapping: Mapping, kind: Kind, name: &str) -> Region {
+        let description = format!("{name}: {kind}, {} MiB, {}", mapping.len >> 20, mapping.method.name());
+        Region { mapping: Arc::new(mapping), kind, description, taken: Mutex::new(Vec::new()) }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.mapping.len as u64
+    }
+
+    /// Whether there are no bytes; never true.
+    pub fn is_empty(&self) -> bool {
+        self.mapping.len == 0
+    }
+
+    /// What it is made of.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What its persisted bytes survive.
+    pub fn survives(&self) -> Survives {
+        match self.kind {
+            Kind::DeviceDax | Kind::FsDax | Kind::Simulated => Survives::PowerLoss,
+            Kind::HugeTlb | Kind::Tmpfs | Kind::File => Survives::ProcessCrash,
+            Kind::Anonymous => Survives::Nothing,
+        }
+    }
+
+    /// Path, kind, size and flush instruction, for people.
+    pub fn describe(&self) -> String {
+        format!("{}, survives {}", self.description, self.survives())
+    }
+
+    /// Hands out a range, each byte at most once.
+    ///
+    /// # Errors
+    /// [`RegionError::OutOfBounds`] and [`RegionError::Taken`].
+    pub fn take(&self, offset: u64, len: u64) -> Result<Area, RegionError> {
+        let region = self.len();
+        let end = offset.checked_add(len).filter(|&end| end <= region && offset.is_multiple_of(64));
+        let Some(end) = end else { return Err(RegionError::OutOfBounds { offset, len, region }) };
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.iter().any(|&(from, to)| offset < to && from < end) {
+            return Err(RegionError::Taken { offset, len });
+        }
+        taken.push((offset, end));
+        Ok(Area::new(Arc::clone(&self.mapping), offset, len))
+    }
+}
+
+fn anonymous_mapping(len: u64, tracker: Option<Box<Tracker>>) -> Result<Mapping, RegionError> {
+    if len == 0 || !len.is_multiple_of(64) {
+        return Err(RegionError::Unaligned { len, unit: 64 });
+    }
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh private mapping; the result is checked.
+    let start = unsafe { libc::mmap(ptr::null_mut(), len as usize, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        let source = io::Error::last_os_error();
+        return Err(RegionError::Io { path: PathBuf::from("memory"), action: "map", source });
+    }
+    // Nothing to flush for memory that nobody else sees; the tracker sees the calls all the same.
+    Ok(Mapping { start: start.cast(), len: len as usize, method: Method::Nothing, tracker, _file: None })
+}
+
+fn probe(file: &File, metadata: &std::fs::Metadata, path: &Path) -> io::Result<Option<Kind>> {
+    if metadata.file_type().is_char_device() {
+        let number = metadata.rdev();
+        let subsystem = format!("/sys/dev/char/{}:{}/subsystem", libc::major(number), libc::minor(number));
+        let is_dax = std::fs::read_link(&subsystem).is_ok_and(|target| target.ends_with("dax"));
+        return Ok((is_dax || path.starts_with("/dev/dax")).then_some(Kind::DeviceDax));
+    }
+    if !metadata.is_file() {
+        return Ok(None);
+    }
+    // SAFETY: statfs is plain data that the kernel fills; the descriptor is open.
+    let system = unsafe {
+        let mut system: libc::statfs = std::mem::zeroed();
+        if libc::fstatfs(file.as_raw_fd(), &mut system) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        system
+    };
+    Ok(Some(match system.f_type {
+        TMPFS => Kind::Tmpfs,
+        HUGETLBFS => Kind::HugeTlb,
+        _ => Kind::File,
+    }))
+}
+
+fn dax_size(metadata: &std::fs::Metadata) -> Option<u64> {
+    let number = metadata.rdev();
+    let path = format!("/sys/dev/char/{}:{}/size", libc::major(number), libc::minor(number));
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Gives a new file its size with the space really there, so that a store never meets a full device.
+fn reserve(file: &File, kind: Kind, len: u64) -> io::Result<()> {
+    let length = i64::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    if kind == Kind::HugeTlb {
+        file.set_len(len)?;
+    }
+    // SAFETY: plain call on an open descriptor.
+    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
+        return Ok(());
+    }
+    Err(io::Error::last_os_error())
+}
+
+fn map(file: &File, len: usize, synced: bool) -> io::Result<*mut u8> {
+    let flags = if synced { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC } else { libc::MAP_SHARED };
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping of an open file; the result is checked.
+    let start =
+        unsafe { libc::mmap(ptr::null_mut(), len, protection, flags | libc::MAP_POPULATE, file.as_raw_fd(), 0) };
+    if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start.cast()) }
+}
+
+/// Whether every persistent-memory region of the machine reports its CPU caches as persistent.
+fn platform_has_persistent_caches() -> bool {
+    let Ok(entries) = std::fs::read_dir("/sys/bus/nd/devices") else { return false };
+    let domains: Vec<String> = entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("region"))
+        .filter_map(|entry| std::fs::read_to_string(entry.path().join("persistence_domain")).ok())
+        .collect();
+    !domains.is_empty() && domains.iter().all(|domain| domain.trim() == "cpu_cache")
+}

@@ -1,0 +1,127 @@
+//! Who this replica is, told twice: in the region's superblock and in the data directory. Where the two disagree, or
+//! one is gone, the replica has lost memory that its votes or acknowledgements relied on, and must not pretend.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The identity file's first line; other versions are refused.
+const HEADING: &str = "cyclone identity 1";
+
+/// What both places must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The cluster.
+    pub cluster: u128,
+    /// The replica's number.
+    pub replica: u64,
+    /// Drawn at random when the region was formatted.
+    pub incarnation: u64,
+    /// Number of physical logs.
+    pub logs: u16,
+}
+
+/// Why the data directory's identity cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The file system refused.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file is there but does not read as an identity.
+    #[error("{path}: line {line} is not what an identity file holds: {text:?}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// 1-based line.
+        line: usize,
+        /// What stands there.
+        text: String,
+    },
+}
+
+/// Where the identity of a data directory stands.
+pub fn path(data: &Path) -> PathBuf {
+    data.join("IDENTITY")
+}
+
+/// Reads the identity; `None` if the directory has none.
+///
+/// # Errors
+/// I/O errors other than "not found", and files that do not parse.
+pub fn read(data: &Path) -> Result<Option<Identity>, IdentityError> {
+    let path = path(data);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(IdentityError::Io { path, source }),
+    };
+    let mut lines = text.lines();
+    let damaged = |line: usize, text: Option<&str>| IdentityError::Damaged {
+        path: path.clone(),
+        line,
+        text: text.unwrap_or("").to_owned(),
+    };
+    let first = lines.next();
+    if first != Some(HEADING) {
+        return Err(damaged(1, first));
+    }
+    let mut numbers = [0u128; 4];
+    for (position, name) in ["cluster", "replica", "incarnation", "logs"].into_iter().enumerate() {
+        let line = lines.next();
+        numbers[position] = line
+            .and_then(|line| line.strip_prefix(name)?.strip_prefix(' '))
+            .and_then(|digits| u128::from_str_radix(digits, 16).ok())
+            .ok_or_else(|| damaged(position + 2, line))?;
+    }
+    let narrow = |position: usize| u64::try_from(numbers[position]).map_err(|_| damaged(position + 2, None));
+    Ok(Some(Identity {
+        cluster: numbers[0],
+        replica: narrow(1)?,
+        incarnation: narrow(2)?,
+        logs: u16::try_from(numbers[3]).map_err(|_| damaged(5, None))?,
+    }))
+}
+
+/// Writes the identity durably: a new file is synced, renamed into place, and the directory synced.
+///
+/// # Errors
+/// Whatever the file system says.
+pub fn write(data: &Path, identity: &Identity) -> Result<(), IdentityError> {
+    let path = path(data);
+    let attempt = || -> io::Result<()> {
+        let draft = data.join("IDENTITY.new");
+        let mut file = fs::File::create(&draft)?;
+        writeln!(file, "{HEADING}")?;
+        writeln!(file, "cluster {:032x}", identity.cluster)?;
+        writeln!(file, "replica {:x}", identity.replica)?;
+        writeln!(file, "incarnation {:x}", identity.incarnation)?;
+        writeln!(file, "logs {:x}", identity.logs)?;
+        file.sync_all()?;
+        fs::rename(&draft, &path)?;
+        fs::File::open(data)?.sync_all()
+    };
+    attempt().map_err(|source| IdentityError::Io { path: path.clone(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_back_what_it_wrote_and_refuses_other_versions() {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        assert_eq!(read(dir.path()).expect("absent is no error"), None);
+        let identity = Identity { cluster: 7 << 100, replica: 3, incarnation: u64::MAX, logs: 1 };
+        write(dir.path(), &identity).expect("written");
+        assert_eq!(read(dir.path()).expect("parses"), Some(identity));
+        fs::write(path(dir.path()), "cyclone identity 2\n").expect("overwritten");
+        assert!(matches!(read(dir.path()), Err(IdentityError::Damaged { line: 1, .. })));
+        fs::write(path(dir.path()), "cyclone identity 1\ncluster zz\n").expect("overwritten");
+        assert!(matches!(read(dir.path()), Err(IdentityError::Damaged { line: 2, .. })));
+    }
+}

@@ -1,0 +1,125 @@
+//! What comes in from clients and what goes back, whichever door it came through.
+
+use cyclone_packet::Peer;
+use cyclone_pmem::Payload;
+use cyclone_wire::batch;
+use cyclone_wire::reply::Reply;
+
+/// The caller's own number for a request; handed back with its outcome.
+pub type Ticket = u64;
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// Executed (for writes: durable at a majority and applied); the state machine's answer.
+    Done(Reply),
+    /// This replica does not lead; nothing was done. The leader, if known.
+    NotLeader(Option<u64>),
+    /// A queue or the log is full; nothing was done. Try again later.
+    Busy,
+    /// A new leader discarded the command before it was committed: certainly not executed.
+    Lost,
+    /// Leadership was lost and the command's fate is not known within the time allowed.
+    Unknown,
+    /// The command exceeds the configured limits; nothing was done.
+    TooLarge,
+}
+
+/// The door a request came through, and its number there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    /// The host process: the Redis gateway or an embedding program.
+    Local(Ticket),
+    /// A native client's request.
+    Native {
+        /// The client's association.
+        peer: Peer,
+        /// The client's number for the request.
+        id: u64,
+    },
+    /// The replica itself.
+    Internal,
+}
+
+/// A log entry's payload in the making: up to [`BatchBuilder::MAX_COMMANDS`] commands become one entry
+/// (cyclone §4.2, fig. 6). Small commands are copied densely; larger ones stay in the frames they came in.
+//= cyclone §4.2
+pub(crate) struct BatchBuilder {
+    done: Payload,
+    open: Vec<u8>,
+    origins: Vec<Origin>,
+    bytes: usize,
+}
+
+impl BatchBuilder {
+    /// Commands per entry; the burst size of the paper.
+    pub(crate) const MAX_COMMANDS: usize = 32;
+    /// A command longer than this stays in its frames.
+    pub(crate) const INLINE_BYTES: usize = 1024;
+    /// Payload bytes after which an entry takes no further command.
+    pub(crate) const FULL_BYTES: usize = 64 << 10;
+
+    pub(crate) fn new() -> Self {
+        BatchBuilder { done: Payload::new(), open: Vec::new(), origins: Vec::new(), bytes: 0 }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.origins.is_empty()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.origins.len() >= Self::MAX_COMMANDS || self.bytes >= Self::FULL_BYTES
+    }
+
+    /// Adds a command whose bytes are copied.
+    pub(crate) fn push_bytes(&mut self, origin: Origin, encode: impl FnOnce(&mut Vec<u8>)) {
+        self.begin();
+        let length_at = self.open.len();
+        self.open.extend_from_slice(&[0; 4]);
+        encode(&mut self.open);
+        let length = (self.open.len() - length_at - 4) as u32;
+        self.open[length_at..length_at + 4].copy_from_slice(&length.to_le_bytes());
+        self.bytes += length as usize + 4;
+        self.origins.push(origin);
+    }
+
+    /// Adds a command that stays where it was received.
+    pub(crate) fn push_payload(&mut self, origin: Origin, command: &Payload) {
+        if command.len() <= Self::INLINE_BYTES {
+            return self.push_bytes(origin, |out| command.segments().for_each(|part| out.extend_from_slice(part)));
+        }
+        self.begin();
+        self.open.extend_from_slice(&(command.len() as u32).to_le_bytes());
+        self.done.push_vec(std::mem::take(&mut self.open));
+        self.done.append(command.clone());
+        self.bytes += command.len() + 4;
+        self.origins.push(origin);
+    }
+
+    fn begin(&mut self) {
+        if self.origins.is_empty() {
+            self.open.clear();
+            self.open.extend_from_slice(&[0; batch::HEADER_BYTES]);
+        }
+    }
+
+    /// Closes the entry. `stamp_ms` is the leader's clock.
+    pub(crate) fn seal(&mut self, stamp_ms: u64) -> (Payload, Vec<Origin>) {
+        let origins = std::mem::take(&mut self.origins);
+        let header = batch::header(origins.len() as u32, stamp_ms);
+        let mut sealed = Payload::new();
+        let done = std::mem::take(&mut self.done);
+        if done.is_empty() {
+            self.open[..header.len()].copy_from_slice(&header);
+            sealed.push_vec(std::mem::take(&mut self.open));
+        } else {
+            // The header's place is at the start of the first part, which was already handed over: prepend by
+            // skipping the reserved bytes there.
+            sealed.push_vec(header.to_vec());
+            sealed.append(done.slice(header.len()..done.len()));
+            sealed.push_vec(std::mem::take(&mut self.open));
+        }
+        self.bytes = 0;
+        (sealed, origins)
+    }
+}

@@ -1,0 +1,128 @@
+//! The event loop around [`Node::step`]: clocks, readiness, and how to wait.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mio::event::Event;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Registry, Token, Waker};
+
+use crate::config::Polling;
+use crate::node::{Node, NodeError, Now};
+
+/// Token of the waker that other threads use.
+pub const WAKER: Token = Token(0);
+/// Tokens of the packet port's descriptors begin here.
+const PORT: usize = 1;
+/// Tokens from here on belong to the loop's companion.
+pub const COMPANION: usize = 64;
+
+/// How long `adaptive` spins after client work before it blocks. Long enough for a burst's follow-up, short enough that an
+/// idle cluster uses no CPU: heartbeats do not count as work.
+const SPIN_US: u64 = 50;
+/// Longest sleep, so that a lost wake-up cannot stop the loop for good.
+const LONGEST_SLEEP_US: u64 = 100_000;
+
+/// What shares the replica's loop: the Redis gateway, or an embedding host's queue.
+pub trait Companion {
+    /// A descriptor registered under a token from [`COMPANION`] on is ready.
+    fn ready(&mut self, event: &Event);
+    /// Moves what is ready: submits to the node, delivers its completions. Answers how much was done.
+    fn step(&mut self, now: Now, node: &mut Node) -> usize;
+    /// When it wants to be called again at the latest, in microseconds of the steady clock.
+    fn deadline_us(&self) -> u64 {
+        u64::MAX
+    }
+}
+
+/// Reads both clocks. The steady one is CLOCK_BOOTTIME: it runs on while the machine sleeps.
+pub fn now() -> Now {
+    let steady = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    let micros = |t: rustix::time::Timespec| t.tv_sec as u64 * 1_000_000 + t.tv_nsec as u64 / 1000;
+    Now { steady_us: micros(steady), wall_ms: micros(wall) / 1000 }
+}
+
+/// Readiness and the waker, made before the node because its worker threads need the waker.
+pub struct Reactor {
+    poll: Poll,
+    waker: Arc<Waker>,
+}
+
+impl Reactor {
+    /// # Errors
+    /// When the system grants no epoll or event descriptor.
+    pub fn new() -> io::Result<Reactor> {
+        let poll = Poll::new()?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        Ok(Reactor { poll, waker })
+    }
+
+    /// Wakes the loop from other threads.
+    pub fn waker(&self) -> Arc<Waker> {
+        Arc::clone(&self.waker)
+    }
+
+    /// For registering a companion's descriptors.
+    pub fn registry(&self) -> &Registry {
+        self.poll.registry()
+    }
+
+    /// Runs until `stop` is set. On the way out leadership is handed over, for at most half a second.
+    ///
+    /// # Errors
+    /// What the replica cannot live on with; the process should end and be restarted.
+    pub fn run(&mut self, node: &mut Node, companion: &mut dyn Companion, stop: &AtomicBool) -> Result<(), NodeError> {
+        let polling = node.config().polling;
+        let descriptors: Vec<RawFd> = node.port_descriptors();
+        for (position, descriptor) in descriptors.iter().enumerate() {
+            self.poll
+                .registry()
+                .register(&mut SourceFd(descriptor), Token(PORT + position), Interest::READABLE)
+                .map_err(NodeError::Port)?;
+        }
+        let mut events = Events::with_capacity(1024);
+        let mut leaving_until = None;
+        loop {
+            let now = now();
+            let mut work = companion.step(now, node);
+            work += node.step(now)?;
+            work += companion.step(now, node);
+            if stop.load(Ordering::Relaxed) {
+                let until = *leaving_until.get_or_insert_with(|| {
+                    node.resign();
+                    now.steady_us + 500_000
+                });
+                if !node.leads() || now.steady_us >= until {
+                    return node.close();
+                }
+            }
+            let wait = if work > 0 { Some(0) } else { self.wait_us(polling, now, node, companion) };
+            let Some(wait_us) = wait else { continue };
+            match self.poll.poll(&mut events, Some(Duration::from_micros(wait_us))) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(NodeError::Port(error)),
+            }
+            for event in &events {
+                if event.token().0 >= COMPANION {
+                    companion.ready(event);
+                }
+            }
+        }
+    }
+
+    /// How long to wait for readiness; 0 looks without waiting.
+    fn wait_us(&self, polling: Polling, now: Now, node: &Node, companion: &dyn Companion) -> Option<u64> {
+        let deadline = node.deadline_us().min(companion.deadline_us());
+        let until = deadline.saturating_sub(now.steady_us).min(LONGEST_SLEEP_US);
+        match polling {
+            Polling::Busy => Some(0),
+            Polling::Adaptive if now.steady_us.saturating_sub(node.active_us()) < SPIN_US => Some(0),
+            Polling::Adaptive | Polling::Event => Some(until),
+        }
+    }
+}

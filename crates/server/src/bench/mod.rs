@@ -1,0 +1,109 @@
+//! `cyclone bench NAME`: measurements that anyone can repeat. Every benchmark takes `--json`, `--quick` and `--seed`.
+
+pub mod etcd;
+pub mod native;
+pub mod put;
+pub mod resp;
+pub mod rocks;
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// What one load generator is asked to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Bytes of each value.
+    pub value_bytes: usize,
+    /// Operations outstanding at once.
+    pub inflight: usize,
+    /// Time before measuring.
+    pub warm_up: Duration,
+    /// Time measured.
+    pub measure: Duration,
+    /// Seed of the key sequence.
+    pub seed: u64,
+}
+
+/// What a load generator saw.
+pub struct Measured {
+    /// Operations that ended within the measured time.
+    pub operations: u64,
+    /// The measured time.
+    pub elapsed: Duration,
+    /// Latency in nanoseconds.
+    pub latency_ns: Histogram<u64>,
+}
+
+/// One line of `--json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Point {
+    /// What was measured.
+    pub system: String,
+    /// Bytes of each value.
+    pub value_bytes: usize,
+    /// Operations outstanding at once.
+    pub inflight: usize,
+    /// Operations per second.
+    pub ops_s: f64,
+    /// Median latency in microseconds.
+    pub p50_us: f64,
+    /// 99th percentile of latency in microseconds.
+    pub p99_us: f64,
+    /// What the system promises for an acknowledged write.
+    pub guarantee: &'static str,
+    /// CPU time of the servers per operation, in microseconds, where known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_cpu_us: Option<f64>,
+}
+
+impl Point {
+    /// Makes the line from what was seen.
+    pub fn new(system: &str, guarantee: &'static str, load: &Load, measured: &Measured) -> Point {
+        let micros = |quantile: f64| measured.latency_ns.value_at_quantile(quantile) as f64 / 1000.0;
+        Point {
+            system: system.to_owned(),
+            value_bytes: load.value_bytes,
+            inflight: load.inflight,
+            ops_s: (measured.operations as f64 / measured.elapsed.as_secs_f64()).round(),
+            p50_us: micros(0.5),
+            p99_us: micros(0.99),
+            guarantee,
+            server_cpu_us: None,
+        }
+    }
+}
+
+/// A histogram for latencies from 1 ns to 60 s.
+pub fn histogram() -> anyhow::Result<Histogram<u64>> {
+    Ok(Histogram::new_with_bounds(1, 60_000_000_000, 3)?)
+}
+
+/// SplitMix64: a fixed sequence for each seed.
+pub struct Sequence(pub u64);
+
+impl Sequence {
+    /// The next 64 bits.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A 16-byte key out of a million.
+    pub fn key(&mut self) -> [u8; 16] {
+        let mut key = *b"key:000000000000";
+        let mut number = self.next() % 1_000_000;
+        for digit in key.iter_mut().rev() {
+            if number == 0 {
+                break;
+            }
+            *digit = b'0' + (number % 10) as u8;
+            number /= 10;
+        }
+        key
+    }
+}

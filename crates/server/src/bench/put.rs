@@ -1,0 +1,157 @@
+//! `cyclone bench put`: blind writes of small values, 1, 32 and 256 in flight, beside RocksDB alone (and etcd with
+//! `--peers`) on the same keys and values in the same run.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::etcd::Etcd;
+use super::rocks::Log;
+use super::{Load, Point, native, resp, rocks};
+use crate::cluster::{LocalCluster, Options};
+
+/// What the command line says.
+pub struct Arguments {
+    /// One JSON line per point.
+    pub json: bool,
+    /// Under 45 seconds.
+    pub quick: bool,
+    /// Seed of the key sequences.
+    pub seed: u64,
+    /// Also etcd.
+    pub peers: bool,
+    /// The engine behind our log.
+    pub engine: String,
+    /// The cluster's packet driver.
+    pub transport: String,
+    /// How our packets are protected.
+    pub security: String,
+}
+
+const OURS: &str = "durable in the log region of a majority, applied";
+const NONE: &str = "none: a crash loses it";
+const SYNCED: &str = "durable on this disk";
+const ETCD: &str = "durable on the disks of a majority";
+
+/// Runs all points and prints them.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let (values, warm_up, measure): (&[usize], _, _) = if arguments.quick {
+        (&[100], Duration::from_millis(500), Duration::from_millis(1500))
+    } else {
+        (&[8, 100, 256], Duration::from_millis(1000), Duration::from_millis(4000))
+    };
+    let directory = std::env::temp_dir().join(format!("cyclone-bench-{}", std::process::id()));
+    let mut report = Report::new(arguments.json);
+    let outcome = points(arguments, values, warm_up, measure, &directory, &mut report);
+    // The data was only for measuring.
+    let _ = std::fs::remove_dir_all(&directory);
+    outcome?;
+    report.ratios();
+    Ok(())
+}
+
+fn points(
+    arguments: &Arguments,
+    values: &[usize],
+    warm_up: Duration,
+    measure: Duration,
+    directory: &std::path::Path,
+    report: &mut Report,
+) -> Result<()> {
+    let options = Options {
+        engine: arguments.engine.clone(),
+        transport: arguments.transport.clone(),
+        security: arguments.security.clone(),
+        ..Options::default()
+    };
+    for &value_bytes in values {
+        for inflight in [1, 32, 256] {
+            let load = Load { value_bytes, inflight, warm_up, measure, seed: arguments.seed };
+            // A fresh cluster for each point: none inherits another's compactions.
+            let mut cluster = LocalCluster::create(&directory.join("cyclone"), &options)?;
+            cluster.start_all(true)?;
+            let leader = cluster.wait_for_leader(Duration::from_secs(20))?;
+            let before = cluster.cpu_seconds();
+            let measured = native::run(&cluster, &load)?;
+            let share = load.measure.as_secs_f64() / (load.measure + load.warm_up).as_secs_f64();
+            let mut point = Point::new("cyclone-native", OURS, &load, &measured);
+            let spent = (cluster.cpu_seconds() - before) * share;
+            point.server_cpu_us = Some((spent * 1e7 / measured.operations.max(1) as f64).round() / 10.0);
+            report.add(point);
+            let leader = cluster.leader().unwrap_or(leader);
+            let measured = resp::run(cluster.nodes[leader].redis, &load)?;
+            report.add(Point::new("cyclone-resp", OURS, &load, &measured));
+            let data = cluster.directory.clone();
+            drop(cluster);
+            std::fs::remove_dir_all(data)?;
+
+            let measured = rocks::run(&directory.join("rocksdb"), Log::None, &load)?;
+            report.add(Point::new("rocksdb-nowal", NONE, &load, &measured));
+            let measured = rocks::run(&directory.join("rocksdb"), Log::Synced, &load)?;
+            report.add(Point::new("rocksdb-synced", SYNCED, &load, &measured));
+
+            if arguments.peers {
+                let data = directory.join("etcd");
+                std::fs::create_dir_all(&data)?;
+                let etcd = Etcd::start(&data)?;
+                let measured = etcd.run(&load)?;
+                report.add(Point::new("etcd", ETCD, &load, &measured));
+                drop(etcd);
+                std::fs::remove_dir_all(data)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Report {
+    json: bool,
+    points: Vec<Point>,
+}
+
+impl Report {
+    fn new(json: bool) -> Report {
+        if !json {
+            println!("{:<16} {:>6} {:>9} {:>10} {:>10} {:>10}  guarantee", "system", "value", "in flight", "ops/s", "p50 µs", "p99 µs");
+        }
+        Report { json, points: Vec::new() }
+    }
+
+    fn add(&mut self, point: Point) {
+        if self.json {
+            if let Ok(line) = serde_json::to_string(&point) {
+                println!("{line}");
+            }
+        } else {
+            println!(
+                "{:<16} {:>6} {:>9} {:>10.0} {:>10.1} {:>10.1}  {}",
+                point.system, point.value_bytes, point.inflight, point.ops_s, point.p50_us, point.p99_us, point.guarantee
+            );
+        }
+        self.points.push(point);
+    }
+
+    /// The comparisons that matter, for people.
+    fn ratios(&self) {
+        if self.json {
+            return;
+        }
+        let find = |system: &str, value: usize, inflight: usize| {
+            self.points.iter().find(|p| p.system == system && p.value_bytes == value && p.inflight == inflight)
+        };
+        for ours in self.points.iter().filter(|point| point.system.starts_with("cyclone")) {
+            for other in ["rocksdb-nowal", "rocksdb-synced", "etcd"] {
+                if let Some(theirs) = find(other, ours.value_bytes, ours.inflight) {
+                    println!(
+                        "{} / {other}, {} B, {} in flight: throughput {:.2}, p50 {:.2}",
+                        ours.system,
+                        ours.value_bytes,
+                        ours.inflight,
+                        ours.ops_s / theirs.ops_s.max(1.0),
+                        ours.p50_us / theirs.p50_us.max(0.001)
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! RocksDB alone in this process, on the same keys and values: what the log costs is the distance to it.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::{Load, Measured, Sequence, histogram};
+
+/// What RocksDB does for durability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Log {
+    /// No write-ahead log.
+    None,
+    /// A write-ahead log, synced for each group of writes.
+    Synced,
+}
+
+/// Runs the load with one thread per operation in flight.
+pub fn run(directory: &Path, log: Log, load: &Load) -> Result<Measured> {
+    let mut options = rocksdb::Options::default();
+    options.create_if_missing(true);
+    options.set_compression_type(rocksdb::DBCompressionType::Lz4);
+    options.set_max_background_jobs(2);
+    let db = rocksdb::DB::open(&options, directory)?;
+    let stop = AtomicBool::new(false);
+    let measuring = AtomicBool::new(false);
+    let results = std::thread::scope(|scope| -> Result<Vec<_>> {
+        let threads: Vec<_> = (0..load.inflight)
+            .map(|thread| {
+                let (db, stop, measuring) = (&db, &stop, &measuring);
+                scope.spawn(move || -> Result<_> {
+                    let mut write = rocksdb::WriteOptions::default();
+                    match log {
+                        Log::None => write.disable_wal(true),
+                        Log::Synced => write.set_sync(true),
+                    }
+                    let mut sequence = Sequence(load.seed ^ ((thread as u64) << 32));
+                    let value = vec![b'v'; load.value_bytes];
+                    let mut latency_ns = histogram()?;
+                    let mut operations = 0u64;
+                    while !stop.load(Ordering::Relaxed) {
+                        let begun = Instant::now();
+                        db.put_opt(sequence.key(), &value, &write)?;
+                        if measuring.load(Ordering::Relaxed) {
+                            operations += 1;
+                            latency_ns.saturating_record(begun.elapsed().as_nanos() as u64);
+                        }
+                    }
+                    Ok((operations, latency_ns))
+                })
+            })
+            .collect();
+        std::thread::sleep(load.warm_up);
+        measuring.store(true, Ordering::Relaxed);
+        std::thread::sleep(load.measure);
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?).collect()
+    })?;
+    let mut measured = Measured { operations: 0, elapsed: load.measure, latency_ns: histogram()? };
+    for (operations, latency) in results {
+        measured.operations += operations;
+        measured.latency_ns.add(&latency)?;
+    }
+    drop(db);
+    std::fs::remove_dir_all(directory)?;
+    Ok(measured)
+}

@@ -1,0 +1,301 @@
+//! A whole cluster of real processes on this machine, for the demo, the benchmarks and the kill tests: writes the
+//! configurations, starts, kills and restarts nodes, and leaves nothing behind.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::config::{Cluster, File, Limits, MemberEntry, Node, Timing, hex};
+
+/// What kind of cluster to start.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Number of replicas.
+    pub replicas: usize,
+    /// `rocksdb`, `memory` or `echo`.
+    pub engine: String,
+    /// Size of each region.
+    pub nvm_bytes: u64,
+    /// `udp` or `tcp`.
+    pub transport: String,
+    /// `authenticated`, `encrypted` or `off`.
+    pub security: String,
+    /// First of a run of ports to try.
+    pub first_port: u16,
+    /// CPU per node, in order; empty for no pinning.
+    pub pin: Vec<usize>,
+    /// How the loops wait.
+    pub polling: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            replicas: 3,
+            engine: "rocksdb".into(),
+            nvm_bytes: 128 << 20,
+            transport: "udp".into(),
+            security: "authenticated".into(),
+            first_port: 7101,
+            pin: Vec::new(),
+            polling: "adaptive".into(),
+        }
+    }
+}
+
+/// One node's process.
+pub struct Process {
+    /// Replica number.
+    pub id: u64,
+    /// Its configuration file.
+    pub config: PathBuf,
+    /// Its Redis port.
+    pub redis: SocketAddr,
+    /// Its packet port.
+    pub packet: SocketAddr,
+    child: Option<Child>,
+}
+
+/// The cluster. Dropping it kills its processes and removes its regions; the directory stays unless it was temporary.
+pub struct LocalCluster {
+    /// Where data and logs lie.
+    pub directory: PathBuf,
+    /// Where the regions lie.
+    pub regions: PathBuf,
+    /// The nodes.
+    pub nodes: Vec<Process>,
+    /// For native clients.
+    pub client_key: [u8; 32],
+    executable: PathBuf,
+    keep: bool,
+}
+
+/// 32 random bytes from the kernel.
+pub fn random_key() -> Result<[u8; 32]> {
+    let mut key = [0; 32];
+    let filled = rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty()).context("getrandom")?;
+    if filled != key.len() {
+        bail!("the kernel gave {filled} random bytes instead of {}", key.len());
+    }
+    Ok(key)
+}
+
+/// Finds `count` ports, from `first` on, that are free for both TCP and UDP on loopback.
+fn free_ports(first: u16, count: usize) -> Result<Vec<u16>> {
+    let mut found = Vec::with_capacity(count);
+    for port in first..u16::MAX {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        if TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok() {
+            found.push(port);
+            if found.len() == count {
+                return Ok(found);
+            }
+        }
+    }
+    bail!("no {count} free ports from {first} on")
+}
+
+/// A directory for the regions: in memory where the machine has it.
+fn region_directory(directory: &Path) -> Result<PathBuf> {
+    let shm = Path::new("/dev/shm");
+    let path = if shm.is_dir() {
+        shm.join(format!("cyclone-{}-{}", std::process::id(), hex(&random_key()?[..4])))
+    } else {
+        directory.join("nvm")
+    };
+    fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    Ok(path)
+}
+
+impl LocalCluster {
+    /// Writes the configurations of a new cluster; starts nothing.
+    pub fn create(directory: &Path, options: &Options) -> Result<LocalCluster> {
+        fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+        let regions = region_directory(directory)?;
+        let ports = free_ports(options.first_port, 2 * options.replicas)?;
+        let loopback = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let client_key = random_key()?;
+        let members: Vec<MemberEntry> = (0..options.replicas)
+            .map(|n| MemberEntry {
+                id: n as u64 + 1,
+                redis: Some(loopback(ports[n])),
+                packet: loopback(ports[options.replicas + n]),
+            })
+            .collect();
+        let cluster = Cluster {
+            id: hex(&random_key()?[..16]),
+            logs: 1,
+            node_key: hex(&random_key()?),
+            client_key: hex(&client_key),
+            security: options.security.clone(),
+            transport: options.transport.clone(),
+            members: members.clone(),
+        };
+        let mut nodes = Vec::new();
+        for (position, member) in members.iter().enumerate() {
+            let file = File {
+                cluster: cluster.clone(),
+                node: Node {
+                    id: member.id,
+                    data: directory.join(format!("node{}", member.id)),
+                    nvm: regions.join(format!("node{}.nvm", member.id)),
+                    nvm_bytes: options.nvm_bytes,
+                    engine: options.engine.clone(),
+                    polling: options.polling.clone(),
+                    pin_cpu: options.pin.get(position).copied(),
+                    password: None,
+                    redis_listen: None,
+                },
+                limits: Limits::default(),
+                timing: Timing::default(),
+            };
+            let config = directory.join(format!("node{}.toml", member.id));
+            fs::write(&config, toml::to_string(&file)?).with_context(|| format!("cannot write {}", config.display()))?;
+            nodes.push(Process {
+                id: member.id,
+                config,
+                redis: member.redis.context("just set")?,
+                packet: member.packet,
+                child: None,
+            });
+        }
+        let executable = match std::env::var_os("CYCLONE_BIN") {
+            Some(path) => PathBuf::from(path),
+            None => std::env::current_exe().context("own executable")?,
+        };
+        Ok(LocalCluster { directory: directory.to_owned(), regions, nodes, client_key, executable, keep: false })
+    }
+
+    /// Starts one node (0-based). Its standard error goes to `nodeN.log` in the directory.
+    pub fn start(&mut self, node: usize, bootstrap: bool) -> Result<()> {
+        let process = &mut self.nodes[node];
+        let log_path = self.directory.join(format!("node{}.log", process.id));
+        let log = fs::OpenOptions::new().create(true).append(true).open(&log_path)?;
+        let mut command = Command::new(&self.executable);
+        command.arg("serve").arg("--config").arg(&process.config);
+        if bootstrap {
+            command.arg("--bootstrap");
+        }
+        // A group of its own: Ctrl-C reaches only this program, which then ends its nodes in order.
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        command.arg("--end-with-parent");
+        process.child = Some(command.spawn().with_context(|| format!("cannot start {}", self.executable.display()))?);
+        Ok(())
+    }
+
+    /// Starts all nodes of a new cluster.
+    pub fn start_all(&mut self, bootstrap: bool) -> Result<()> {
+        for node in 0..self.nodes.len() {
+            self.start(node, bootstrap)?;
+        }
+        Ok(())
+    }
+
+    /// Kills one node with SIGKILL and waits for its end.
+    pub fn kill(&mut self, node: usize) -> Result<()> {
+        if let Some(mut child) = self.nodes[node].child.take() {
+            child.kill().context("kill")?;
+            child.wait().context("wait")?;
+        }
+        Ok(())
+    }
+
+    /// Asks one node to end and waits, for at most ten seconds.
+    pub fn terminate(&mut self, node: usize) -> Result<()> {
+        let Some(child) = self.nodes[node].child.as_mut() else { return Ok(()) };
+        let pid = rustix::process::Pid::from_child(child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("kill")?;
+        let until = Instant::now() + Duration::from_secs(10);
+        while child.try_wait()?.is_none() {
+            if Instant::now() > until {
+                return self.kill(node);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.nodes[node].child = None;
+        Ok(())
+    }
+
+    /// Whether a node's process lives.
+    pub fn is_running(&mut self, node: usize) -> bool {
+        match self.nodes[node].child.as_mut() {
+            Some(child) => matches!(child.try_wait(), Ok(None)),
+            None => false,
+        }
+    }
+
+    /// The process id of a running node.
+    pub fn pid(&self, node: usize) -> Option<u32> {
+        self.nodes[node].child.as_ref().map(Child::id)
+    }
+
+    /// CPU time the nodes have used so far, in seconds.
+    pub fn cpu_seconds(&self) -> f64 {
+        let ticks: u64 = (0..self.nodes.len())
+            .filter_map(|node| {
+                let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid(node)?)).ok()?;
+                let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+                Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+            })
+            .sum();
+        ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+    }
+
+    /// The node (0-based) that says it leads.
+    pub fn leader(&self) -> Option<usize> {
+        (0..self.nodes.len()).find(|&node| {
+            crate::resp::info(self.nodes[node].redis, Duration::from_millis(200))
+                .is_ok_and(|info| info.get("cyclone_role").is_some_and(|role| role == "leader"))
+        })
+    }
+
+    /// Waits until a node leads and serves.
+    pub fn wait_for_leader(&mut self, patience: Duration) -> Result<usize> {
+        let until = Instant::now() + patience;
+        loop {
+            if let Some(leader) = self.leader() {
+                return Ok(leader);
+            }
+            for node in 0..self.nodes.len() {
+                let ended = self.nodes[node].child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+                if let Some(status) = ended {
+                    let path = self.directory.join(format!("node{}.log", self.nodes[node].id));
+                    let log = fs::read_to_string(&path).unwrap_or_default();
+                    let tail: Vec<&str> = log.lines().rev().take(5).collect();
+                    let tail: Vec<&str> = tail.into_iter().rev().collect();
+                    bail!("node {} ended with {status}:\n{}", self.nodes[node].id, tail.join("\n"));
+                }
+            }
+            if Instant::now() > until {
+                bail!("no leader within {patience:?}; see the logs in {}", self.directory.display());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Lets the processes outlive this program.
+    pub fn keep(mut self) {
+        self.keep = true;
+        for node in &mut self.nodes {
+            node.child = None;
+        }
+    }
+}
+
+impl Drop for LocalCluster {
+    fn drop(&mut self) {
+        if self.keep {
+            return;
+        }
+        for node in 0..self.nodes.len() {
+            // Nothing more can be done about a process that cannot be killed.
+            let _ = self.kill(node);
+        }
+        let _ = fs::remove_dir_all(&self.regions);
+    }
+}

@@ -1,0 +1,257 @@
+//! The node's configuration file: TOML, unknown fields refused, each error naming the field.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use cyclone_replica::{Config, Engine, Member, Polling, Security, Transport};
+use serde::{Deserialize, Serialize};
+
+/// The file as written. Field meanings and units: docs/configuration.md.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// What all nodes of the cluster share.
+    pub cluster: Cluster,
+    /// What is this node's own.
+    pub node: Node,
+    /// Limits; every field has a default.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Timing; every field has a default.
+    #[serde(default)]
+    pub timing: Timing,
+}
+
+/// What all nodes of the cluster share.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// 32 hexadecimal digits, chosen at random for each new cluster.
+    pub id: String,
+    /// Number of physical logs.
+    #[serde(default = "one")]
+    pub logs: u16,
+    /// 64 hexadecimal digits, known to the nodes only.
+    pub node_key: String,
+    /// 64 hexadecimal digits, known to nodes and native clients.
+    pub client_key: String,
+    /// `authenticated` (default), `encrypted` or `off`.
+    #[serde(default = "authenticated")]
+    pub security: String,
+    /// `udp` (default) or `tcp`.
+    #[serde(default = "udp")]
+    pub transport: String,
+    /// The voters.
+    pub members: Vec<MemberEntry>,
+}
+
+/// One voter.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberEntry {
+    /// Replica number, 1 to 65535.
+    pub id: u64,
+    /// `ip:port` of its packet port.
+    pub packet: SocketAddr,
+    /// `ip:port` of its Redis port, as clients reach it.
+    pub redis: Option<SocketAddr>,
+}
+
+/// What is this node's own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// This node's replica number.
+    pub id: u64,
+    /// Directory of the store.
+    pub data: PathBuf,
+    /// The log region: a device-DAX device, or a file on fs-DAX, hugetlbfs, tmpfs or a disk.
+    pub nvm: PathBuf,
+    /// Size of the region in bytes.
+    #[serde(default = "default_nvm_bytes")]
+    pub nvm_bytes: u64,
+    /// `rocksdb` (default), `memory` or `echo`.
+    #[serde(default = "rocksdb")]
+    pub engine: String,
+    /// `adaptive` (default), `busy` or `event`.
+    #[serde(default = "adaptive")]
+    pub polling: String,
+    /// CPU to pin the event loop to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin_cpu: Option<usize>,
+    /// Password that Redis clients must give.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password: Option<String>,
+    /// Address to listen on for Redis clients, if not the one in `members` (for instance 0.0.0.0).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redis_listen: Option<SocketAddr>,
+}
+
+/// Limits.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Longest key in bytes.
+    pub max_key_bytes: usize,
+    /// Longest value in bytes.
+    pub max_value_bytes: usize,
+    /// Redis connections at once.
+    pub max_clients: usize,
+    /// Commands that may wait in one log.
+    pub max_pending: usize,
+    /// RocksDB's block cache in bytes.
+    pub block_cache_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            max_key_bytes: 16 << 10,
+            max_value_bytes: 1 << 20,
+            max_clients: 20_000,
+            max_pending: 8192,
+            block_cache_bytes: 64 << 20,
+        }
+    }
+}
+
+/// Timing, in milliseconds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Timing {
+    /// Time between heartbeats.
+    pub heartbeat_ms: u64,
+    /// Shortest silence before an election.
+    pub election_ms: u64,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Timing { heartbeat_ms: 10, election_ms: 40 }
+    }
+}
+
+fn one() -> u16 {
+    1
+}
+fn authenticated() -> String {
+    "authenticated".into()
+}
+fn udp() -> String {
+    "udp".into()
+}
+fn rocksdb() -> String {
+    "rocksdb".into()
+}
+fn adaptive() -> String {
+    "adaptive".into()
+}
+fn default_nvm_bytes() -> u64 {
+    Config::DEFAULT_NVM_BYTES
+}
+
+impl File {
+    /// Reads and checks a file's syntax.
+    pub fn read(path: &Path) -> Result<File> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("{} is not a valid node configuration", path.display()))
+    }
+
+    /// Turns the text into a checked configuration for the replica.
+    pub fn to_config(&self, bootstrap: bool) -> Result<Config> {
+        let config = Config {
+            id: self.node.id,
+            cluster_id: parse_cluster_id(&self.cluster.id)?,
+            members: self
+                .cluster
+                .members
+                .iter()
+                .map(|m| Member { id: m.id, packet: m.packet, redis: m.redis })
+                .collect(),
+            bootstrap,
+            logs: self.cluster.logs,
+            data: self.node.data.clone(),
+            nvm: self.node.nvm.clone(),
+            nvm_bytes: self.node.nvm_bytes,
+            engine: parse_engine(&self.node.engine)?,
+            transport: match self.cluster.transport.as_str() {
+                "udp" => Transport::Udp,
+                "tcp" => Transport::Tcp,
+                other => bail!("cluster.transport = {other:?}: expected \"udp\" or \"tcp\""),
+            },
+            security: parse_security(&self.cluster.security)?,
+            node_key: parse_key("cluster.node_key", &self.cluster.node_key)?,
+            client_key: parse_key("cluster.client_key", &self.cluster.client_key)?,
+            polling: parse_polling(&self.node.polling)?,
+            pin_cpu: self.node.pin_cpu,
+            heartbeat: Duration::from_millis(self.timing.heartbeat_ms),
+            election: Duration::from_millis(self.timing.election_ms),
+            max_key_bytes: self.limits.max_key_bytes,
+            max_value_bytes: self.limits.max_value_bytes,
+            max_pending: self.limits.max_pending,
+            block_cache_bytes: self.limits.block_cache_bytes,
+        };
+        if config.node_key == config.client_key {
+            bail!("cluster.node_key and cluster.client_key are the same: clients could then forge node messages");
+        }
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+/// `rocksdb`, `memory` or `echo`.
+pub fn parse_engine(text: &str) -> Result<Engine> {
+    Ok(match text {
+        "rocksdb" => Engine::RocksDb,
+        "memory" => Engine::Memory,
+        "echo" => Engine::Echo,
+        other => bail!("engine {other:?} is unknown: expected \"rocksdb\", \"memory\" or \"echo\""),
+    })
+}
+
+/// `busy`, `adaptive` or `event`.
+pub fn parse_polling(text: &str) -> Result<Polling> {
+    Ok(match text {
+        "busy" => Polling::Busy,
+        "adaptive" => Polling::Adaptive,
+        "event" => Polling::Event,
+        other => bail!("polling {other:?} is unknown: expected \"busy\", \"adaptive\" or \"event\""),
+    })
+}
+
+/// `authenticated`, `encrypted` or `off`.
+pub fn parse_security(text: &str) -> Result<Security> {
+    Ok(match text {
+        "authenticated" => Security::Authenticated,
+        "encrypted" => Security::Encrypted,
+        "off" => Security::Off,
+        other => bail!("security {other:?} is unknown: expected \"authenticated\", \"encrypted\" or \"off\""),
+    })
+}
+
+fn parse_cluster_id(text: &str) -> Result<u128> {
+    if text.len() != 32 {
+        bail!("cluster.id must be 32 hexadecimal digits, not {} characters", text.len());
+    }
+    u128::from_str_radix(text, 16).with_context(|| format!("cluster.id {text:?} is not hexadecimal"))
+}
+
+/// Parses 64 hexadecimal digits. The value is a secret and never part of the error.
+pub fn parse_key(field: &str, text: &str) -> Result<[u8; 32]> {
+    let mut key = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        bail!("{field} must be 64 hexadecimal digits, not {} characters", text.len());
+    }
+    for (position, byte) in key.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * position..2 * position + 2], 16)
+            .map_err(|_| anyhow::anyhow!("{field} holds a character that is not hexadecimal"))?;
+    }
+    Ok(key)
+}
+
+/// Bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

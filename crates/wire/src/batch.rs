@@ -1,0 +1,165 @@
+//! The payload of a log entry: several commands that were received in one burst and share one entry.
+//!
+//! ```text
+//! 0        4               12
+//! +--------+---------------+----------------------------+----
+//! | count  | stamp_ms      | length u32 | command bytes | ...
+//! +--------+---------------+----------------------------+----
+//! ```
+//! An empty payload (the entry a new leader begins its term with) is an empty batch.
+//= cyclone §4.2
+
+use crate::codec::{DecodeError, Reader, Write};
+
+/// Bytes before the first command.
+pub const HEADER_BYTES: usize = 12;
+/// Commands that one entry may hold.
+pub const MAX_COMMANDS: usize = 4096;
+
+/// The header of a batch of `count` commands; `stamp_ms` is the leader's clock in milliseconds since 1970.
+pub fn header(count: u32, stamp_ms: u64) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..4].copy_from_slice(&count.to_le_bytes());
+    header[4..].copy_from_slice(&stamp_ms.to_le_bytes());
+    header
+}
+
+/// Builds a batch in one vector.
+#[derive(Clone, Debug)]
+pub struct Writer {
+    bytes: Vec<u8>,
+    count: u32,
+}
+
+impl Default for Writer {
+    fn default() -> Self {
+        Writer::new()
+    }
+}
+
+impl Writer {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Writer { bytes: vec![0; HEADER_BYTES], count: 0 }
+    }
+
+    /// Commands added so far.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Bytes of the batch so far, header included.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether no command has been added.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Adds the command that `encode` writes.
+    pub fn push(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+        self.bytes.put_sized(encode);
+        self.count += 1;
+    }
+
+    /// The finished batch.
+    pub fn finish(mut self, stamp_ms: u64) -> Vec<u8> {
+        self.bytes[..HEADER_BYTES].copy_from_slice(&header(self.count, stamp_ms));
+        self.bytes
+    }
+}
+
+/// The commands of a batch, in order.
+#[derive(Clone, Debug)]
+pub struct Iter<'a> {
+    reader: Reader<'a>,
+    left: u32,
+    stamp_ms: u64,
+}
+
+impl Iter<'_> {
+    /// The leader's clock when the entry was made, in milliseconds since 1970; 0 for an empty payload.
+    pub fn stamp_ms(&self) -> u64 {
+        self.stamp_ms
+    }
+}
+
+impl<'a> Iterator for Iter<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        self.left = self.left.checked_sub(1)?;
+        // `iter` has walked all lengths.
+        self.reader.bytes().ok()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left as usize, Some(self.left as usize))
+    }
+}
+
+impl ExactSizeIterator for Iter<'_> {}
+
+/// The commands of the batch `bytes`. The framing is checked here, the commands are not.
+///
+/// # Errors
+/// Anything that [`Writer`] would not write, and more than [`MAX_COMMANDS`].
+pub fn iter(bytes: &[u8]) -> Result<Iter<'_>, DecodeError> {
+    if bytes.is_empty() {
+        return Ok(Iter { reader: Reader::new(bytes), left: 0, stamp_ms: 0 });
+    }
+    let mut reader = Reader::new(bytes);
+    let left = reader.u32()?;
+    if left as usize > MAX_COMMANDS {
+        return Err(DecodeError::OutOfRange { what: "batch count", value: u64::from(left) });
+    }
+    let stamp_ms = reader.u64()?;
+    let mut walk = reader.clone();
+    for _ in 0..left {
+        walk.bytes()?;
+    }
+    walk.finish()?;
+    Ok(Iter { reader, left, stamp_ms })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn batches_come_back(commands in vec(vec(any::<u8>(), 0..30), 0..40), stamp_ms: u64) {
+            let mut writer = Writer::new();
+            for command in &commands {
+                writer.push(|out| out.extend_from_slice(command));
+            }
+            let bytes = writer.finish(stamp_ms);
+            let batch = iter(&bytes).unwrap();
+            prop_assert_eq!(batch.stamp_ms(), stamp_ms);
+            prop_assert_eq!(batch.len(), commands.len());
+            prop_assert_eq!(batch.map(<[u8]>::to_vec).collect::<Vec<_>>(), commands);
+            for cut in 1..bytes.len() {
+                prop_assert!(iter(&bytes[..cut]).is_err());
+            }
+        }
+
+        #[test]
+        fn garbage_is_an_error_or_a_batch(mut bytes in vec(prop_oneof![Just(0u8), any::<u8>()], 0..200), few in 0u8..8) {
+            if bytes.len() > 4 {
+                bytes[..4].copy_from_slice(&[few, 0, 0, 0]);
+            }
+            if let Ok(batch) = iter(&bytes) {
+                prop_assert!(batch.map(<[u8]>::len).sum::<usize>() <= bytes.len());
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_payload_is_an_empty_batch() {
+        assert_eq!(iter(&[]).unwrap().count(), 0);
+    }
+}

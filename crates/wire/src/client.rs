@@ -1,0 +1,287 @@
+//! What a native client and a replica say to each other. Both directions carry many items per message; each item is a
+//! 32-bit length, the client's number for the request (64 bits), a kind, and the body (docs/formats.md, "Client
+//! messages"). Clients match answers to requests by number; datagrams may be lost or doubled.
+
+use std::ops::Range;
+
+use crate::codec::{DecodeError, Reader, Write};
+use crate::command::{Command, Query};
+use crate::reply::Reply;
+
+/// Bytes of an item before its body: length, number, kind.
+pub const ITEM_BYTES: usize = 13;
+/// Longest address of a leader, in bytes.
+pub const MAX_ADDRESS: usize = 255;
+
+const COMMAND: u8 = 1;
+const QUERY: u8 = 2;
+const PING: u8 = 3;
+
+/// One request. Ranges lie in the message they were read from, so that a body can stay in its frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// A [`Command`] in wire form.
+    Command(Range<usize>),
+    /// A [`Query`].
+    Query {
+        /// The query in wire form.
+        query: Range<usize>,
+        /// Whether it goes through the log (cyclone §2, quorum read) instead of ReadIndex. Both are linearizable.
+        through_log: bool,
+    },
+    /// Answered with Done(Ok) by the leader and NotLeader by others.
+    Ping,
+}
+
+/// Appends a command.
+pub fn put_command(out: &mut Vec<u8>, id: u64, command: &Command<'_>) {
+    put_item(out, id, COMMAND, |out| command.encode(out));
+}
+
+/// Appends a query.
+pub fn put_query(out: &mut Vec<u8>, id: u64, query: &Query<'_>, through_log: bool) {
+    put_item(out, id, QUERY, |out| {
+        out.put_u8(u8::from(through_log));
+        query.encode(out);
+    });
+}
+
+/// Appends a ping.
+pub fn put_ping(out: &mut Vec<u8>, id: u64) {
+    put_item(out, id, PING, |_| {});
+}
+
+fn put_item(out: &mut Vec<u8>, id: u64, kind: u8, body: impl FnOnce(&mut Vec<u8>)) {
+    out.put_sized(|out| {
+        out.put_u64(id);
+        out.put_u8(kind);
+        body(out);
+    });
+}
+
+/// Walks the requests of a message. It holds no borrow: the message is handed to every call.
+#[derive(Clone, Debug)]
+pub struct Requests {
+    at: usize,
+    end: usize,
+}
+
+/// Begins to walk a message of `len` bytes.
+pub fn requests(len: usize) -> Requests {
+    Requests { at: 0, end: len }
+}
+
+impl Requests {
+    /// The next request and its number; `None` at the end. After an error the walk is over.
+    pub fn next(&mut self, message: &[u8]) -> Option<Result<(u64, Request), DecodeError>> {
+        let end = self.end.min(message.len());
+        if self.at >= end {
+            return None;
+        }
+        let start = std::mem::replace(&mut self.at, end);
+        Some(read_request(&message[start..end], start).map(|(id, request, length)| {
+            self.at = start + length;
+            (id, request)
+        }))
+    }
+}
+
+/// `start` is where `rest` lies in the message.
+fn read_request(rest: &[u8], start: usize) -> Result<(u64, Request, usize), DecodeError> {
+    let item = Reader::new(rest).bytes()?;
+    let length = 4 + item.len();
+    let mut reader = Reader::new(item);
+    let (id, kind) = (reader.u64()?, reader.u8()?);
+    let request = match kind {
+        COMMAND => Request::Command(start + ITEM_BYTES..start + length),
+        QUERY => {
+            let through_log = reader.bool("read mode")?;
+            Request::Query { query: start + ITEM_BYTES + 1..start + length, through_log }
+        }
+        PING => {
+            reader.finish()?;
+            Request::Ping
+        }
+        other => return Err(DecodeError::Unknown { what: "request", value: u64::from(other) }),
+    };
+    Ok((id, request, length))
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    /// Executed; the state machine's answer.
+    Done(Reply),
+    /// This replica does not lead; nothing was done.
+    NotLeader {
+        /// The leader's replica id and its address for native clients, if known.
+        leader: Option<(u64, String)>,
+    },
+    /// A queue or the log is full; nothing was done. Try again later.
+    Busy,
+    /// A new leader discarded the command before it was committed: certainly not executed.
+    Lost,
+    /// Leadership was lost and the command's fate is not known.
+    Unknown,
+    /// The command exceeds the configured limits; nothing was done.
+    TooLarge,
+    /// The request did not parse; nothing was done.
+    Malformed,
+}
+
+/// Appends the answer to request `id`. Of an address only [`MAX_ADDRESS`] bytes are sent; longer ones are left out.
+pub fn put_response(out: &mut Vec<u8>, id: u64, status: &Status) {
+    let kind = match status {
+        Status::Done(_) => 0,
+        Status::NotLeader { .. } => 1,
+        Status::Busy => 2,
+        Status::Lost => 3,
+        Status::Unknown => 4,
+        Status::TooLarge => 5,
+        Status::Malformed => 6,
+    };
+    put_item(out, id, kind, |out| match status {
+        Status::Done(reply) => reply.encode(out),
+        Status::NotLeader { leader: Some((node, address)) } if address.len() <= MAX_ADDRESS => {
+            out.put_u64(*node);
+            out.put_bytes(address.as_bytes());
+        }
+        _ => {}
+    });
+}
+
+/// The answers of a message, in order. After an error the iteration is over.
+pub fn responses(message: &[u8]) -> Responses<'_> {
+    Responses { rest: message }
+}
+
+/// See [`responses`].
+#[derive(Clone, Debug)]
+pub struct Responses<'a> {
+    rest: &'a [u8],
+}
+
+impl Iterator for Responses<'_> {
+    type Item = Result<(u64, Status), DecodeError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let mut reader = Reader::new(std::mem::take(&mut self.rest));
+        let item = match reader.bytes() {
+            Ok(item) => item,
+            Err(error) => return Some(Err(error)),
+        };
+        let answer = read_response(item);
+        if answer.is_ok() {
+            // What is left was counted by the reader, so it is there to be taken.
+            self.rest = reader.take(reader.left()).unwrap_or_default();
+        }
+        Some(answer)
+    }
+}
+
+fn read_response(item: &[u8]) -> Result<(u64, Status), DecodeError> {
+    let mut reader = Reader::new(item);
+    let (id, kind) = (reader.u64()?, reader.u8()?);
+    let status = match kind {
+        0 => return Ok((id, Status::Done(Reply::decode(&item[9..])?))),
+        1 if reader.left() == 0 => Status::NotLeader { leader: None },
+        1 => {
+            let node = reader.u64()?;
+            let address = reader.bytes()?;
+            if address.len() > MAX_ADDRESS {
+                return Err(DecodeError::OutOfRange { what: "address length", value: address.len() as u64 });
+            }
+            let address = std::str::from_utf8(address).map_err(|_| DecodeError::NotText)?;
+            Status::NotLeader { leader: Some((node, address.to_owned())) }
+        }
+        2 => Status::Busy,
+        3 => Status::Lost,
+        4 => Status::Unknown,
+        5 => Status::TooLarge,
+        6 => Status::Malformed,
+        other => return Err(DecodeError::Unknown { what: "response", value: u64::from(other) }),
+    };
+    reader.finish()?;
+    Ok((id, status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::Operation;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    fn status() -> impl Strategy<Value = Status> {
+        prop_oneof![
+            crate::reply_codec::tests::reply().prop_map(Status::Done),
+            proptest::option::of((1u64.., "[a-z0-9.:]{0,30}")).prop_map(|leader| Status::NotLeader { leader }),
+            Just(Status::Busy),
+            Just(Status::Lost),
+            Just(Status::Unknown),
+            Just(Status::TooLarge),
+            Just(Status::Malformed),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn responses_come_back(answers in vec((any::<u64>(), status()), 0..8)) {
+            let mut bytes = Vec::new();
+            for (id, status) in &answers {
+                put_response(&mut bytes, *id, status);
+            }
+            prop_assert_eq!(responses(&bytes).collect::<Result<Vec<_>, _>>(), Ok(answers));
+            for cut in 1..bytes.len() {
+                let _ = responses(&bytes[..cut]).count();
+            }
+        }
+
+        #[test]
+        fn requests_come_back(keys in vec((any::<u64>(), vec(any::<u8>(), 0..20), 0u8..4), 0..8)) {
+            let mut bytes = Vec::new();
+            for (id, key, which) in &keys {
+                match which {
+                    0 => put_ping(&mut bytes, *id),
+                    1 => {
+                        let operation = Operation::GetDel { key };
+                        put_command(&mut bytes, *id, &Command { session: None, operation });
+                    }
+                    other => put_query(&mut bytes, *id, &Query::Get { key }, *other == 2),
+                }
+            }
+            let mut walk = requests(bytes.len());
+            for (id, key, which) in &keys {
+                let (found, request) = walk.next(&bytes).unwrap().unwrap();
+                prop_assert_eq!(found, *id);
+                match request {
+                    Request::Ping => prop_assert_eq!(*which, 0),
+                    Request::Command(range) => {
+                        prop_assert_eq!(*which, 1);
+                        let command = Command::decode(&bytes[range]).unwrap();
+                        prop_assert_eq!(command.operation, Operation::GetDel { key });
+                    }
+                    Request::Query { query, through_log } => {
+                        prop_assert_eq!(through_log, *which == 2);
+                        prop_assert_eq!(Query::decode(&bytes[query]), Ok(Query::Get { key }));
+                    }
+                }
+            }
+            prop_assert!(walk.next(&bytes).is_none());
+        }
+
+        #[test]
+        fn garbage_ends(bytes in vec(prop_oneof![Just(0u8), 0u8..16, any::<u8>()], 0..200)) {
+            let _ = responses(&bytes).count();
+            let mut walk = requests(bytes.len());
+            while let Some(request) = walk.next(&bytes) {
+                if let Ok((_, Request::Command(range) | Request::Query { query: range, .. })) = request {
+                    prop_assert!(bytes.get(range).is_some());
+                }
+            }
+        }
+    }
+}
