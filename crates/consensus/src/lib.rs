@@ -1,1 +1,35 @@
-//! Under construction.
+//! One Raft group per physical log. raft-rs does the protocol and stays private; this crate gives it a log in
+//! byte-addressable memory, keeps payloads out of it, and stands guard at both ends:
+//!
+//! - **In**: every field of a message is checked against what the group knows before raft-rs sees it, because raft-rs
+//!   panics on nonsense ([`Group::step`]).
+//! - **Out**: messages exist only once what they say is durable. [`Group::take_ready`] gives a [`Ready`], whose
+//!   [`Ready::persist`] writes entries and hard state to the ring; only the ring's [`Persisted`] witness opens an
+//!   [`Outbox`].
+//!
+//! raft-rs knows an entry's index and term. The payload waits in a staging queue beside it until it is persisted and is
+//! then found in the ring, so it is neither copied nor encoded. All limits count payload bytes held, which raft-rs
+//! cannot see.
+//!
+//! No clock, no sockets, no randomness of its own: time comes as ticks, chance as a seed.
+//!
+//! [`Persisted`]: cyclone_wal::ring::Persisted
+#![forbid(unsafe_code)]
+
+mod admit;
+mod config;
+mod error;
+mod group;
+mod message;
+mod outbox;
+mod staging;
+mod view;
+
+pub use config::Config;
+pub use error::{ConsensusError, ProposeError, RequestError, StepError};
+pub use group::{Group, PeerState, PeerStatus, Role, Status};
+pub use message::{EncodedMessage, OutMessage};
+pub use outbox::{Committed, LeaderChange, Outbox, Ready};
+
+/// Entries that hold commands, or nothing (the entry a new leader begins its term with).
+pub const KIND_COMMANDS: u8 = 0;

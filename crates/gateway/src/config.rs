@@ -72,18 +72,41 @@ impl GatewayConfig {
     }
 
     pub(crate) fn check(&self) -> Result<(), GatewayError> {
-        let least_query = self.max_key_bytes.saturating_add(self.max_value_bytes).saturating_add(1024);
+        let least_query = self
+            .max_key_bytes
+            .saturating_add(self.max_value_bytes)
+            .saturating_add(1024);
         let ranges = [
-            ("max_clients", self.max_clients, 1, crate::slab::MAX_CONNECTIONS),
+            (
+                "max_clients",
+                self.max_clients,
+                1,
+                crate::slab::MAX_CONNECTIONS,
+            ),
             ("max_key_bytes", self.max_key_bytes, 1, 512 << 20),
             ("max_value_bytes", self.max_value_bytes, 1, 512 << 20),
-            ("max_query_buffer", self.max_query_buffer, least_query, 1 << 30),
+            (
+                "max_query_buffer",
+                self.max_query_buffer,
+                least_query,
+                1 << 30,
+            ),
             ("max_in_flight", self.max_in_flight, 1, 1 << 16),
-            ("output_pause_bytes", self.output_pause_bytes, 1, self.output_limit_bytes),
+            (
+                "output_pause_bytes",
+                self.output_pause_bytes,
+                1,
+                self.output_limit_bytes,
+            ),
         ];
         for (setting, value, least, most) in ranges {
             if !(least..=most).contains(&value) {
-                return Err(GatewayError::Setting { setting, value, least, most });
+                return Err(GatewayError::Setting {
+                    setting,
+                    value,
+                    least,
+                    most,
+                });
             }
         }
         Ok(())
@@ -127,7 +150,15 @@ pub(crate) fn clients_allowed(wanted: usize) -> usize {
         let maximum = limit.maximum.unwrap_or(u64::MAX);
         // Raising the hard limit needs a privilege; the soft limit can always go up to it.
         for (soft, hard) in [(need, maximum.max(need)), (need.min(maximum), maximum)] {
-            if setrlimit(Resource::Nofile, Rlimit { current: Some(soft), maximum: Some(hard) }).is_ok() {
+            if setrlimit(
+                Resource::Nofile,
+                Rlimit {
+                    current: Some(soft),
+                    maximum: Some(hard),
+                },
+            )
+            .is_ok()
+            {
                 current = soft;
                 break;
             }

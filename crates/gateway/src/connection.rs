@@ -9,6 +9,7 @@ use cyclone_wire::resp::{Protocol, RequestParser, encode};
 use mio::net::TcpStream;
 
 use crate::backend::{Backend, Outcome, Route};
+use crate::config::GatewayConfig;
 use crate::slab::{SEQ_MASK, ticket};
 
 /// A buffer that grew beyond this is given back once empty.
@@ -61,6 +62,17 @@ pub(crate) enum ReplyMode {
     SkipNext,
 }
 
+/// Why a connection's next command may not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stall {
+    /// Too much is in flight or unsent, or WAIT is not over.
+    Full,
+    /// A write behind unanswered reads.
+    BehindReads,
+    /// A command that waits for all before it.
+    BehindAll,
+}
+
 /// A WAIT that is not satisfied yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
@@ -107,7 +119,13 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(id: u64, place: (u32, u32), addrs: (SocketAddr, SocketAddr), trusted: bool, now_us: u64) -> Session {
+    pub(crate) fn new(
+        id: u64,
+        place: (u32, u32),
+        addrs: (SocketAddr, SocketAddr),
+        trusted: bool,
+        now_us: u64,
+    ) -> Session {
         Session {
             id,
             index: place.0,
@@ -145,13 +163,32 @@ impl Session {
     /// The ticket of the command that would be submitted next.
     pub(crate) fn next_ticket(&self) -> u64 {
         // The queue is bounded far below SEQ_MASK.
-        ticket(self.generation, self.index, self.head + self.pending.len() as u32)
+        ticket(
+            self.generation,
+            self.index,
+            self.head + self.pending.len() as u32,
+        )
     }
 
     /// Notes a command that was submitted under [`Session::next_ticket`].
-    pub(crate) fn push_submitted(&mut self, is_read: bool, shape: Shape, slot: u16, bytes: usize, quiet: bool) {
+    pub(crate) fn push_submitted(
+        &mut self,
+        is_read: bool,
+        shape: Shape,
+        slot: u16,
+        bytes: usize,
+        quiet: bool,
+    ) {
         self.reads += usize::from(is_read);
-        self.push(Pending { state: State::Waiting, shape, protocol: self.protocol, is_read, quiet, slot, bytes });
+        self.push(Pending {
+            state: State::Waiting,
+            shape,
+            protocol: self.protocol,
+            is_read,
+            quiet,
+            slot,
+            bytes,
+        });
     }
 
     /// Notes a reply that must wait for earlier ones.
@@ -159,7 +196,15 @@ impl Session {
         self.held_bytes += reply.len();
         let bytes = 0;
         let (shape, protocol) = (Shape::Plain, self.protocol);
-        self.push(Pending { state: State::Local(reply), shape, protocol, is_read: false, quiet: false, slot: 0, bytes });
+        self.push(Pending {
+            state: State::Local(reply),
+            shape,
+            protocol,
+            is_read: false,
+            quiet: false,
+            slot: 0,
+            bytes,
+        });
     }
 
     fn push(&mut self, pending: Pending) {
@@ -185,7 +230,10 @@ impl Session {
     /// Encodes the replies that are due, in order.
     pub(crate) fn settle(&mut self, backend: &dyn Backend) -> bool {
         let before = self.pending.len();
-        while let Some(front) = self.pending.pop_front_if(|front| !matches!(front.state, State::Waiting)) {
+        while let Some(front) = self
+            .pending
+            .pop_front_if(|front| !matches!(front.state, State::Waiting))
+        {
             match &front.state {
                 State::Waiting => {}
                 State::Local(reply) => {
@@ -208,9 +256,22 @@ impl Session {
         self.pending.len() < before
     }
 
+    /// Whether the connection may not begin another command for now.
+    pub(crate) fn is_full(&self, config: &GatewayConfig) -> bool {
+        self.in_flight() >= config.max_in_flight
+            || self.request_bytes >= config.max_query_buffer
+            || self.unsent() >= config.output_pause_bytes
+            || self.waiting.is_some()
+    }
+
     /// Bytes of replies that the client has not taken.
     pub(crate) fn unsent(&self) -> usize {
         self.out.len() - self.sent + self.held_bytes
+    }
+
+    /// How much of `out` the socket has taken.
+    pub(crate) fn sent(&self) -> usize {
+        self.sent
     }
 
     pub(crate) fn has_output(&self) -> bool {
@@ -245,7 +306,9 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
             out,
             "ERR outcome unknown: leadership changed before the write was confirmed; it may or may not have been done",
         ),
-        Outcome::Lost | Outcome::Unknown => encode::error(out, "TRYAGAIN not done: leadership changed, retry"),
+        Outcome::Lost | Outcome::Unknown => {
+            encode::error(out, "TRYAGAIN not done: leadership changed, retry")
+        }
         Outcome::TooLarge => encode::error(out, "ERR command is longer than the node's limit"),
     }
 }
@@ -270,7 +333,12 @@ fn encode_reply(out: &mut Vec<u8>, reply: &Reply, shape: Shape, protocol: Protoc
         (Reply::Bytes(bytes), _) => encode::bulk(out, bytes),
         (Reply::Array(items), Shape::CursorOnly) => {
             encode::array(out, 2);
-            encode_reply(out, items.first().unwrap_or(&Reply::Bytes(b"0".to_vec())), Shape::Plain, protocol);
+            encode_reply(
+                out,
+                items.first().unwrap_or(&Reply::Bytes(b"0".to_vec())),
+                Shape::Plain,
+                protocol,
+            );
             encode::array(out, 0);
         }
         (Reply::Array(items), _) => {
@@ -280,7 +348,10 @@ fn encode_reply(out: &mut Vec<u8>, reply: &Reply, shape: Shape, protocol: Protoc
             }
         }
         (Reply::Failed(Failure::TooLong), _) => {
-            encode::error(out, "ERR string exceeds maximum allowed size (proto-max-bulk-len)");
+            encode::error(
+                out,
+                "ERR string exceeds maximum allowed size (proto-max-bulk-len)",
+            );
         }
         (Reply::Failed(failure), _) => encode::error(out, format!("ERR {failure}")),
     }
@@ -312,8 +383,8 @@ pub(crate) struct Connection {
     pub(crate) ending: bool,
     /// The peer has sent its last byte.
     pub(crate) ended: bool,
-    /// `input` may hold commands that could not run yet.
-    pub(crate) stalled: bool,
+    /// Why `input` may hold commands that could not run yet.
+    pub(crate) stalled: Option<Stall>,
     /// Listed for the next round, for settling and flushing.
     pub(crate) in_ready: bool,
     pub(crate) in_dirty: bool,
@@ -324,6 +395,17 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// Whether commands were held back and may go on.
+    pub(crate) fn may_resume(&self, config: &GatewayConfig) -> bool {
+        match self.stalled {
+            None => false,
+            Some(_) if self.session.is_full(config) => false,
+            Some(Stall::Full) => true,
+            Some(Stall::BehindReads) => self.session.reads == 0,
+            Some(Stall::BehindAll) => self.session.in_flight() == 0,
+        }
+    }
+
     pub(crate) fn write(&mut self, now_us: u64) -> Flushed {
         let session = &mut self.session;
         while session.has_output() {

@@ -9,7 +9,10 @@ use crate::gateway::Shared;
 pub(crate) const REDIS_VERSION: &str = "7.2.0";
 
 fn pairs(lines: &[(&str, String)]) -> Vec<(String, String)> {
-    lines.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect()
+    lines
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), value.clone()))
+        .collect()
 }
 
 /// The gateway's own sections, with the backend's lines and sections behind them.
@@ -40,7 +43,10 @@ pub(crate) fn sections(shared: &Shared, backend: &dyn Backend, now_us: u64) -> V
         ("total_net_output_bytes", stats.output_bytes.to_string()),
         ("rejected_connections", stats.rejected.to_string()),
         ("protocol_errors", stats.protocol_errors.to_string()),
-        ("client_output_buffer_limit_disconnections", stats.slow_readers.to_string()),
+        (
+            "client_output_buffer_limit_disconnections",
+            stats.slow_readers.to_string(),
+        ),
     ]);
     let cluster = pairs(&[("cluster_enabled", "1".to_owned())]);
     let mut all: Vec<InfoSection> = vec![
@@ -50,7 +56,10 @@ pub(crate) fn sections(shared: &Shared, backend: &dyn Backend, now_us: u64) -> V
         ("Cluster".to_owned(), cluster),
     ];
     for (name, lines) in backend.info() {
-        match all.iter_mut().find(|(known, _)| known.eq_ignore_ascii_case(&name)) {
+        match all
+            .iter_mut()
+            .find(|(known, _)| known.eq_ignore_ascii_case(&name))
+        {
             Some((_, known)) => known.extend(lines),
             None => all.push((name, lines)),
         }
@@ -61,10 +70,18 @@ pub(crate) fn sections(shared: &Shared, backend: &dyn Backend, now_us: u64) -> V
 /// The text of INFO; `wanted` names sections, none: all.
 pub(crate) fn render(sections: &[InfoSection], wanted: &[&[u8]]) -> String {
     let all = wanted.is_empty()
-        || wanted.iter().any(|name| [&b"all"[..], b"default", b"everything"].iter().any(|all| name.eq_ignore_ascii_case(all)));
+        || wanted.iter().any(|name| {
+            [&b"all"[..], b"default", b"everything"]
+                .iter()
+                .any(|all| name.eq_ignore_ascii_case(all))
+        });
     let mut text = String::new();
     for (name, lines) in sections {
-        if !all && !wanted.iter().any(|wanted| wanted.eq_ignore_ascii_case(name.as_bytes())) {
+        if !all
+            && !wanted
+                .iter()
+                .any(|wanted| wanted.eq_ignore_ascii_case(name.as_bytes()))
+        {
             continue;
         }
         if !text.is_empty() {
@@ -86,7 +103,10 @@ pub(crate) fn settings(shared: &Shared) -> Vec<(String, String)> {
     let built_in = pairs(&[
         ("appendonly", "yes".to_owned()),
         ("bind", shared.local.ip().to_string()),
-        ("client-query-buffer-limit", config.max_query_buffer.to_string()),
+        (
+            "client-query-buffer-limit",
+            config.max_query_buffer.to_string(),
+        ),
         ("cluster-enabled", "yes".to_owned()),
         ("databases", "1".to_owned()),
         ("maxclients", shared.max_clients.to_string()),

@@ -12,7 +12,9 @@ const GENERATION_MASK: u32 = (1 << (64 - INDEX_BITS - SEQ_BITS)) - 1;
 
 /// Packs a ticket: generation, place, command.
 pub(crate) fn ticket(generation: u32, index: u32, seq: u32) -> u64 {
-    u64::from(generation) << (INDEX_BITS + SEQ_BITS) | u64::from(index) << SEQ_BITS | u64::from(seq & SEQ_MASK)
+    u64::from(generation) << (INDEX_BITS + SEQ_BITS)
+        | u64::from(index) << SEQ_BITS
+        | u64::from(seq & SEQ_MASK)
 }
 
 #[derive(Default)]
@@ -64,7 +66,10 @@ impl Slab {
     }
 
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut Connection> {
-        self.slots.get_mut(index as usize)?.connection.as_deref_mut()
+        self.slots
+            .get_mut(index as usize)?
+            .connection
+            .as_deref_mut()
     }
 
     /// The connection a ticket belongs to, with the place and the command's number.
@@ -79,7 +84,9 @@ impl Slab {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Connection> {
-        self.slots.iter().filter_map(|slot| slot.connection.as_deref())
+        self.slots
+            .iter()
+            .filter_map(|slot| slot.connection.as_deref())
     }
 
     pub(crate) fn indexes(&self) -> std::ops::Range<u32> {

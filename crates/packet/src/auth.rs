@@ -68,7 +68,10 @@ pub struct Keys {
 
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Keys").field("node", &self.node.map(|_| "..")).field("client", &"..").finish()
+        f.debug_struct("Keys")
+            .field("node", &self.node.map(|_| ".."))
+            .field("client", &"..")
+            .finish()
     }
 }
 
@@ -95,8 +98,8 @@ pub(crate) enum Class {
 
 /// HMAC-SHA256 over parts.
 fn mac(key: &[u8; 32], parts: &[&[u8]]) -> Hmac<Sha256> {
-    let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(key)
-        .expect("HMAC takes keys of any length");
+    let mut mac =
+        <Hmac<Sha256> as KeyInit>::new_from_slice(key).expect("HMAC takes keys of any length");
     for part in parts {
         mac.update(part);
     }
@@ -176,7 +179,10 @@ impl Authenticator {
     pub(crate) fn new(keys: &Keys, mode: Security, boot: &[u8; 16]) -> Authenticator {
         let class = |shared: [u8; 32], name: &[u8]| {
             let kdf = Hkdf::<Sha256>::new(Some(b"cyclone packet 1"), &shared);
-            ClassKeys { shared, handshake: expand(&kdf, &[b"handshake ", name]) }
+            ClassKeys {
+                shared,
+                handshake: expand(&kdf, &[b"handshake ", name]),
+            }
         };
         // What is shown on the wire must not reveal the secret, so both are derived from the boot value.
         let kdf = Hkdf::<Sha256>::new(Some(&keys.node.unwrap_or(keys.client)), boot);
@@ -287,7 +293,10 @@ impl Authenticator {
         b[36..52].copy_from_slice(&self.responder_nonce(address, hello, epoch));
         b[52..56].copy_from_slice(&max_datagram.to_le_bytes());
         b[56..64].copy_from_slice(&epoch.to_le_bytes());
-        let tag = mac_bytes(&self.class_keys(class)?.handshake, &[&hello[..64], &b[..64]]);
+        let tag = mac_bytes(
+            &self.class_keys(class)?.handshake,
+            &[&hello[..64], &b[..64]],
+        );
         b[64..].copy_from_slice(&tag);
         Some(b)
     }
@@ -322,7 +331,11 @@ impl Authenticator {
         confirm[80..].copy_from_slice(&tag);
         let (id, to_responder, to_initiator) = derive(keys, &confirm, &boot_r);
         Ok(Challenged {
-            session: Session { id, send: to_responder, receive: to_initiator },
+            session: Session {
+                id,
+                send: to_responder,
+                receive: to_initiator,
+            },
             max_datagram: u32::from_le_bytes(field(b, 52)),
             confirm,
         })
@@ -345,14 +358,18 @@ impl Authenticator {
         }
         let epoch = u64::from_le_bytes(field(b, 56));
         let now = now_us / EPOCH_US;
-        if epoch > now
-            || now - epoch > 1
-            || b[64..80] != self.responder_nonce(address, b, epoch)
-        {
+        if epoch > now || now - epoch > 1 || b[64..80] != self.responder_nonce(address, b, epoch) {
             return Err(Refusal::Stale);
         }
         let (id, to_responder, to_initiator) = derive(keys, b, &self.boot);
-        Ok((greeting, Session { id, send: to_initiator, receive: to_responder }))
+        Ok((
+            greeting,
+            Session {
+                id,
+                send: to_initiator,
+                receive: to_responder,
+            },
+        ))
     }
 }
 
@@ -376,7 +393,10 @@ mod tests {
     use super::*;
 
     fn side(boot: u8, node: bool) -> Authenticator {
-        let keys = Keys { node: node.then_some([1; 32]), client: [2; 32] };
+        let keys = Keys {
+            node: node.then_some([1; 32]),
+            client: [2; 32],
+        };
         Authenticator::new(&keys, Security::Authenticated, &[boot; 16])
     }
 
@@ -389,8 +409,13 @@ mod tests {
         let (mut a, b) = (side(1, true), side(2, true));
         let hello = a.hello(Class::Node, 1, 2, 1500).unwrap();
         let greeting = b.read_hello(&hello).unwrap();
-        assert_eq!((greeting.from, greeting.to, greeting.max_datagram), (1, 2, 1500));
-        let challenge = b.challenge(5, address(9), &hello, Class::Node, 1400).unwrap();
+        assert_eq!(
+            (greeting.from, greeting.to, greeting.max_datagram),
+            (1, 2, 1500)
+        );
+        let challenge = b
+            .challenge(5, address(9), &hello, Class::Node, 1400)
+            .unwrap();
         let made = a.read_challenge(&challenge, &hello, Class::Node).unwrap();
         assert_eq!(made.max_datagram, 1400);
         let (_, theirs) = b.read_confirm(6, address(9), &made.confirm).unwrap();
@@ -398,19 +423,33 @@ mod tests {
         let nonce = [0; 12];
         let tag = made.session.send.tag(&nonce, [&b"x"[..]], b"");
         assert!(theirs.receive.verify(&nonce, [&b"x"[..]], b"", &tag));
-        assert!(!theirs.send.verify(&nonce, [&b"x"[..]], b"", &tag), "one key per direction");
+        assert!(
+            !theirs.send.verify(&nonce, [&b"x"[..]], b"", &tag),
+            "one key per direction"
+        );
     }
 
     #[test]
     fn a_confirm_is_good_for_one_address_one_boot_and_four_seconds() {
         let (mut a, b) = (side(1, true), side(2, true));
         let hello = a.hello(Class::Node, 1, 2, 1500).unwrap();
-        let challenge = b.challenge(0, address(9), &hello, Class::Node, 1400).unwrap();
-        let confirm = a.read_challenge(&challenge, &hello, Class::Node).unwrap().confirm;
+        let challenge = b
+            .challenge(0, address(9), &hello, Class::Node, 1400)
+            .unwrap();
+        let confirm = a
+            .read_challenge(&challenge, &hello, Class::Node)
+            .unwrap()
+            .confirm;
         let why = |r: Result<(Greeting, Session), Refusal>| r.map(|_| ()).unwrap_err();
         assert_eq!(why(b.read_confirm(0, address(8), &confirm)), Refusal::Stale);
-        assert_eq!(why(b.read_confirm(CHALLENGE_LIFE_US, address(9), &confirm)), Refusal::Stale);
-        assert_eq!(why(side(3, true).read_confirm(0, address(9), &confirm)), Refusal::Forged);
+        assert_eq!(
+            why(b.read_confirm(CHALLENGE_LIFE_US, address(9), &confirm)),
+            Refusal::Stale
+        );
+        assert_eq!(
+            why(side(3, true).read_confirm(0, address(9), &confirm)),
+            Refusal::Forged
+        );
         for i in 0..CONFIRM_BYTES {
             let mut bad = confirm;
             bad[i] ^= 4;
@@ -426,7 +465,10 @@ mod tests {
         assert!(client.hello(Class::Node, 1, 2, 1500).is_none());
         let mut hello = client.hello(Class::Client, 0, 2, 1500).unwrap();
         hello[2] = Class::Node as u8;
-        assert_eq!(side(2, true).read_hello(&hello).unwrap_err(), Refusal::Forged);
+        assert_eq!(
+            side(2, true).read_hello(&hello).unwrap_err(),
+            Refusal::Forged
+        );
     }
 
     #[test]
@@ -435,7 +477,10 @@ mod tests {
         let old = a.hello(Class::Node, 1, 2, 1500).unwrap();
         let challenge = b.challenge(0, address(9), &old, Class::Node, 1400).unwrap();
         let new = a.hello(Class::Node, 1, 2, 1500).unwrap();
-        let refusal = a.read_challenge(&challenge, &new, Class::Node).map(|_| ()).unwrap_err();
+        let refusal = a
+            .read_challenge(&challenge, &new, Class::Node)
+            .map(|_| ())
+            .unwrap_err();
         assert_eq!(refusal, Refusal::Stale);
     }
 }

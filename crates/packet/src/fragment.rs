@@ -47,7 +47,7 @@ impl Piece {
     pub fn append_to(self, payload: &mut Payload) {
         match self {
             Piece::Frame(frame) => payload.push_frame(frame),
-            Piece::Bytes(bytes) => payload.push_bytes(bytes),
+            Piece::Bytes(bytes) => payload.push_vec(bytes),
         }
     }
 }
@@ -85,7 +85,13 @@ pub struct Reassembler {
 impl Reassembler {
     /// Nothing held. `frame_bytes`: what a piece in a frame costs.
     pub fn new(limits: Limits, frame_bytes: usize) -> Reassembler {
-        Reassembler { limits, frame_bytes, held_bytes: 0, partials: HashMap::new(), dropped: 0 }
+        Reassembler {
+            limits,
+            frame_bytes,
+            held_bytes: 0,
+            partials: HashMap::new(),
+            dropped: 0,
+        }
     }
 
     /// Partial messages given up so far.
@@ -128,7 +134,9 @@ impl Reassembler {
             if !self.make_room(key.0, from_node, cost) {
                 return Outcome::Refused;
             }
-            let pieces = std::iter::repeat_with(|| None).take(header.count.into()).collect();
+            let pieces = std::iter::repeat_with(|| None)
+                .take(header.count.into())
+                .collect();
             let fresh = Partial {
                 total: header.total,
                 got: 0,
@@ -145,7 +153,9 @@ impl Reassembler {
             return Outcome::Refused;
         }
         // Making room may have dropped this very message.
-        let Some(partial) = self.partials.get_mut(&key) else { return Outcome::Refused };
+        let Some(partial) = self.partials.get_mut(&key) else {
+            return Outcome::Refused;
+        };
         let slot = usize::from(header.index);
         if partial.total != header.total
             || partial.pieces.len() != usize::from(header.count)
@@ -162,7 +172,9 @@ impl Reassembler {
         if partial.got < header.count {
             return Outcome::Kept;
         }
-        let Some(partial) = self.remove(key) else { return Outcome::Refused };
+        let Some(partial) = self.remove(key) else {
+            return Outcome::Refused;
+        };
         if partial.got_bytes != total {
             return Outcome::Refused;
         }
@@ -184,16 +196,23 @@ impl Reassembler {
         let mine = |key: &&(u64, u64)| key.0 == assoc;
         if self.partials.keys().filter(mine).count() >= self.limits.per_association {
             let oldest = self.partials.iter().filter(|(key, _)| key.0 == assoc);
-            if let Some(key) = oldest.min_by_key(|(key, p)| (p.since_us, key.1)).map(|(key, _)| *key)
+            if let Some(key) = oldest
+                .min_by_key(|(key, p)| (p.since_us, key.1))
+                .map(|(key, _)| *key)
             {
                 self.remove(key);
                 self.dropped += 1;
             }
         }
         while self.held_bytes + cost > self.limits.held_bytes {
-            let evictable = self.partials.iter().filter(|(_, p)| from_node || !p.from_node);
+            let evictable = self
+                .partials
+                .iter()
+                .filter(|(_, p)| from_node || !p.from_node);
             let victim = evictable.min_by_key(|(key, p)| (p.from_node, p.since_us, **key));
-            let Some(key) = victim.map(|(key, _)| *key) else { return false };
+            let Some(key) = victim.map(|(key, _)| *key) else {
+                return false;
+            };
             self.remove(key);
             self.dropped += 1;
         }
@@ -234,11 +253,22 @@ mod tests {
     use super::*;
 
     fn limits() -> Limits {
-        Limits { max_message: 4096, held_bytes: 8192, per_association: 4, timeout_us: 1000 }
+        Limits {
+            max_message: 4096,
+            held_bytes: 8192,
+            per_association: 4,
+            timeout_us: 1000,
+        }
     }
 
     fn header(assoc: u64, first: u64, index: u16, count: u16, total: u32) -> DataHeader {
-        DataHeader { assoc, seq: first + u64::from(index), total, index, count }
+        DataHeader {
+            assoc,
+            seq: first + u64::from(index),
+            total,
+            index,
+            count,
+        }
     }
 
     fn piece(byte: u8, len: usize) -> Piece {
@@ -249,43 +279,83 @@ mod tests {
     fn pieces_in_any_order_make_the_message() {
         let mut r = Reassembler::new(limits(), 2048);
         for index in [2u16, 0] {
-            let kept = r.add(0, &header(1, 7, index, 3, 700), true, piece(index as u8, if index == 2 { 100 } else { 300 }));
+            let kept = r.add(
+                0,
+                &header(1, 7, index, 3, 700),
+                true,
+                piece(index as u8, if index == 2 { 100 } else { 300 }),
+            );
             assert!(matches!(kept, Outcome::Kept));
         }
-        let Outcome::Whole(payload) = r.add(0, &header(1, 7, 1, 3, 700), true, piece(1, 300)) else {
+        let Outcome::Whole(payload) = r.add(0, &header(1, 7, 1, 3, 700), true, piece(1, 300))
+        else {
             panic!("not whole")
         };
-        assert_eq!(payload.to_vec(), [vec![0; 300], vec![1; 300], vec![2; 100]].concat());
+        assert_eq!(
+            payload.to_vec(),
+            [vec![0; 300], vec![1; 300], vec![2; 100]].concat()
+        );
         assert!(r.is_empty() && r.held_bytes == 0);
     }
 
     #[test]
     fn fragments_that_contradict_each_other_are_refused() {
         let mut r = Reassembler::new(limits(), 2048);
-        assert!(matches!(r.add(0, &header(1, 7, 0, 3, 700), true, piece(0, 300)), Outcome::Kept));
-        for bad in [header(1, 7, 1, 3, 800), header(1, 7, 1, 2, 700), header(1, 7, 0, 3, 700)] {
-            assert!(matches!(r.add(0, &bad, true, piece(0, 300)), Outcome::Refused));
+        assert!(matches!(
+            r.add(0, &header(1, 7, 0, 3, 700), true, piece(0, 300)),
+            Outcome::Kept
+        ));
+        for bad in [
+            header(1, 7, 1, 3, 800),
+            header(1, 7, 1, 2, 700),
+            header(1, 7, 0, 3, 700),
+        ] {
+            assert!(matches!(
+                r.add(0, &bad, true, piece(0, 300)),
+                Outcome::Refused
+            ));
         }
         let too_long = piece(0, 600);
-        assert!(matches!(r.add(0, &header(1, 7, 1, 3, 700), true, too_long), Outcome::Refused));
+        assert!(matches!(
+            r.add(0, &header(1, 7, 1, 3, 700), true, too_long),
+            Outcome::Refused
+        ));
         // Lengths that do not add up are noticed at the end.
-        assert!(matches!(r.add(0, &header(1, 7, 1, 3, 700), true, piece(0, 300)), Outcome::Kept));
-        assert!(matches!(r.add(0, &header(1, 7, 2, 3, 700), true, piece(0, 50)), Outcome::Refused));
+        assert!(matches!(
+            r.add(0, &header(1, 7, 1, 3, 700), true, piece(0, 300)),
+            Outcome::Kept
+        ));
+        assert!(matches!(
+            r.add(0, &header(1, 7, 2, 3, 700), true, piece(0, 50)),
+            Outcome::Refused
+        ));
         assert!(r.is_empty() && r.held_bytes == 0);
         // More than the largest message, or absurdly many pieces.
-        assert!(matches!(r.add(0, &header(1, 9, 0, 3, 5000), true, piece(0, 300)), Outcome::Refused));
-        assert!(matches!(r.add(0, &header(1, 9, 0, 900, 4000), true, piece(0, 300)), Outcome::Refused));
+        assert!(matches!(
+            r.add(0, &header(1, 9, 0, 3, 5000), true, piece(0, 300)),
+            Outcome::Refused
+        ));
+        assert!(matches!(
+            r.add(0, &header(1, 9, 0, 900, 4000), true, piece(0, 300)),
+            Outcome::Refused
+        ));
     }
 
     #[test]
     fn memory_is_bounded_and_clients_cannot_push_out_nodes() {
         let mut r = Reassembler::new(limits(), 2048);
-        assert!(matches!(r.add(0, &header(1, 0, 0, 2, 4000), true, piece(0, 3000)), Outcome::Kept));
+        assert!(matches!(
+            r.add(0, &header(1, 0, 0, 2, 4000), true, piece(0, 3000)),
+            Outcome::Kept
+        ));
         for i in 0..100 {
             let _ = r.add(1 + i, &header(2, i * 10, 0, 2, 4000), false, piece(0, 3000));
             assert!(r.held_bytes <= 8192 && r.len() <= 5);
         }
-        assert!(matches!(r.add(200, &header(1, 0, 1, 2, 4000), true, piece(0, 1000)), Outcome::Whole(_)));
+        assert!(matches!(
+            r.add(200, &header(1, 0, 1, 2, 4000), true, piece(0, 1000)),
+            Outcome::Whole(_)
+        ));
         r.expire(5000);
         assert!(r.is_empty() && r.held_bytes == 0 && r.dropped() > 90);
     }

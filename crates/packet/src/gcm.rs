@@ -58,7 +58,10 @@ impl Gcm {
         let cipher = Aes256::new(&Array(*key));
         let mut h = Array([0; 16]);
         cipher.encrypt_block(&mut h);
-        Gcm { ghash: GHash::new(&h), cipher }
+        Gcm {
+            ghash: GHash::new(&h),
+            cipher,
+        }
     }
 
     /// The tag of associated data (`aad`, in parts) and a ciphertext that is already encrypted.
@@ -68,8 +71,12 @@ impl Gcm {
         aad: impl IntoIterator<Item = &'a [u8]>,
         ciphertext: &[u8],
     ) -> [u8; 16] {
-        let mut stream =
-            Stream { ghash: self.ghash.clone(), held: [0; 16], fill: 0, bytes: 0 };
+        let mut stream = Stream {
+            ghash: self.ghash.clone(),
+            held: [0; 16],
+            fill: 0,
+            bytes: 0,
+        };
         for part in aad {
             stream.update(part);
         }
@@ -132,8 +139,8 @@ impl std::fmt::Debug for Gcm {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use aes_gcm::Aes256Gcm;
     use aes_gcm::aead::{Aead, Payload};
-    use aes_gcm::{Aes256Gcm, KeyInit as _};
     use proptest::prelude::*;
 
     proptest! {

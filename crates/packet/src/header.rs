@@ -174,17 +174,43 @@ mod tests {
 
     #[test]
     fn impossible_headers_are_refused() {
-        let whole = DataHeader { assoc: 1, seq: 5, total: 3, index: 0, count: 1 };
+        let whole = DataHeader {
+            assoc: 1,
+            seq: 5,
+            total: 3,
+            index: 0,
+            count: 1,
+        };
         let datagram = |h: DataHeader, payload: &[u8]| [&h.encode()[..], payload].concat();
         assert_eq!(DataHeader::parse(&datagram(whole, b"abc")), Some(whole));
         assert_eq!(DataHeader::parse(&datagram(whole, b"ab")), None);
-        assert_eq!(DataHeader::parse(&datagram(DataHeader { index: 1, ..whole }, b"abc")), None);
-        assert_eq!(DataHeader::parse(&datagram(DataHeader { count: 0, ..whole }, b"")), None);
-        let piece = DataHeader { total: 9, index: 1, count: 2, ..whole };
+        assert_eq!(
+            DataHeader::parse(&datagram(DataHeader { index: 1, ..whole }, b"abc")),
+            None
+        );
+        assert_eq!(
+            DataHeader::parse(&datagram(DataHeader { count: 0, ..whole }, b"")),
+            None
+        );
+        let piece = DataHeader {
+            total: 9,
+            index: 1,
+            count: 2,
+            ..whole
+        };
         assert_eq!(DataHeader::parse(&datagram(piece, b"abc")), Some(piece));
-        assert_eq!(DataHeader::parse(&datagram(DataHeader { index: 2, ..piece }, b"abc")), None);
-        assert_eq!(DataHeader::parse(&datagram(DataHeader { seq: 0, ..piece }, b"abc")), None);
-        assert_eq!(DataHeader::parse(&datagram(DataHeader { total: 3, ..piece }, b"abc")), None);
+        assert_eq!(
+            DataHeader::parse(&datagram(DataHeader { index: 2, ..piece }, b"abc")),
+            None
+        );
+        assert_eq!(
+            DataHeader::parse(&datagram(DataHeader { seq: 0, ..piece }, b"abc")),
+            None
+        );
+        assert_eq!(
+            DataHeader::parse(&datagram(DataHeader { total: 3, ..piece }, b"abc")),
+            None
+        );
         assert_eq!(DataHeader::parse(&datagram(piece, b"")), None);
     }
 }

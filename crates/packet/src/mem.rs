@@ -57,7 +57,11 @@ impl Net {
         }
         let copies = if self.chance(faults.duplicate) { 2 } else { 1 };
         for _ in 0..copies {
-            let mut copy = if copies == 1 { std::mem::take(&mut bytes) } else { bytes.clone() };
+            let mut copy = if copies == 1 {
+                std::mem::take(&mut bytes)
+            } else {
+                bytes.clone()
+            };
             if !copy.is_empty() && self.chance(faults.corrupt) {
                 let at = self.next() as usize % copy.len();
                 copy[at] ^= 1 << (self.next() % 8);
@@ -69,11 +73,17 @@ impl Net {
             let late = self.chance(faults.reorder);
             let back = self.next() as usize;
             let limit = self.inbox_limit;
-            let Some(inbox) = self.inboxes.get_mut(&to) else { return };
+            let Some(inbox) = self.inboxes.get_mut(&to) else {
+                return;
+            };
             if inbox.len() >= limit {
                 return;
             }
-            let at = if late { inbox.len() - back % (inbox.len() + 1) } else { inbox.len() };
+            let at = if late {
+                inbox.len() - back % (inbox.len() + 1)
+            } else {
+                inbox.len()
+            };
             inbox.insert(at, (from, copy));
         }
     }
@@ -96,7 +106,9 @@ impl MemNet {
             inbox_limit: 65_536,
             captured: None,
         };
-        MemNet { net: Arc::new(Mutex::new(net)) }
+        MemNet {
+            net: Arc::new(Mutex::new(net)),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Net> {
@@ -107,7 +119,12 @@ impl MemNet {
     /// A driver at this address; an older one there loses its inbox.
     pub fn driver(&self, address: SocketAddr, max_datagram: usize) -> MemDriver {
         self.lock().inboxes.insert(address, VecDeque::new());
-        MemDriver { net: self.clone(), address, max_datagram, stats: DriverStats::default() }
+        MemDriver {
+            net: self.clone(),
+            address,
+            max_datagram,
+            stats: DriverStats::default(),
+        }
     }
 
     /// Changes the faults from now on.
@@ -137,7 +154,11 @@ impl MemNet {
 
     /// What was sent since [`MemNet::capture`] or the last call.
     pub fn captured(&self) -> Vec<(SocketAddr, SocketAddr, Vec<u8>)> {
-        self.lock().captured.as_mut().map(std::mem::take).unwrap_or_default()
+        self.lock()
+            .captured
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
     }
 
     /// Datagrams under way.
@@ -176,14 +197,18 @@ impl Driver for MemDriver {
         max: usize,
     ) -> io::Result<usize> {
         let mut net = self.net.lock();
-        let Some(inbox) = net.inboxes.get_mut(&self.address) else { return Ok(0) };
+        let Some(inbox) = net.inboxes.get_mut(&self.address) else {
+            return Ok(0);
+        };
         let mut n = 0;
         while n < max && !inbox.is_empty() {
             let Some(mut frame) = pool.alloc() else {
                 self.stats.pool_empty += 1;
                 break;
             };
-            let Some((from, bytes)) = inbox.pop_front() else { break };
+            let Some((from, bytes)) = inbox.pop_front() else {
+                break;
+            };
             if bytes.len() > self.max_datagram || HEADROOM + bytes.len() > frame.len() {
                 self.stats.truncated += 1;
                 continue;

@@ -10,7 +10,7 @@
 mod handshake;
 mod send;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::net::SocketAddr;
@@ -101,8 +101,7 @@ pub struct PortConfig {
     pub queue_messages: usize,
     /// Their bytes; one message is queued whatever its size.
     pub queue_bytes: usize,
-    /// Bounds of partly received messages; `None`: four largest messages, at least 16 MiB, but at most a
-    /// quarter of the pool.
+    /// Bounds of partly received messages; `None`: four largest messages, at least 16 MiB.
     pub reassembly: Option<Limits>,
 }
 
@@ -203,7 +202,7 @@ pub struct Port {
     queue_messages: usize,
     queue_bytes: usize,
     auth: Authenticator,
-    nodes: HashMap<u64, Node>,
+    nodes: BTreeMap<u64, Node>,
     assocs: HashMap<u64, Box<Assoc>, BuildHasherDefault<IdHasher>>,
     clients: usize,
     /// Associations dropped so early that their Confirm could still be replayed, with the end of that time.
@@ -238,9 +237,14 @@ impl Port {
         let keys = match config.identity {
             Identity::Node(_) => config.keys,
             // A client that was given the node key does not use it.
-            Identity::Client => Keys { node: None, ..config.keys },
+            Identity::Client => Keys {
+                node: None,
+                ..config.keys
+            },
         };
-        let max_datagram = driver.max_datagram().min(pool.frame_bytes().saturating_sub(HEADROOM));
+        let max_datagram = driver
+            .max_datagram()
+            .min((pool.frame_bytes() as usize).saturating_sub(HEADROOM));
         if max_datagram < MIN_DATAGRAM {
             return Err(PacketError::DatagramTooSmall(max_datagram, MIN_DATAGRAM));
         }
@@ -248,18 +252,20 @@ impl Port {
         if config.max_message > most {
             return Err(PacketError::MessageTooLarge(config.max_message));
         }
-        let quarter = pool.frame_bytes().saturating_mul(pool.count() as usize) / 4;
         let limits = config.reassembly.unwrap_or(Limits {
             max_message: config.max_message,
-            held_bytes: config.max_message.saturating_mul(4).max(16 << 20).min(quarter),
+            held_bytes: config.max_message.saturating_mul(4).max(16 << 20),
             per_association: 64,
             timeout_us: 1_000_000,
         });
-        let limits = Limits { max_message: config.max_message, ..limits };
+        let limits = Limits {
+            max_message: config.max_message,
+            ..limits
+        };
         let frames = pool.count() as usize;
         Ok(Port {
             auth: Authenticator::new(&keys, config.security, &config.boot),
-            reassembler: Reassembler::new(limits, pool.frame_bytes()),
+            reassembler: Reassembler::new(limits, pool.frame_bytes() as usize),
             pool_reserve: (frames / 8).max(2 * POLL_BURST).min(frames / 2),
             driver,
             pool,
@@ -270,7 +276,7 @@ impl Port {
             client_idle_us: config.client_idle_us.max(CHALLENGE_LIFE_US),
             queue_messages: config.queue_messages,
             queue_bytes: config.queue_bytes,
-            nodes: HashMap::new(),
+            nodes: BTreeMap::new(),
             assocs: HashMap::default(),
             clients: 0,
             retired: HashMap::new(),
@@ -301,7 +307,9 @@ impl Port {
 
     /// Forgets a node and its associations. It may come back by shaking hands if it holds the node key.
     pub fn remove_node(&mut self, now_us: u64, id: u64) {
-        let Some(node) = self.nodes.remove(&id) else { return };
+        let Some(node) = self.nodes.remove(&id) else {
+            return;
+        };
         self.stats.queue_dropped += node.queue.len() as u64;
         for assoc in node.assocs {
             self.drop_assoc(now_us, assoc);
@@ -368,7 +376,10 @@ impl Port {
     /// Whether an association with this peer stands.
     pub fn is_connected(&self, peer: Peer) -> bool {
         match peer {
-            Peer::Node(id) => self.nodes.get(&id).is_some_and(|node| node.current.is_some()),
+            Peer::Node(id) => self
+                .nodes
+                .get(&id)
+                .is_some_and(|node| node.current.is_some()),
             Peer::Client(id) => self.assocs.get(&id).is_some_and(|a| a.peer == peer),
         }
     }
@@ -435,7 +446,10 @@ impl Port {
             assoc.confirmed = true;
             if let Peer::Node(id) = peer
                 && let Some(node) = self.nodes.get_mut(&id)
-                && node.confirm.as_ref().is_some_and(|(id, ..)| *id == header.assoc)
+                && node
+                    .confirm
+                    .as_ref()
+                    .is_some_and(|(id, ..)| *id == header.assoc)
             {
                 node.confirm = None;
             }
@@ -449,13 +463,16 @@ impl Port {
             self.stats.too_large += 1;
             return;
         }
+        // Fragments from a peer with a small MTU would hold large frames for little.
+        let fragment = u32::from(header.index) + 1 < u32::from(header.count);
+        let spare = low || (fragment && payload_bytes * 2 < self.pool.frame_bytes() as usize);
         let piece = match self.security {
             Security::Encrypted => {
                 self.stats.copied_crypt_bytes += payload_bytes as u64;
-                open(&assoc.receive, &self.pool, &nonce, payload, low)
+                open(&assoc.receive, &self.pool, &nonce, payload, spare)
             }
-            _ if low => {
-                self.stats.copied_low_pool_bytes += payload_bytes as u64;
+            _ if spare => {
+                self.stats.copied_spare_bytes += payload_bytes as u64;
                 Piece::Bytes(payload.to_vec())
             }
             _ => Piece::Frame(frame.slice(DATA_BYTES..frame.len())),
@@ -505,7 +522,11 @@ impl Port {
     fn push_control(&mut self, to: SocketAddr, datagram: &[u8]) {
         let mut bytes = [0; CONFIRM_BYTES];
         bytes[..datagram.len()].copy_from_slice(datagram);
-        self.control.push(Control { to, len: datagram.len(), bytes });
+        self.control.push(Control {
+            to,
+            len: datagram.len(),
+            bytes,
+        });
     }
 }
 

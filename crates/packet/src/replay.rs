@@ -18,7 +18,10 @@ pub struct Window {
 
 impl Default for Window {
     fn default() -> Self {
-        Window { next: 0, words: [0; WORDS] }
+        Window {
+            next: 0,
+            words: [0; WORDS],
+        }
     }
 }
 
@@ -28,7 +31,8 @@ impl Window {
         if seq >= self.next {
             return seq < MAX_SEQ;
         }
-        self.next - seq <= WINDOW && self.words[(seq / 64) as usize % WORDS] & (1 << (seq % 64)) == 0
+        self.next - seq <= WINDOW
+            && self.words[(seq / 64) as usize % WORDS] & (1 << (seq % 64)) == 0
     }
 
     /// Whether `seq` would be the newest so far.

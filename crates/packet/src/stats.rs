@@ -61,8 +61,9 @@ pub struct PortStats {
 
     /// Partly received messages given up: too old, or to make room.
     pub partials_dropped: u64,
-    /// Payload bytes copied because the pool ran low (the copy frees the frame).
-    pub copied_low_pool_bytes: u64,
+    /// Payload bytes copied so that their frames go round again: few were left, or a fragment filled less
+    /// than half of its frame.
+    pub copied_spare_bytes: u64,
     /// Payload bytes copied to be encrypted or decrypted.
     pub copied_crypt_bytes: u64,
 

@@ -21,7 +21,9 @@ pub(crate) fn put_address(
             let sin = libc::sockaddr_in {
                 sin_family: libc::AF_INET as libc::sa_family_t,
                 sin_port: v4.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from(*v4.ip()).to_be() },
+                sin_addr: libc::in_addr {
+                    s_addr: u32::from(*v4.ip()).to_be(),
+                },
                 sin_zero: [0; 8],
             };
             // SAFETY: sockaddr_storage is at least as large and as aligned as sockaddr_in, and exclusively borrowed.
@@ -33,7 +35,9 @@ pub(crate) fn put_address(
                 sin6_family: libc::AF_INET6 as libc::sa_family_t,
                 sin6_port: v6.port().to_be(),
                 sin6_flowinfo: v6.flowinfo(),
-                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_addr: libc::in6_addr {
+                    s6_addr: v6.ip().octets(),
+                },
                 sin6_scope_id: v6.scope_id(),
             };
             // SAFETY: sockaddr_storage is at least as large and as aligned as sockaddr_in6, and exclusively borrowed.
@@ -75,7 +79,11 @@ fn set_option(fd: RawFd, level: i32, name: i32, value: i32) -> io::Result<()> {
             size_of::<i32>() as libc::socklen_t,
         )
     };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 fn get_option(fd: RawFd, level: i32, name: i32) -> io::Result<i32> {
@@ -83,15 +91,20 @@ fn get_option(fd: RawFd, level: i32, name: i32) -> io::Result<i32> {
     let mut len = size_of::<i32>() as libc::socklen_t;
     // SAFETY: the pointer and length describe `value`; the kernel writes at most `len` bytes.
     let rc = unsafe { libc::getsockopt(fd, level, name, (&raw mut value).cast(), &mut len) };
-    if rc == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+    if rc == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Asks for socket buffers of this size; beyond the system's limit if we are allowed to.
 pub(crate) fn set_buffers(fd: RawFd, bytes: usize) {
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
-    for (force, plain) in
-        [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
-    {
+    for (force, plain) in [
+        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
+        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF),
+    ] {
         if set_option(fd, libc::SOL_SOCKET, force, bytes).is_err() {
             // Smaller buffers only lose more packets under bursts.
             let _ = set_option(fd, libc::SOL_SOCKET, plain, bytes);
@@ -157,7 +170,10 @@ impl Burst {
         self.slices.clear();
         for buffer in buffers {
             let iov_base = buffer.as_mut_ptr().cast();
-            self.slices.push(libc::iovec { iov_base, iov_len: buffer.len() });
+            self.slices.push(libc::iovec {
+                iov_base,
+                iov_len: buffer.len(),
+            });
         }
         let n = self.slices.len();
         self.reserve(n);
@@ -180,14 +196,22 @@ impl Burst {
                 std::ptr::null_mut(),
             )
         };
-        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc as usize) }
+        if rc < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(rc as usize)
+        }
     }
 
     /// Length, whether it was cut short, and sender of the i-th datagram of the last receive.
     pub(crate) fn received(&self, i: usize) -> (usize, bool, Option<SocketAddr>) {
         let header = &self.headers[i];
         let cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-        (header.msg_len as usize, cut, get_address(&self.addresses[i]))
+        (
+            header.msg_len as usize,
+            cut,
+            get_address(&self.addresses[i]),
+        )
     }
 
     /// Sends datagrams in order; returns how many were taken.
@@ -201,7 +225,10 @@ impl Burst {
         self.slices.clear();
         for part in datagrams.iter().flat_map(|d| d.parts) {
             let iov_base = part.as_ptr().cast_mut().cast();
-            self.slices.push(libc::iovec { iov_base, iov_len: part.len() });
+            self.slices.push(libc::iovec {
+                iov_base,
+                iov_len: part.len(),
+            });
         }
         let mut first = 0;
         for (i, datagram) in datagrams.iter().enumerate() {
@@ -223,7 +250,11 @@ impl Burst {
                 libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
             )
         };
-        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc as usize) }
+        if rc < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(rc as usize)
+        }
     }
 }
 
@@ -233,7 +264,12 @@ mod tests {
 
     #[test]
     fn addresses_survive_the_round_trip() {
-        for text in ["127.0.0.1:7000", "[::1]:65535", "[fe80::1%3]:9", "255.1.2.3:0"] {
+        for text in [
+            "127.0.0.1:7000",
+            "[::1]:65535",
+            "[fe80::1%3]:9",
+            "255.1.2.3:0",
+        ] {
             let address: SocketAddr = text.parse().unwrap();
             let mut storage = blank_address();
             put_address(address, &mut storage);

@@ -30,7 +30,11 @@ pub struct TcpOptions {
 
 impl Default for TcpOptions {
     fn default() -> Self {
-        TcpOptions { max_datagram: 64 << 10, queue_bytes: 16 << 20, max_connections: 1024 }
+        TcpOptions {
+            max_datagram: 64 << 10,
+            queue_bytes: 16 << 20,
+            max_connections: 1024,
+        }
     }
 }
 
@@ -70,10 +74,16 @@ impl TcpDriver {
     ///
     /// # Errors
     /// The address is in use or not ours, or no descriptor is free.
-    pub fn bind(address: SocketAddr, pool: &Pool, mut options: TcpOptions) -> io::Result<TcpDriver> {
+    pub fn bind(
+        address: SocketAddr,
+        pool: &Pool,
+        mut options: TcpOptions,
+    ) -> io::Result<TcpDriver> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
-        options.max_datagram = options.max_datagram.min(pool.frame_bytes().saturating_sub(64));
+        options.max_datagram = options
+            .max_datagram
+            .min((pool.frame_bytes() as usize).saturating_sub(64));
         // SAFETY: a plain system call; a non-negative result is a descriptor that nobody else owns.
         let epoll = unsafe {
             let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
@@ -94,16 +104,28 @@ impl TcpDriver {
             clock: 0,
             stats: DriverStats::default(),
         };
-        driver.watch(libc::EPOLL_CTL_ADD, driver.listener.as_raw_fd(), LISTENER, false)?;
+        driver.watch(
+            libc::EPOLL_CTL_ADD,
+            driver.listener.as_raw_fd(),
+            LISTENER,
+            false,
+        )?;
         Ok(driver)
     }
 
     fn watch(&self, op: i32, fd: RawFd, token: u64, write: bool) -> io::Result<()> {
         let events = libc::EPOLLIN | if write { libc::EPOLLOUT } else { 0 };
-        let mut event = libc::epoll_event { events: events as u32, u64: token };
+        let mut event = libc::epoll_event {
+            events: events as u32,
+            u64: token,
+        };
         // SAFETY: `event` is valid for the call, which copies it.
         let rc = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), op, fd, &mut event) };
-        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        if rc == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     fn drop_connection(&mut self, address: SocketAddr) {
@@ -114,10 +136,18 @@ impl TcpDriver {
         }
     }
 
-    fn adopt(&mut self, address: SocketAddr, stream: TcpStream, connecting: bool) -> io::Result<()> {
+    fn adopt(
+        &mut self,
+        address: SocketAddr,
+        stream: TcpStream,
+        connecting: bool,
+    ) -> io::Result<()> {
         if self.connections.len() >= self.options.max_connections
-            && let Some(oldest) =
-                self.connections.iter().min_by_key(|(_, c)| c.used).map(|(address, _)| *address)
+            && let Some(oldest) = self
+                .connections
+                .iter()
+                .min_by_key(|(_, c)| c.used)
+                .map(|(address, _)| *address)
         {
             self.drop_connection(oldest);
         }
@@ -147,7 +177,9 @@ impl TcpDriver {
 
     /// Writes what is queued; `false` if the connection failed.
     fn flush(&mut self, address: SocketAddr) -> bool {
-        let Some(c) = self.connections.get_mut(&address) else { return false };
+        let Some(c) = self.connections.get_mut(&address) else {
+            return false;
+        };
         while !c.connecting && c.output_at < c.output.len() {
             match c.stream.write(&c.output[c.output_at..]) {
                 Ok(0) => return false,
@@ -192,7 +224,9 @@ impl TcpDriver {
 
     /// Reads what has arrived; `false` if the connection ended.
     fn fill(&mut self, address: SocketAddr) -> bool {
-        let Some(c) = self.connections.get_mut(&address) else { return true };
+        let Some(c) = self.connections.get_mut(&address) else {
+            return true;
+        };
         self.clock += 1;
         c.used = self.clock;
         // Enough is here already: let the kernel hold the rest back.
@@ -213,7 +247,10 @@ impl TcpDriver {
             }
             Err(e) => (
                 0,
-                matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+                matches!(
+                    e.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ),
             ),
         };
         c.input.truncate(before + n);
@@ -228,11 +265,15 @@ impl TcpDriver {
         out: &mut Vec<(SocketAddr, Frame)>,
         end: usize,
     ) -> bool {
-        let Some(c) = self.connections.get_mut(&address) else { return true };
+        let Some(c) = self.connections.get_mut(&address) else {
+            return true;
+        };
         let mut more = false;
         loop {
             let rest = &c.input[c.input_at..];
-            let Some((len, rest)) = rest.split_first_chunk::<4>() else { break };
+            let Some((len, rest)) = rest.split_first_chunk::<4>() else {
+                break;
+            };
             let len = u32::from_le_bytes(*len) as usize;
             if len == 0 || len > self.options.max_datagram {
                 return false;
@@ -265,7 +306,9 @@ impl TcpDriver {
     }
 
     fn settle_connect(&mut self, address: SocketAddr) -> bool {
-        let Some(c) = self.connections.get_mut(&address) else { return true };
+        let Some(c) = self.connections.get_mut(&address) else {
+            return true;
+        };
         if c.connecting {
             match c.stream.take_error() {
                 Ok(None) => c.connecting = false,
@@ -278,7 +321,11 @@ impl TcpDriver {
 
 /// Starts a connection without waiting for it.
 fn connect(to: SocketAddr) -> io::Result<TcpStream> {
-    let family = if to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let family = if to.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: a plain system call; a non-negative result is a descriptor that nobody else owns.
     let fd = unsafe {
@@ -318,7 +365,9 @@ impl Driver for TcpDriver {
                     continue;
                 }
             }
-            let Some(c) = self.connections.get_mut(&to) else { continue };
+            let Some(c) = self.connections.get_mut(&to) else {
+                continue;
+            };
             if c.output.len() - c.output_at + len + 4 > self.options.queue_bytes {
                 // One slow peer must not hold up datagrams for the others.
                 self.stats.send_errors += 1;
@@ -362,11 +411,20 @@ impl Driver for TcpDriver {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         // SAFETY: the pointer and count describe `events`, which the kernel fills.
         let n = unsafe {
-            libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, 0)
+            libc::epoll_wait(
+                self.epoll.as_raw_fd(),
+                events.as_mut_ptr(),
+                events.len() as i32,
+                0,
+            )
         };
         if n < 0 {
             let e = io::Error::last_os_error();
-            return if e.kind() == io::ErrorKind::Interrupted { Ok(0) } else { Err(e) };
+            return if e.kind() == io::ErrorKind::Interrupted {
+                Ok(0)
+            } else {
+                Err(e)
+            };
         }
         for event in &events[..n as usize] {
             let (token, flags) = (event.u64, event.events);
@@ -374,7 +432,9 @@ impl Driver for TcpDriver {
                 self.accept();
                 continue;
             }
-            let Some(&address) = self.by_token.get(&token) else { continue };
+            let Some(&address) = self.by_token.get(&token) else {
+                continue;
+            };
             let mut alive = true;
             if flags & (libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0 {
                 alive = self.settle_connect(address);

@@ -27,7 +27,10 @@ pub struct UdpOptions {
 
 impl Default for UdpOptions {
     fn default() -> Self {
-        UdpOptions { socket_buffer_bytes: 8 << 20, max_datagram: None }
+        UdpOptions {
+            socket_buffer_bytes: 8 << 20,
+            max_datagram: None,
+        }
     }
 }
 
@@ -53,7 +56,9 @@ impl UdpDriver {
         let socket = UdpSocket::bind(address)?;
         socket.set_nonblocking(true)?;
         sys::set_buffers(socket.as_raw_fd(), options.socket_buffer_bytes);
-        let frame_max = pool.frame_bytes().saturating_sub(64).min(UDP_MAX);
+        let frame_max = (pool.frame_bytes() as usize)
+            .saturating_sub(64)
+            .min(UDP_MAX);
         Ok(UdpDriver {
             local: socket.local_addr()?,
             socket,
@@ -72,7 +77,10 @@ impl Driver for UdpDriver {
         let mut done = 0;
         while done < datagrams.len() {
             let end = datagrams.len().min(done + SEND_BURST);
-            match self.send.send(self.socket.as_raw_fd(), &datagrams[done..end]) {
+            match self
+                .send
+                .send(self.socket.as_raw_fd(), &datagrams[done..end])
+            {
                 Ok(n) => {
                     self.stats.send_calls += 1;
                     self.stats.sent += n as u64;
@@ -113,12 +121,18 @@ impl Driver for UdpDriver {
             self.stats.pool_empty += 1;
             return Ok(0);
         }
-        let buffers = self.waiting.iter_mut().take(want).map(|frame| &mut frame[HEADROOM..]);
+        let buffers = self
+            .waiting
+            .iter_mut()
+            .take(want)
+            .map(|frame| &mut frame[HEADROOM..]);
         let n = match self.receive.receive(self.socket.as_raw_fd(), buffers) {
             Ok(n) => n,
             Err(e) => match e.raw_os_error() {
                 // An ICMP error about something sent earlier is no reason to stop receiving.
-                Some(libc::EAGAIN | libc::EINTR | libc::ECONNREFUSED | libc::ENOMEM) => return Ok(0),
+                Some(libc::EAGAIN | libc::EINTR | libc::ECONNREFUSED | libc::ENOMEM) => {
+                    return Ok(0);
+                }
                 _ => return Err(e),
             },
         };
@@ -150,7 +164,8 @@ impl Driver for UdpDriver {
             return self.max_datagram;
         }
         // Without an answer, what every Ethernet carries.
-        self.max_datagram.min(sys::path_payload(to).unwrap_or(1452).max(512))
+        self.max_datagram
+            .min(sys::path_payload(to).unwrap_or(1452).max(512))
     }
 
     fn local_addr(&self) -> SocketAddr {

@@ -227,7 +227,9 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "client {:<4} [{:>10} .. ", self.client, self.invoke_us)?;
         match &self.outcome {
-            Outcome::Done { return_us, answer } => write!(f, "{return_us:>10}] {} -> {answer}", self.op),
+            Outcome::Done { return_us, answer } => {
+                write!(f, "{return_us:>10}] {} -> {answer}", self.op)
+            }
             Outcome::NotDone => write!(f, "          ] {} -> not done", self.op),
             Outcome::Unknown => write!(f, "         ?] {} -> unknown", self.op),
         }

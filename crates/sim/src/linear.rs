@@ -50,7 +50,10 @@ pub enum CheckError {
     #[error("{0}")]
     NotLinearizable(Box<Violation>),
     /// The search gave up: nothing is known about this key, and no other key is at fault.
-    #[error("key {}: undecided after {steps} steps over {operations} operations", text(key))]
+    #[error(
+        "key {}: undecided after {steps} steps over {operations} operations",
+        text(key)
+    )]
     Undecided {
         /// The key.
         key: Vec<u8>,
@@ -82,12 +85,20 @@ pub struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "key {}: no order explains these answers (times in µs):", text(&self.key))?;
+        writeln!(
+            f,
+            "key {}: no order explains these answers (times in µs):",
+            text(&self.key)
+        )?;
         for operation in &self.window {
             writeln!(f, "  {operation}")?;
         }
         if self.others > 0 {
-            write!(f, "  even if any of {} other writes happened late or never", self.others)
+            write!(
+                f,
+                "  even if any of {} other writes happened late or never",
+                self.others
+            )
         } else {
             write!(f, "  and nothing else was written to the key")
         }

@@ -1,1 +1,12 @@
-//! Under construction.
+//! The log in byte-addressable memory: a ring of pointer slots at records, two-slot hard state, recovery; and the
+//! superblock that says whose region it is. Knows neither sockets nor Raft; has no clock.
+#![forbid(unsafe_code)]
+
+pub mod ring;
+mod recover;
+pub mod superblock;
+
+pub use cyclone_wire::ring::HardState;
+pub use recover::Recovered;
+pub use ring::{Batch, EntryView, NewEntry, Persisted, Ring, RingError, RingSpec};
+pub use superblock::{Identity, SuperblockError};

@@ -12,4 +12,5 @@ pub mod raftmsg;
 pub mod reply;
 mod reply_codec;
 pub mod resp;
+pub mod ring;
 pub mod slot;

@@ -12,7 +12,11 @@ const fn table() -> [u16; 256] {
         let mut crc = (byte as u16) << 8;
         let mut bit = 0;
         while bit < 8 {
-            crc = if crc & 0x8000 != 0 { (crc << 1) ^ 0x1021 } else { crc << 1 };
+            crc = if crc & 0x8000 != 0 {
+                (crc << 1) ^ 0x1021
+            } else {
+                crc << 1
+            };
             bit += 1;
         }
         table[byte] = crc;
@@ -23,7 +27,9 @@ const fn table() -> [u16; 256] {
 
 /// CRC-16/XMODEM (polynomial 0x1021, initial value 0).
 pub fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0u16, |crc, byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) as u8 ^ byte)])
+    bytes.iter().fold(0u16, |crc, byte| {
+        (crc << 8) ^ TABLE[usize::from((crc >> 8) as u8 ^ byte)]
+    })
 }
 
 /// The part of the key that decides its slot: what stands between the first `{` and the next `}`, unless that is

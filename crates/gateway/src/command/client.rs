@@ -53,7 +53,12 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
             } else if context.is(2, "off") {
                 ReplyMode::Off
             } else if context.is(2, "skip") {
-                ReplyMode::SkipNext
+                // Silence outlasts a request for one skip.
+                if context.session.reply_mode == ReplyMode::Off {
+                    ReplyMode::Off
+                } else {
+                    ReplyMode::SkipNext
+                }
             } else {
                 return context.error(SYNTAX);
             };
@@ -75,7 +80,9 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
                 "NO-EVICT (ON|OFF) | NO-TOUCH (ON|OFF)",
             ];
             encode::array(context.out, lines.len());
-            lines.iter().for_each(|line| encode::simple(context.out, line));
+            lines
+                .iter()
+                .for_each(|line| encode::simple(context.out, line));
         }
         _ => return context.unknown_subcommand("CLIENT"),
     }
@@ -95,7 +102,9 @@ fn set_info(context: &mut Context<'_, '_>) -> Flow {
         return context.error(text);
     };
     if !is_plain(value) {
-        return context.error(format!("ERR {name} cannot contain spaces, newlines or special characters."));
+        return context.error(format!(
+            "ERR {name} cannot contain spaces, newlines or special characters."
+        ));
     }
     *field = value.to_vec();
     context.ok()
@@ -107,7 +116,9 @@ fn list(context: &mut Context<'_, '_>) -> Flow {
     let mut only: Option<Vec<u64>> = None;
     let mut none = false;
     if args.len() == 4 && context.is(2, "type") {
-        none = ["master", "replica", "slave", "pubsub"].iter().any(|kind| context.is(3, kind));
+        none = ["master", "replica", "slave", "pubsub"]
+            .iter()
+            .any(|kind| context.is(3, kind));
         if !none && !context.is(3, "normal") {
             let mut text = b"ERR Unknown client type '".to_vec();
             text.extend_from_slice(args.at(3));
@@ -115,7 +126,10 @@ fn list(context: &mut Context<'_, '_>) -> Flow {
             return context.error(text);
         }
     } else if args.len() > 3 && context.is(2, "id") {
-        let ids: Option<Vec<u64>> = args.from(3).map(|id| parse_i64(id).and_then(|id| u64::try_from(id).ok())).collect();
+        let ids: Option<Vec<u64>> = args
+            .from(3)
+            .map(|id| parse_i64(id).and_then(|id| u64::try_from(id).ok()))
+            .collect();
         match ids {
             Some(ids) => only = Some(ids),
             None => return context.error("ERR Invalid client ID"),
@@ -156,6 +170,10 @@ fn line(text: &mut String, session: &Session, now_us: u64) {
         session.last_command,
         name(&session.lib_name),
         name(&session.lib_version),
-        if session.protocol == Protocol::Resp3 { 3 } else { 2 },
+        if session.protocol == Protocol::Resp3 {
+            3
+        } else {
+            2
+        },
     );
 }

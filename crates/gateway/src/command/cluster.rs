@@ -36,7 +36,11 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
 /// The leader first, then whoever else is alive.
 fn in_order(topology: &Topology) -> Option<(&TopologyNode, Vec<&TopologyNode>)> {
     let leader = topology.nodes.iter().find(|node| node.is_leader)?;
-    let followers = topology.nodes.iter().filter(|node| !node.is_leader && node.alive).collect();
+    let followers = topology
+        .nodes
+        .iter()
+        .filter(|node| !node.is_leader && node.alive)
+        .collect();
     Some((leader, followers))
 }
 
@@ -89,7 +93,11 @@ fn shards(out: &mut Vec<u8>, protocol: Protocol, topology: &Topology) {
 }
 
 fn nodes(topology: &Topology) -> String {
-    let leader = topology.nodes.iter().find(|node| node.is_leader).map_or("-", |node| node.id.as_str());
+    let leader = topology
+        .nodes
+        .iter()
+        .find(|node| node.is_leader)
+        .map_or("-", |node| node.id.as_str());
     let mut text = String::new();
     for node in &topology.nodes {
         let mut flags = String::new();
@@ -109,8 +117,16 @@ fn nodes(topology: &Topology) -> String {
             node.port,
             if node.is_leader { "-" } else { leader },
             topology.epoch,
-            if node.alive { "connected" } else { "disconnected" },
-            if node.is_leader { format!(" 0-{LAST_SLOT}") } else { String::new() },
+            if node.alive {
+                "connected"
+            } else {
+                "disconnected"
+            },
+            if node.is_leader {
+                format!(" 0-{LAST_SLOT}")
+            } else {
+                String::new()
+            },
         );
     }
     text

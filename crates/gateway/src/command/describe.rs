@@ -11,7 +11,9 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
     let out = &mut *context.out;
     if args.len() == 1 {
         encode::array(out, COMMANDS.len());
-        COMMANDS.iter().for_each(|spec| describe(out, protocol, spec));
+        COMMANDS
+            .iter()
+            .for_each(|spec| describe(out, protocol, spec));
         return Flow::Replied;
     }
     match args.at(1).to_ascii_lowercase().as_slice() {
@@ -19,11 +21,15 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
         b"count" => return context.wrong_arity("command|count"),
         b"list" if args.len() == 2 => {
             encode::array(out, COMMANDS.len());
-            COMMANDS.iter().for_each(|spec| encode::bulk(out, spec.name));
+            COMMANDS
+                .iter()
+                .for_each(|spec| encode::bulk(out, spec.name));
         }
         b"info" if args.len() == 2 => {
             encode::array(out, COMMANDS.len());
-            COMMANDS.iter().for_each(|spec| describe(out, protocol, spec));
+            COMMANDS
+                .iter()
+                .for_each(|spec| describe(out, protocol, spec));
         }
         b"info" => {
             encode::array(out, args.len() - 2);
@@ -36,8 +42,11 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
         }
         b"docs" => {
             let all = args.len() == 2;
-            let chosen: Vec<&Spec> =
-                if all { COMMANDS.iter().collect() } else { args.from(2).filter_map(find).collect() };
+            let chosen: Vec<&Spec> = if all {
+                COMMANDS.iter().collect()
+            } else {
+                args.from(2).filter_map(find).collect()
+            };
             encode::map(out, protocol, chosen.len());
             chosen.iter().for_each(|spec| document(out, protocol, spec));
         }
@@ -55,7 +64,9 @@ fn describe(out: &mut Vec<u8>, protocol: Protocol, spec: &Spec) {
     encode::set(out, protocol, flags.len());
     flags.iter().for_each(|flag| encode::simple(out, flag));
     let (first, last, step) = spec.keys;
-    [first, last, step].iter().for_each(|place| encode::int(out, *place));
+    [first, last, step]
+        .iter()
+        .for_each(|place| encode::int(out, *place));
     // Access categories, tips, key specifications, subcommands.
     encode::set(out, protocol, 0);
     encode::array(out, 0);
@@ -66,7 +77,11 @@ fn describe(out: &mut Vec<u8>, protocol: Protocol, spec: &Spec) {
 fn document(out: &mut Vec<u8>, protocol: Protocol, spec: &Spec) {
     encode::bulk(out, spec.name);
     encode::map(out, protocol, 3);
-    for (field, value) in [("summary", spec.summary), ("since", "1.0.0"), ("group", spec.group)] {
+    for (field, value) in [
+        ("summary", spec.summary),
+        ("since", "1.0.0"),
+        ("group", spec.group),
+    ] {
         encode::bulk(out, field);
         encode::bulk(out, value);
     }

@@ -28,7 +28,9 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
         }
         Id::FlushAll => {
             let plain = context.args.len() == 1;
-            if !plain && !(context.args.len() == 2 && (context.is(1, "async") || context.is(1, "sync"))) {
+            if !plain
+                && !(context.args.len() == 2 && (context.is(1, "async") || context.is(1, "sync")))
+            {
                 return Some(context.error(SYNTAX));
             }
             if !context.whole_keyspace() {
@@ -38,7 +40,13 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
         }
         Id::Scan => return scan(context),
         _ if !context.whole_keyspace() => return None,
-        Id::Keys => context.read(0, Shape::Plain, &Query::Keys { pattern: context.args.at(1) }),
+        Id::Keys => context.read(
+            0,
+            Shape::Plain,
+            &Query::Keys {
+                pattern: context.args.at(1),
+            },
+        ),
         _ => context.read(0, Shape::Plain, &Query::DbSize),
     })
 }
@@ -46,7 +54,9 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
 /// SCAN cursor [MATCH pattern] [COUNT count] [TYPE type]
 fn scan(context: &mut Context<'_, '_>) -> Option<Flow> {
     let args = context.args;
-    let cursor = std::str::from_utf8(args.at(1)).ok().and_then(|text| text.parse::<u64>().ok());
+    let cursor = std::str::from_utf8(args.at(1))
+        .ok()
+        .and_then(|text| text.parse::<u64>().ok());
     let Some(cursor) = cursor else {
         return Some(context.error("ERR invalid cursor"));
     };
@@ -67,7 +77,11 @@ fn scan(context: &mut Context<'_, '_>) -> Option<Flow> {
             }
             count = wanted.min(SCAN_COUNT_MAX) as u32;
         } else if context.is(at, "type") {
-            shape = if context.is(at + 1, "string") { Shape::Plain } else { Shape::CursorOnly };
+            shape = if context.is(at + 1, "string") {
+                Shape::Plain
+            } else {
+                Shape::CursorOnly
+            };
         } else {
             return Some(context.error(SYNTAX));
         }
@@ -76,7 +90,15 @@ fn scan(context: &mut Context<'_, '_>) -> Option<Flow> {
     if !context.whole_keyspace() {
         return None;
     }
-    Some(context.read(0, shape, &Query::Scan { cursor, pattern, count }))
+    Some(context.read(
+        0,
+        shape,
+        &Query::Scan {
+            cursor,
+            pattern,
+            count,
+        },
+    ))
 }
 
 /// WAIT replicas timeout-ms. Everything before it has been answered, so the connection's writes lie below the mark.
@@ -106,8 +128,14 @@ pub(super) fn wait(context: &mut Context<'_, '_>) -> Flow {
     }
     let deadline_us = match timeout_ms {
         0 => u64::MAX,
-        _ => context.now_us.saturating_add(timeout_ms.saturating_mul(1000)),
+        _ => context
+            .now_us
+            .saturating_add(timeout_ms.saturating_mul(1000)),
     };
-    context.session.waiting = Some(Waiting { mark, replicas, deadline_us });
+    context.session.waiting = Some(Waiting {
+        mark,
+        replicas,
+        deadline_us,
+    });
     Flow::Waits
 }

@@ -66,7 +66,9 @@ impl<'a> Context<'_, 'a> {
     }
 
     pub(crate) fn wrong_arity(&mut self, command: &str) -> Flow {
-        self.error(format!("ERR wrong number of arguments for '{command}' command"))
+        self.error(format!(
+            "ERR wrong number of arguments for '{command}' command"
+        ))
     }
 
     /// For a container command; `sub` as the client spelled it.
@@ -128,13 +130,17 @@ impl<'a> Context<'_, 'a> {
     /// A value, if it is acceptable.
     pub(crate) fn value(&mut self, index: usize) -> Option<&'a [u8]> {
         let value = self.args.at(index);
-        self.fits(value, "value", self.shared.config.max_value_bytes).then_some(value)
+        self.fits(value, "value", self.shared.config.max_value_bytes)
+            .then_some(value)
     }
 
     fn fits(&mut self, bytes: &[u8], what: &str, limit: usize) -> bool {
         let fits = bytes.len() <= limit;
         if !fits {
-            self.error(format!("ERR {what} of {} bytes is longer than the limit of {limit} bytes", bytes.len()));
+            self.error(format!(
+                "ERR {what} of {} bytes is longer than the limit of {limit} bytes",
+                bytes.len()
+            ));
         }
         fits
     }
@@ -146,12 +152,21 @@ impl<'a> Context<'_, 'a> {
 
     pub(crate) fn read(&mut self, slot: u16, shape: Shape, query: &Query<'_>) -> Flow {
         self.backend.submit_read(self.session.next_ticket(), query);
-        Flow::Submitted { is_read: true, shape, slot }
+        Flow::Submitted {
+            is_read: true,
+            shape,
+            slot,
+        }
     }
 
     pub(crate) fn write(&mut self, slot: u16, shape: Shape, operation: &Operation<'_>) -> Flow {
-        self.backend.submit_write(self.session.next_ticket(), operation);
-        Flow::Submitted { is_read: false, shape, slot }
+        self.backend
+            .submit_write(self.session.next_ticket(), operation);
+        Flow::Submitted {
+            is_read: false,
+            shape,
+            slot,
+        }
     }
 
     /// Whether an argument is this word, whatever the case.

@@ -30,7 +30,10 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
 fn get(context: &mut Context<'_, '_>) -> Flow {
     let mut settings = info::settings(context.shared);
     settings.retain(|(name, _)| {
-        context.args.from(2).any(|pattern| glob::matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
+        context
+            .args
+            .from(2)
+            .any(|pattern| glob::matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
     });
     encode::map(context.out, context.session.protocol, settings.len());
     for (name, value) in settings {

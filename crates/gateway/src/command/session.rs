@@ -8,7 +8,8 @@ use crate::backend::Route;
 use crate::connection::ReplyMode;
 use crate::info::REDIS_VERSION;
 
-pub(super) const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+pub(super) const BAD_NAME: &str =
+    "ERR Client names cannot contain spaces, newlines or special characters.";
 
 pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
     let args = context.args;
@@ -65,7 +66,9 @@ fn same_secret(a: &[u8], b: &[u8]) -> bool {
 /// Tries to log in; answers whether it worked.
 fn log_in(context: &mut Context<'_, '_>, user: &[u8], password: &[u8]) -> bool {
     let passwords = &context.shared.config.passwords;
-    let known = passwords.iter().fold(false, |known, one| same_secret(one, password) | known);
+    let known = passwords
+        .iter()
+        .fold(false, |known, one| same_secret(one, password) | known);
     let good = user == b"default" && (known || passwords.is_empty());
     if good {
         context.session.authenticated = true;
@@ -89,7 +92,11 @@ fn auth(context: &mut Context<'_, '_>) -> Flow {
         3 => (args.at(1), args.at(2)),
         _ => return context.error(super::SYNTAX),
     };
-    if log_in(context, user, password) { context.ok() } else { Flow::Replied }
+    if log_in(context, user, password) {
+        context.ok()
+    } else {
+        Flow::Replied
+    }
 }
 
 /// Printable, without spaces: what names may consist of.
@@ -144,7 +151,11 @@ fn hello(context: &mut Context<'_, '_>) -> Flow {
         context.session.name = name.to_vec();
     }
     context.session.protocol = protocol;
-    let role = if context.backend.route(0) == Route::Local { "master" } else { "replica" };
+    let role = if context.backend.route(0) == Route::Local {
+        "master"
+    } else {
+        "replica"
+    };
     let out = &mut *context.out;
     encode::map(out, protocol, 7);
     for (field, value) in [("server", "redis"), ("version", REDIS_VERSION)] {

@@ -17,7 +17,11 @@ pub(super) fn read(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
     let (key, slot) = context.key(1)?;
     let query = match id {
         Id::StrLen => Query::StrLen { key },
-        Id::GetRange => Query::GetRange { key, start: context.int(2)?, end: context.int(3)? },
+        Id::GetRange => Query::GetRange {
+            key,
+            start: context.int(2)?,
+            end: context.int(3)?,
+        },
         _ => Query::Get { key },
     };
     Some(context.read(slot, Shape::Plain, &query))
@@ -38,7 +42,9 @@ pub(super) fn set(context: &mut Context<'_, '_>) -> Option<Flow> {
             get = true;
         } else if context.is(at, "keepttl") && expiry.is_none() {
             expiry = Some(None);
-        } else if ["ex", "px", "exat", "pxat"].iter().any(|unit| context.is(at, unit))
+        } else if ["ex", "px", "exat", "pxat"]
+            .iter()
+            .any(|unit| context.is(at, unit))
             && expiry.is_none()
             && at + 1 < context.args.len()
         {
@@ -57,7 +63,16 @@ pub(super) fn set(context: &mut Context<'_, '_>) -> Option<Flow> {
         None => {}
     }
     let value = context.value(2)?;
-    Some(context.write(slot, Shape::Plain, &Operation::Set { key, value, condition, get }))
+    Some(context.write(
+        slot,
+        Shape::Plain,
+        &Operation::Set {
+            key,
+            value,
+            condition,
+            get,
+        },
+    ))
 }
 
 /// Other commands that write.
@@ -67,11 +82,24 @@ pub(super) fn write(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
     let operation = match id {
         Id::SetNx => {
             shape = Shape::Flag;
-            Operation::Set { key, value: context.value(2)?, condition: Condition::Absent, get: false }
+            Operation::Set {
+                key,
+                value: context.value(2)?,
+                condition: Condition::Absent,
+                get: false,
+            }
         }
-        Id::GetSet => Operation::Set { key, value: context.value(2)?, condition: Condition::Always, get: true },
+        Id::GetSet => Operation::Set {
+            key,
+            value: context.value(2)?,
+            condition: Condition::Always,
+            get: true,
+        },
         Id::GetDel => Operation::GetDel { key },
-        Id::Append => Operation::Append { key, value: context.value(2)? },
+        Id::Append => Operation::Append {
+            key,
+            value: context.value(2)?,
+        },
         Id::SetRange => {
             let offset = context.int(2)?;
             let Ok(offset) = u64::try_from(offset) else {
@@ -80,13 +108,18 @@ pub(super) fn write(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
             let value = context.value(3)?;
             let limit = context.shared.config.max_value_bytes as u64;
             if !value.is_empty() && offset.saturating_add(value.len() as u64) > limit {
-                return Some(context.error("ERR string exceeds maximum allowed size (proto-max-bulk-len)"));
+                return Some(
+                    context.error("ERR string exceeds maximum allowed size (proto-max-bulk-len)"),
+                );
             }
             Operation::SetRange { key, offset, value }
         }
         Id::Incr => Operation::IncrBy { key, delta: 1 },
         Id::Decr => Operation::IncrBy { key, delta: -1 },
-        Id::IncrBy => Operation::IncrBy { key, delta: context.int(2)? },
+        Id::IncrBy => Operation::IncrBy {
+            key,
+            delta: context.int(2)?,
+        },
         Id::DecrBy => {
             let Some(delta) = context.int(2)?.checked_neg() else {
                 return Some(context.error("ERR decrement would overflow"));

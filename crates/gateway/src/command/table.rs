@@ -75,13 +75,26 @@ impl Spec {
     /// Whether a request of so many arguments, the name included, is acceptable.
     pub(crate) fn takes(&self, args: usize) -> bool {
         let arity = self.arity.unsigned_abs() as usize;
-        if self.arity < 0 { args >= arity } else { args == arity }
+        if self.arity < 0 {
+            args >= arity
+        } else {
+            args == arity
+        }
     }
 
     /// The names of its flags, as COMMAND shows them.
     pub(crate) fn flag_names(&self) -> Vec<&'static str> {
-        let all = [(WRITE, "write"), (READ, "readonly"), (FAST, "fast"), (OPEN, "no_auth"), (ALONE, "blocking")];
-        all.iter().filter(|(bit, _)| self.flags & bit != 0).map(|(_, name)| *name).collect()
+        let all = [
+            (WRITE, "write"),
+            (READ, "readonly"),
+            (FAST, "fast"),
+            (OPEN, "no_auth"),
+            (ALONE, "blocking"),
+        ];
+        all.iter()
+            .filter(|(bit, _)| self.flags & bit != 0)
+            .map(|(_, name)| *name)
+            .collect()
     }
 }
 
@@ -98,58 +111,395 @@ const fn spec(
     group: &'static str,
     summary: &'static str,
 ) -> Spec {
-    Spec { id, name, arity, flags, keys, group, summary }
+    Spec {
+        id,
+        name,
+        arity,
+        flags,
+        keys,
+        group,
+        summary,
+    }
 }
 
 /// All commands, by name.
 pub(crate) static COMMANDS: &[Spec] = &[
-    spec(Id::Append, "append", 3, WRITE | FAST, ONE, "string", "Appends to a value; creates the key if needed."),
-    spec(Id::Asking, "asking", 1, FAST, NONE, "cluster", "Accepted; slots do not migrate."),
-    spec(Id::Auth, "auth", -2, FAST | OPEN, NONE, "connection", "Authenticates the connection."),
-    spec(Id::Client, "client", -2, 0, NONE, "connection", "Client connection commands."),
-    spec(Id::Cluster, "cluster", -2, 0, NONE, "cluster", "Cluster topology commands."),
-    spec(Id::Command, "command", -1, 0, NONE, "server", "Describes the commands."),
-    spec(Id::Config, "config", -2, 0, NONE, "server", "Shows settings."),
-    spec(Id::DbSize, "dbsize", 1, READ | FAST, NONE, "server", "Answers the number of keys."),
-    spec(Id::Decr, "decr", 2, WRITE | FAST, ONE, "string", "Subtracts one from a number."),
-    spec(Id::DecrBy, "decrby", 3, WRITE | FAST, ONE, "string", "Subtracts from a number."),
+    spec(
+        Id::Append,
+        "append",
+        3,
+        WRITE | FAST,
+        ONE,
+        "string",
+        "Appends to a value; creates the key if needed.",
+    ),
+    spec(
+        Id::Asking,
+        "asking",
+        1,
+        FAST,
+        NONE,
+        "cluster",
+        "Accepted; slots do not migrate.",
+    ),
+    spec(
+        Id::Auth,
+        "auth",
+        -2,
+        FAST | OPEN,
+        NONE,
+        "connection",
+        "Authenticates the connection.",
+    ),
+    spec(
+        Id::Client,
+        "client",
+        -2,
+        0,
+        NONE,
+        "connection",
+        "Client connection commands.",
+    ),
+    spec(
+        Id::Cluster,
+        "cluster",
+        -2,
+        0,
+        NONE,
+        "cluster",
+        "Cluster topology commands.",
+    ),
+    spec(
+        Id::Command,
+        "command",
+        -1,
+        0,
+        NONE,
+        "server",
+        "Describes the commands.",
+    ),
+    spec(
+        Id::Config,
+        "config",
+        -2,
+        0,
+        NONE,
+        "server",
+        "Shows settings.",
+    ),
+    spec(
+        Id::DbSize,
+        "dbsize",
+        1,
+        READ | FAST,
+        NONE,
+        "server",
+        "Answers the number of keys.",
+    ),
+    spec(
+        Id::Decr,
+        "decr",
+        2,
+        WRITE | FAST,
+        ONE,
+        "string",
+        "Subtracts one from a number.",
+    ),
+    spec(
+        Id::DecrBy,
+        "decrby",
+        3,
+        WRITE | FAST,
+        ONE,
+        "string",
+        "Subtracts from a number.",
+    ),
     spec(Id::Del, "del", -2, WRITE, MANY, "generic", "Deletes keys."),
-    spec(Id::Echo, "echo", 2, FAST, NONE, "connection", "Answers its argument."),
-    spec(Id::Exists, "exists", -2, READ | FAST, MANY, "generic", "Counts the keys that exist."),
-    spec(Id::FlushAll, "flushall", -1, WRITE, NONE, "server", "Removes all keys."),
-    spec(Id::FlushAll, "flushdb", -1, WRITE, NONE, "server", "Removes all keys."),
-    spec(Id::Get, "get", 2, READ | FAST, ONE, "string", "Answers a value."),
-    spec(Id::GetDel, "getdel", 2, WRITE | FAST, ONE, "string", "Answers a value and deletes the key."),
-    spec(Id::GetRange, "getrange", 4, READ, ONE, "string", "Answers a part of a value."),
-    spec(Id::GetSet, "getset", 3, WRITE | FAST, ONE, "string", "Answers the old value and sets a new one."),
-    spec(Id::Hello, "hello", -1, FAST | OPEN, NONE, "connection", "Chooses the protocol's version."),
-    spec(Id::Incr, "incr", 2, WRITE | FAST, ONE, "string", "Adds one to a number."),
-    spec(Id::IncrBy, "incrby", 3, WRITE | FAST, ONE, "string", "Adds to a number."),
-    spec(Id::IncrByFloat, "incrbyfloat", 3, WRITE | FAST, ONE, "string", "Adds to a floating-point number."),
-    spec(Id::Info, "info", -1, 0, NONE, "server", "Answers facts and counters."),
-    spec(Id::Keys, "keys", 2, READ, NONE, "generic", "Answers all keys that match a pattern."),
-    spec(Id::MGet, "mget", -2, READ | FAST, MANY, "string", "Answers several values."),
-    spec(Id::Ping, "ping", -1, FAST, NONE, "connection", "Answers PONG."),
-    spec(Id::Quit, "quit", -1, FAST | OPEN, NONE, "connection", "Closes the connection."),
-    spec(Id::ReadOnly, "readonly", 1, FAST, NONE, "cluster", "Accepted; reads are linearizable all the same."),
-    spec(Id::ReadWrite, "readwrite", 1, FAST, NONE, "cluster", "Undoes READONLY."),
-    spec(Id::Reset, "reset", 1, FAST | OPEN, NONE, "connection", "Makes the connection as new."),
-    spec(Id::Scan, "scan", -2, READ, NONE, "generic", "Walks over the keys."),
-    spec(Id::Select, "select", 2, FAST, NONE, "connection", "Chooses database 0."),
+    spec(
+        Id::Echo,
+        "echo",
+        2,
+        FAST,
+        NONE,
+        "connection",
+        "Answers its argument.",
+    ),
+    spec(
+        Id::Exists,
+        "exists",
+        -2,
+        READ | FAST,
+        MANY,
+        "generic",
+        "Counts the keys that exist.",
+    ),
+    spec(
+        Id::FlushAll,
+        "flushall",
+        -1,
+        WRITE,
+        NONE,
+        "server",
+        "Removes all keys.",
+    ),
+    spec(
+        Id::FlushAll,
+        "flushdb",
+        -1,
+        WRITE,
+        NONE,
+        "server",
+        "Removes all keys.",
+    ),
+    spec(
+        Id::Get,
+        "get",
+        2,
+        READ | FAST,
+        ONE,
+        "string",
+        "Answers a value.",
+    ),
+    spec(
+        Id::GetDel,
+        "getdel",
+        2,
+        WRITE | FAST,
+        ONE,
+        "string",
+        "Answers a value and deletes the key.",
+    ),
+    spec(
+        Id::GetRange,
+        "getrange",
+        4,
+        READ,
+        ONE,
+        "string",
+        "Answers a part of a value.",
+    ),
+    spec(
+        Id::GetSet,
+        "getset",
+        3,
+        WRITE | FAST,
+        ONE,
+        "string",
+        "Answers the old value and sets a new one.",
+    ),
+    spec(
+        Id::Hello,
+        "hello",
+        -1,
+        FAST | OPEN,
+        NONE,
+        "connection",
+        "Chooses the protocol's version.",
+    ),
+    spec(
+        Id::Incr,
+        "incr",
+        2,
+        WRITE | FAST,
+        ONE,
+        "string",
+        "Adds one to a number.",
+    ),
+    spec(
+        Id::IncrBy,
+        "incrby",
+        3,
+        WRITE | FAST,
+        ONE,
+        "string",
+        "Adds to a number.",
+    ),
+    spec(
+        Id::IncrByFloat,
+        "incrbyfloat",
+        3,
+        WRITE | FAST,
+        ONE,
+        "string",
+        "Adds to a floating-point number.",
+    ),
+    spec(
+        Id::Info,
+        "info",
+        -1,
+        0,
+        NONE,
+        "server",
+        "Answers facts and counters.",
+    ),
+    spec(
+        Id::Keys,
+        "keys",
+        2,
+        READ,
+        NONE,
+        "generic",
+        "Answers all keys that match a pattern.",
+    ),
+    spec(
+        Id::MGet,
+        "mget",
+        -2,
+        READ | FAST,
+        MANY,
+        "string",
+        "Answers several values.",
+    ),
+    spec(
+        Id::Ping,
+        "ping",
+        -1,
+        FAST,
+        NONE,
+        "connection",
+        "Answers PONG.",
+    ),
+    spec(
+        Id::Quit,
+        "quit",
+        -1,
+        FAST | OPEN,
+        NONE,
+        "connection",
+        "Closes the connection.",
+    ),
+    spec(
+        Id::ReadOnly,
+        "readonly",
+        1,
+        FAST,
+        NONE,
+        "cluster",
+        "Accepted; reads are linearizable all the same.",
+    ),
+    spec(
+        Id::ReadWrite,
+        "readwrite",
+        1,
+        FAST,
+        NONE,
+        "cluster",
+        "Undoes READONLY.",
+    ),
+    spec(
+        Id::Reset,
+        "reset",
+        1,
+        FAST | OPEN,
+        NONE,
+        "connection",
+        "Makes the connection as new.",
+    ),
+    spec(
+        Id::Scan,
+        "scan",
+        -2,
+        READ,
+        NONE,
+        "generic",
+        "Walks over the keys.",
+    ),
+    spec(
+        Id::Select,
+        "select",
+        2,
+        FAST,
+        NONE,
+        "connection",
+        "Chooses database 0.",
+    ),
     spec(Id::Set, "set", -3, WRITE, ONE, "string", "Sets a value."),
-    spec(Id::SetNx, "setnx", 3, WRITE | FAST, ONE, "string", "Sets a value if the key does not exist."),
-    spec(Id::SetRange, "setrange", 4, WRITE, ONE, "string", "Overwrites a part of a value."),
-    spec(Id::StrLen, "strlen", 2, READ | FAST, ONE, "string", "Answers a value's length."),
-    spec(Id::GetRange, "substr", 4, READ, ONE, "string", "Answers a part of a value."),
-    spec(Id::Type, "type", 2, READ | FAST, ONE, "generic", "Answers what kind of value a key has."),
-    spec(Id::Del, "unlink", -2, WRITE | FAST, MANY, "generic", "Deletes keys."),
-    spec(Id::Wait, "wait", 3, ALONE, NONE, "generic", "Waits until replicas hold this connection's writes."),
+    spec(
+        Id::SetNx,
+        "setnx",
+        3,
+        WRITE | FAST,
+        ONE,
+        "string",
+        "Sets a value if the key does not exist.",
+    ),
+    spec(
+        Id::SetRange,
+        "setrange",
+        4,
+        WRITE,
+        ONE,
+        "string",
+        "Overwrites a part of a value.",
+    ),
+    spec(
+        Id::StrLen,
+        "strlen",
+        2,
+        READ | FAST,
+        ONE,
+        "string",
+        "Answers a value's length.",
+    ),
+    spec(
+        Id::GetRange,
+        "substr",
+        4,
+        READ,
+        ONE,
+        "string",
+        "Answers a part of a value.",
+    ),
+    spec(
+        Id::Type,
+        "type",
+        2,
+        READ | FAST,
+        ONE,
+        "generic",
+        "Answers what kind of value a key has.",
+    ),
+    spec(
+        Id::Del,
+        "unlink",
+        -2,
+        WRITE | FAST,
+        MANY,
+        "generic",
+        "Deletes keys.",
+    ),
+    spec(
+        Id::Wait,
+        "wait",
+        3,
+        ALONE,
+        NONE,
+        "generic",
+        "Waits until replicas hold this connection's writes.",
+    ),
 ];
 
 /// Commands of Redis that are planned: told apart from those that never existed.
 const PLANNED: &[&str] = &[
-    "discard", "exec", "expire", "expireat", "expiretime", "getex", "mset", "msetnx", "multi", "persist", "pexpire",
-    "pexpireat", "pexpiretime", "psetex", "pttl", "setex", "ttl", "unwatch", "watch",
+    "discard",
+    "exec",
+    "expire",
+    "expireat",
+    "expiretime",
+    "getex",
+    "mset",
+    "msetnx",
+    "multi",
+    "persist",
+    "pexpire",
+    "pexpireat",
+    "pexpiretime",
+    "psetex",
+    "pttl",
+    "setex",
+    "ttl",
+    "unwatch",
+    "watch",
 ];
 
 const LONGEST: usize = 16;
@@ -166,8 +516,10 @@ fn pack(name: &[u8]) -> Option<u128> {
 }
 
 static BY_NAME: LazyLock<Vec<(u128, &'static Spec)>> = LazyLock::new(|| {
-    let mut all: Vec<_> =
-        COMMANDS.iter().filter_map(|spec| Some((pack(spec.name.as_bytes())?, spec))).collect();
+    let mut all: Vec<_> = COMMANDS
+        .iter()
+        .filter_map(|spec| Some((pack(spec.name.as_bytes())?, spec)))
+        .collect();
     all.sort_by_key(|(name, _)| *name);
     all
 });
@@ -182,7 +534,9 @@ pub(crate) fn find(name: &[u8]) -> Option<&'static Spec> {
 
 /// Whether Redis has the command and this server does not yet.
 pub(crate) fn is_planned(name: &[u8]) -> bool {
-    PLANNED.iter().any(|planned| planned.as_bytes().eq_ignore_ascii_case(name))
+    PLANNED
+        .iter()
+        .any(|planned| planned.as_bytes().eq_ignore_ascii_case(name))
 }
 
 #[cfg(test)]
@@ -193,7 +547,14 @@ mod tests {
     fn every_command_is_found() {
         for spec in COMMANDS {
             assert!(spec.name.len() <= LONGEST);
-            assert!(std::ptr::eq(find(spec.name.to_ascii_uppercase().as_bytes()).unwrap(), spec), "{}", spec.name);
+            assert!(
+                std::ptr::eq(
+                    find(spec.name.to_ascii_uppercase().as_bytes()).unwrap(),
+                    spec
+                ),
+                "{}",
+                spec.name
+            );
             assert!(!is_planned(spec.name.as_bytes()), "{}", spec.name);
         }
         assert!(COMMANDS.is_sorted_by_key(|spec| spec.name));

@@ -12,8 +12,8 @@ use super::*;
 use crate::auth::{Class, Greeting, Refusal, Session};
 
 /// First pause before a handshake datagram is repeated, µs; doubles up to the next.
-const RETRY_US: u64 = 10_000;
-const RETRY_MAX_US: u64 = 320_000;
+const RETRY_US: u64 = 5_000;
+const RETRY_MAX_US: u64 = 80_000;
 /// A handshake without an answer is given up after this time, µs.
 const GIVE_UP_US: u64 = 2_000_000;
 /// A notice can start a handshake with the same node only this often, µs.
@@ -61,7 +61,7 @@ impl Node {
 impl Port {
     /// The largest datagram we can take, as told to peers.
     fn receive_max(&self) -> u32 {
-        let frame = self.pool.frame_bytes().saturating_sub(HEADROOM);
+        let frame = (self.pool.frame_bytes() as usize).saturating_sub(HEADROOM);
         u32::try_from(self.driver.max_datagram().min(frame)).unwrap_or(u32::MAX)
     }
 
@@ -91,11 +91,15 @@ impl Port {
     pub(super) fn start_hello(&mut self, now_us: u64, id: u64) {
         let (class, me) = self.class();
         let max = self.receive_max();
-        let Some(node) = self.nodes.get_mut(&id) else { return };
+        let Some(node) = self.nodes.get_mut(&id) else {
+            return;
+        };
         if node.hello.is_some() {
             return;
         }
-        let Some(hello) = self.auth.hello(class, me, id, max) else { return };
+        let Some(hello) = self.auth.hello(class, me, id, max) else {
+            return;
+        };
         node.hello = Some((hello, Retry::new(now_us)));
         self.timer_us = self.timer_us.min(now_us + RETRY_US);
         self.stats.handshakes_started += 1;
@@ -116,7 +120,10 @@ impl Port {
             return;
         }
         let max = self.receive_max();
-        if let Some(challenge) = self.auth.challenge(now_us, from, bytes, greeting.class, max) {
+        if let Some(challenge) = self
+            .auth
+            .challenge(now_us, from, bytes, greeting.class, max)
+        {
             self.push_control(from, &challenge);
         }
     }
@@ -134,13 +141,17 @@ impl Port {
         let (class, _) = self.class();
         // Few nodes, and a Challenge is rare: finding the Hello it answers needs no index.
         let answered = self.nodes.iter().find(|(_, node)| {
-            node.hello.as_ref().is_some_and(|(hello, _)| bytes.get(4..20) == Some(&hello[36..52]))
+            node.hello
+                .as_ref()
+                .is_some_and(|(hello, _)| bytes.get(4..20) == Some(&hello[36..52]))
         });
         let Some((&id, node)) = answered else {
             self.stats.handshake_stale += 1;
             return;
         };
-        let Some((hello, _)) = &node.hello else { return };
+        let Some((hello, _)) = &node.hello else {
+            return;
+        };
         let made = match self.auth.read_challenge(bytes, hello, class) {
             Ok(made) => made,
             Err(refusal) => return self.refuse(refusal),
@@ -260,7 +271,8 @@ impl Port {
             return true;
         }
         let old = self.assocs.iter().filter(|(_, a)| {
-            matches!(a.peer, Peer::Client(_)) && now_us.saturating_sub(a.made_us) >= CHALLENGE_LIFE_US
+            matches!(a.peer, Peer::Client(_))
+                && now_us.saturating_sub(a.made_us) >= CHALLENGE_LIFE_US
         });
         let Some(oldest) = old.min_by_key(|(_, a)| a.used_us).map(|(id, _)| *id) else {
             return false;
@@ -283,11 +295,16 @@ impl Port {
     /// Drops a node's oldest associations beyond `keep` that are old enough.
     fn trim_node(&mut self, now_us: u64, node_id: u64, keep: usize) {
         loop {
-            let Some(node) = self.nodes.get_mut(&node_id) else { return };
-            let Some(&oldest) = node.assocs.first() else { return };
-            let young = self.assocs.get(&oldest).is_some_and(|a| {
-                now_us.saturating_sub(a.made_us) < CHALLENGE_LIFE_US
-            });
+            let Some(node) = self.nodes.get_mut(&node_id) else {
+                return;
+            };
+            let Some(&oldest) = node.assocs.first() else {
+                return;
+            };
+            let young = self
+                .assocs
+                .get(&oldest)
+                .is_some_and(|a| now_us.saturating_sub(a.made_us) < CHALLENGE_LIFE_US);
             if node.assocs.len() <= keep || node.current == Some(oldest) || young {
                 return;
             }
@@ -297,7 +314,9 @@ impl Port {
     }
 
     pub(super) fn drop_assoc(&mut self, now_us: u64, id: u64) {
-        let Some(assoc) = self.assocs.remove(&id) else { return };
+        let Some(assoc) = self.assocs.remove(&id) else {
+            return;
+        };
         self.stats.associations_dropped += 1;
         self.clients -= usize::from(matches!(assoc.peer, Peer::Client(_)));
         self.reassembler.forget(id);
@@ -318,7 +337,9 @@ impl Port {
             self.stats.notices_ignored += 1;
             return;
         };
-        let Some(node) = self.nodes.get_mut(&node_id) else { return };
+        let Some(node) = self.nodes.get_mut(&node_id) else {
+            return;
+        };
         if let Some((_, confirm, retry)) = node.confirm.as_mut().filter(|(of, ..)| *of == id) {
             // Our data overtook the Confirm, or that was lost.
             let sent_us = retry.next_us - retry.interval_us;
@@ -329,7 +350,9 @@ impl Port {
             }
             return;
         }
-        let soon = node.heeded_us.is_some_and(|at| now_us.saturating_sub(at) < HEED_EVERY_US);
+        let soon = node
+            .heeded_us
+            .is_some_and(|at| now_us.saturating_sub(at) < HEED_EVERY_US);
         if node.current != Some(id) || node.hello.is_some() || soon {
             self.stats.notices_ignored += 1;
             return;
@@ -412,13 +435,7 @@ impl Port {
 }
 
 impl Assoc {
-    fn new(
-        now_us: u64,
-        peer: Peer,
-        address: SocketAddr,
-        session: Session,
-        chunk: usize,
-    ) -> Assoc {
+    fn new(now_us: u64, peer: Peer, address: SocketAddr, session: Session, chunk: usize) -> Assoc {
         Assoc {
             peer,
             address,

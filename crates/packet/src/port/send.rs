@@ -115,7 +115,14 @@ impl Port {
                 self.stats.no_association += 1;
                 continue;
             };
-            let copied = seal(assoc, *id, self.security, Some(message), &mut outbox, &mut slices);
+            let copied = seal(
+                assoc,
+                *id,
+                self.security,
+                Some(message),
+                &mut outbox,
+                &mut slices,
+            );
             self.stats.copied_crypt_bytes += copied as u64;
             if assoc.next_seq >= REKEY_AFTER
                 && let Peer::Node(node) = assoc.peer
@@ -123,7 +130,11 @@ impl Port {
                 self.start_hello(now_us, node);
             }
         }
-        let Outbox { headers, scratch, plans } = &outbox;
+        let Outbox {
+            headers,
+            scratch,
+            plans,
+        } = &outbox;
         for plan in plans {
             slices[plan.slices.start] = &headers[plan.header];
             if let Some(range) = &plan.copied {
@@ -135,10 +146,16 @@ impl Port {
         let mut datagrams: Vec<Datagram<'_>> = Vec::with_capacity(control.len() + plans.len());
         for (i, c) in control.iter().enumerate() {
             let at = first_control + i;
-            datagrams.push(Datagram { to: c.to, parts: &slices[at..=at] });
+            datagrams.push(Datagram {
+                to: c.to,
+                parts: &slices[at..=at],
+            });
         }
         for plan in plans {
-            datagrams.push(Datagram { to: plan.to, parts: &slices[plan.slices.clone()] });
+            datagrams.push(Datagram {
+                to: plan.to,
+                parts: &slices[plan.slices.clone()],
+            });
         }
         let taken = self.driver.send(&datagrams);
         let mut sent = 0;
@@ -206,9 +223,7 @@ fn seal<'a>(
         let nonce = nonce_of(header.seq);
         let payload = &slices[first + 1..];
         let mut copied = None;
-        if payload_bytes > 0
-            && (security == Security::Encrypted || payload.len() > MAX_SLICES)
-        {
+        if payload_bytes > 0 && (security == Security::Encrypted || payload.len() > MAX_SLICES) {
             let start = outbox.scratch.len();
             for slice in payload {
                 outbox.scratch.extend_from_slice(slice);
@@ -221,7 +236,9 @@ fn seal<'a>(
             Security::Off => [0; 16],
             Security::Authenticated => {
                 let scattered = payload.iter().copied();
-                assoc.send.tag(&nonce, std::iter::once(covered).chain(scattered), &[])
+                assoc
+                    .send
+                    .tag(&nonce, std::iter::once(covered).chain(scattered), &[])
             }
             Security::Encrypted => {
                 let text = &mut outbox.scratch[copied.clone().unwrap_or(0..0)];

@@ -97,7 +97,7 @@ enum Move {
 
 /// A place on the current path: untried moves, the best one last.
 struct Node {
-    moves: Vec<Move>,
+    moves: Vec<(Move, State)>,
     trail_len: usize,
 }
 
@@ -106,7 +106,7 @@ struct Search<'a> {
     items: Vec<Item<'a>>,
     classes: Vec<Class>,
     list: List,
-    states: States,
+    states: States<'a>,
     /// Unplaced operations that must see a state, and that can bring it about; by state.
     observers: Vec<u32>,
     producers: Vec<u32>,
@@ -173,7 +173,7 @@ impl<'a> Search<'a> {
             items,
         };
         let unseen = search.states.unseen;
-        let mut class_of: HashMap<(&Op, Option<State>), usize> = HashMap::new();
+        let mut class_of = HashMap::new();
         for index in 0..search.items.len() {
             let item = search.items[index];
             if index >= remaining {
@@ -181,11 +181,15 @@ impl<'a> Search<'a> {
                 if search.exact_only && item.leaves == unseen && unseen.is_some() && item.blind() {
                     continue;
                 }
-                // Writes of the same state are equal although their bytes may differ.
-                let op = if item.blind() { &Op::Get } else { item.op };
-                let class = *class_of.entry((op, item.leaves)).or_insert(search.classes.len());
+                // Where the state afterwards is known, it says more than the bytes written.
+                let op = item.leaves.is_none().then_some(item.op);
+                let kind = (std::mem::discriminant(item.op), item.leaves, op);
+                let class = *class_of.entry(kind).or_insert(search.classes.len());
                 if class == search.classes.len() {
-                    search.classes.push(Class { members: Vec::new(), used: 0 });
+                    search.classes.push(Class {
+                        members: Vec::new(),
+                        used: 0,
+                    });
                 }
                 search.classes[class].members.push(index);
             }
@@ -232,11 +236,9 @@ impl<'a> Search<'a> {
                     self.undo();
                 }
                 match next {
-                    Some(next) => {
-                        if let Some(state) = self.successor(next) {
-                            self.place(next, state);
-                            break;
-                        }
+                    Some((next, state)) => {
+                        self.place(next, state);
+                        break;
                     }
                     None => {
                         path.pop();
@@ -255,7 +257,11 @@ impl<'a> Search<'a> {
             if self.items[index].pure && self.successor(Move::Answered(index)) == Some(self.state) {
                 // When the next entry is this operation's own return, it goes too.
                 let skip = following == List::return_of(index);
-                at = if skip { self.list.next[following] } else { following };
+                at = if skip {
+                    self.list.next[following]
+                } else {
+                    following
+                };
                 self.place(Move::Answered(index), self.state);
                 any = true;
             } else {
@@ -266,7 +272,7 @@ impl<'a> Search<'a> {
     }
 
     /// What may come next, the most promising last.
-    fn moves(&mut self, fragile: bool) -> Vec<Move> {
+    fn moves(&mut self, fragile: bool) -> Vec<(Move, State)> {
         let mut moves = Vec::new();
         let mut answered = Vec::new();
         let mut at = self.list.first();
@@ -279,12 +285,17 @@ impl<'a> Search<'a> {
             if let Some(state) = self.successor(Move::Answered(index))
                 && !self.dead_end(&item, state)
             {
-                answered.push((item.return_us, index));
+                answered.push((item.return_us, index, state));
             }
         }
-        let limit_us = self.list.return_at(at).map_or(u64::MAX, |index| self.items[index].return_us);
+        let limit_us = self
+            .list
+            .return_at(at)
+            .map_or(u64::MAX, |index| self.items[index].return_us);
         for class in 0..self.classes.len() {
-            let Some(index) = self.next_of(class) else { continue };
+            let Some(index) = self.next_of(class) else {
+                continue;
+            };
             let item = self.items[index];
             if item.invoke_us > limit_us || (fragile && item.blind()) {
                 continue;
@@ -300,12 +311,16 @@ impl<'a> Search<'a> {
                 && state != self.state
                 && !self.dead_end(&item, state)
             {
-                moves.push(Move::Unknown(class));
+                moves.push((Move::Unknown(class), state));
             }
         }
         // What must come first is tried first.
         answered.sort_unstable_by(|a, b| b.cmp(a));
-        moves.extend(answered.into_iter().map(|(_, index)| Move::Answered(index)));
+        moves.extend(
+            answered
+                .into_iter()
+                .map(|(_, index, state)| (Move::Answered(index), state)),
+        );
         moves
     }
 
@@ -318,7 +333,8 @@ impl<'a> Search<'a> {
         if counted(&self.observers, self.state) <= own {
             return false;
         }
-        self.monotone || (counted(&self.producers, self.state) == 0 && self.wild <= u32::from(item.wild))
+        self.monotone
+            || (counted(&self.producers, self.state) == 0 && self.wild <= u32::from(item.wild))
     }
 
     fn next_of(&self, class: usize) -> Option<usize> {
@@ -340,7 +356,9 @@ impl<'a> Search<'a> {
             Effect::To(state) => Some(state),
             Effect::Same => Some(self.state),
             Effect::Model => {
-                let (after, answer) = item.op.apply(self.states.values[self.state as usize].as_deref());
+                let (after, answer) = item
+                    .op
+                    .apply(self.states.values[self.state as usize].as_deref());
                 if item.answer.is_some_and(|given| *given != answer) {
                     return None;
                 }
@@ -381,7 +399,9 @@ impl<'a> Search<'a> {
     }
 
     fn undo(&mut self) {
-        let Some((last, before)) = self.trail.pop() else { return };
+        let Some((last, before)) = self.trail.pop() else {
+            return;
+        };
         let index = match last {
             Move::Answered(index) => {
                 self.list.put_back(index);
@@ -412,7 +432,9 @@ impl<'a> Search<'a> {
         };
         add(&mut self.observers, item.sees);
         add(&mut self.producers, item.leaves);
-        self.wild = self.wild.wrapping_add_signed(if item.wild { by } else { 0 });
+        self.wild = self
+            .wild
+            .wrapping_add_signed(if item.wild { by } else { 0 });
     }
 }
 
@@ -423,7 +445,10 @@ fn counted(counts: &[u32], state: State) -> u32 {
 /// The pseudo-random word that stands for an operation in a set (splitmix64, twice).
 fn word(index: usize) -> u128 {
     let mix = |seed: u64| {
-        let mut z = (index as u64).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ seed;
+        let mut z = (index as u64)
+            .wrapping_add(1)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            ^ seed;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
@@ -472,7 +497,8 @@ impl<'a> Shape<'a> {
             shape.exact_only &= matches!(op, Op::Get | Op::Set(_) | Op::GetSet(_));
             shape.opaque &= !matches!(op, Op::Len | Op::Incr(_) | Op::Append(_)) && !refused;
             only_up &= matches!(op, Op::Incr(1..)) || op.reads_only() || refused;
-            only_append &= matches!(op, Op::Append(v) if !v.is_empty()) || op.reads_only() || refused;
+            only_append &=
+                matches!(op, Op::Append(v) if !v.is_empty()) || op.reads_only() || refused;
         }
         shape.monotone = only_up || only_append;
         shape.grows_to = longest.filter(|_| only_append);
@@ -555,7 +581,12 @@ impl<'a> States<'a> {
                 item.leaves = Some(to);
                 item.effect = Effect::To(to);
             }
-            (Op::SetAbsent(_), Some(Answer::Nil)) | (Op::Del, Some(Answer::Int(0))) => item.pure = true,
+            (Op::SetAbsent(_), Some(Answer::Nil)) => item.pure = true,
+            (Op::Del, Some(Answer::Int(0))) | (Op::GetDel, Some(Answer::Nil)) => {
+                item.pure = true;
+                item.sees = Some(ABSENT);
+                item.effect = Effect::Same;
+            }
             (Op::SetAbsent(value), _) => {
                 item.leaves = Some(self.intern(value));
                 item.sees = answer.map(|_| ABSENT);
@@ -575,11 +606,6 @@ impl<'a> States<'a> {
                     let before = self.intern(before.to_string().as_bytes());
                     item.sees = Some(before);
                 }
-            }
-            (Op::GetDel, Some(Answer::Nil)) => {
-                item.pure = true;
-                item.sees = Some(ABSENT);
-                item.effect = Effect::Same;
             }
             (Op::GetDel, _) => {
                 item.leaves = Some(ABSENT);
@@ -605,7 +631,15 @@ impl List {
         // At the same time, calls come before returns: then the operations overlap, which is the lenient reading.
         entries.sort_by_key(|&entry| {
             let item = &items[entry / 2];
-            (if entry % 2 == 0 { item.invoke_us } else { item.return_us }, entry % 2, entry)
+            (
+                if entry % 2 == 0 {
+                    item.invoke_us
+                } else {
+                    item.return_us
+                },
+                entry % 2,
+                entry,
+            )
         });
         let mut list = Self {
             next: vec![anchor; anchor + 1],

@@ -21,7 +21,10 @@ pub(super) fn explain(key: &[u8], operations: &[&Operation], steps_per_key: u64)
     let mut window = shortest_prefix(operations, &mut budget);
     window.sort_by_key(|operation| operation.invoke_us);
     weaken(&mut window, &mut budget);
-    let others = window.iter().filter(|o| o.outcome == Outcome::Unknown).count();
+    let others = window
+        .iter()
+        .filter(|o| o.outcome == Outcome::Unknown)
+        .count();
     window.retain(|o| matches!(o.outcome, Outcome::Done { .. }));
     Violation {
         key: key.to_vec(),
@@ -42,10 +45,12 @@ impl Budget {
             return false;
         }
         self.attempts -= 1;
+        let __t = std::time::Instant::now();
         let borrowed: Vec<&Operation> = operations.iter().collect();
         let (verdict, steps) = decide(&borrowed, self.steps.min(STEPS / 8));
         // Preparing a check costs about a step per operation.
         self.steps = self.steps.saturating_sub(steps + operations.len() as u64);
+        eprintln!("dbg n={} {verdict:?} {steps} {:?}", operations.len(), __t.elapsed());
         verdict == Verdict::NotLinearizable
     }
 }
@@ -82,7 +87,9 @@ fn shortest_prefix(operations: &[&Operation], budget: &mut Budget) -> Vec<Operat
         .collect();
     returns.sort_unstable();
     returns.dedup();
-    let Some(&last) = returns.last() else { return Vec::new() };
+    let Some(&last) = returns.last() else {
+        return Vec::new();
+    };
     // Invariant: the prefix up to returns[high] fails (at the end, it is the whole history).
     let (mut low, mut high) = (0, returns.len() - 1);
     while low < high {

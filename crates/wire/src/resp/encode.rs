@@ -26,7 +26,10 @@ fn length(out: &mut Vec<u8>, kind: u8, len: usize) {
 /// A line cannot hold line ends: they become spaces, as in Redis.
 fn line(out: &mut Vec<u8>, kind: u8, text: &[u8]) {
     out.push(kind);
-    out.extend(text.iter().map(|b| if matches!(b, b'\r' | b'\n') { b' ' } else { *b }));
+    out.extend(
+        text.iter()
+            .map(|b| if matches!(b, b'\r' | b'\n') { b' ' } else { *b }),
+    );
     out.extend_from_slice(b"\r\n");
 }
 
@@ -90,12 +93,28 @@ pub fn map(out: &mut Vec<u8>, protocol: Protocol, len: usize) {
 
 /// A set of `len` elements; in RESP2 an array.
 pub fn set(out: &mut Vec<u8>, protocol: Protocol, len: usize) {
-    length(out, if protocol == Protocol::Resp3 { b'~' } else { b'*' }, len);
+    length(
+        out,
+        if protocol == Protocol::Resp3 {
+            b'~'
+        } else {
+            b'*'
+        },
+        len,
+    );
 }
 
 /// A push message of `len` elements; in RESP2 an array.
 pub fn push(out: &mut Vec<u8>, protocol: Protocol, len: usize) {
-    length(out, if protocol == Protocol::Resp3 { b'>' } else { b'*' }, len);
+    length(
+        out,
+        if protocol == Protocol::Resp3 {
+            b'>'
+        } else {
+            b'*'
+        },
+        len,
+    );
 }
 
 /// A boolean; in RESP2 the integer 0 or 1.
@@ -113,7 +132,11 @@ pub fn double(out: &mut Vec<u8>, protocol: Protocol, value: f64) {
     let text = if value.is_nan() {
         "nan".to_owned()
     } else if value.is_infinite() {
-        if value > 0.0 { "inf".to_owned() } else { "-inf".to_owned() }
+        if value > 0.0 {
+            "inf".to_owned()
+        } else {
+            "-inf".to_owned()
+        }
     } else {
         value.to_string()
     };

@@ -12,7 +12,11 @@ fn hex(byte: u8) -> Option<u8> {
 }
 
 /// Splits a line into arguments: their bytes go to `bytes`, their places in it to `ranges`.
-pub(super) fn split(line: &[u8], bytes: &mut Vec<u8>, ranges: &mut Vec<(u32, u32)>) -> Result<(), ProtocolError> {
+pub(super) fn split(
+    line: &[u8],
+    bytes: &mut Vec<u8>,
+    ranges: &mut Vec<(u32, u32)>,
+) -> Result<(), ProtocolError> {
     let mut rest = line;
     loop {
         while let [first, tail @ ..] = rest
@@ -59,7 +63,9 @@ fn double_quoted<'a>(mut rest: &'a [u8], bytes: &mut Vec<u8>) -> Result<&'a [u8]
         match rest {
             [] => return Err(ProtocolError::UnbalancedQuotes),
             [b'"', tail @ ..] => return Ok(tail),
-            [b'\\', b'x', high, low, tail @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+            [b'\\', b'x', high, low, tail @ ..]
+                if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() =>
+            {
                 bytes.push(hex(*high).unwrap_or(0) << 4 | hex(*low).unwrap_or(0));
                 rest = tail;
             }

@@ -20,7 +20,11 @@ pub fn parse_i64(text: &[u8]) -> Option<i64> {
         // At most 19 digits: below 10^19, which fits.
         value = value * 10 + u64::from(digit);
     }
-    if negative { 0i64.checked_sub_unsigned(value) } else { i64::try_from(value).ok() }
+    if negative {
+        0i64.checked_sub_unsigned(value)
+    } else {
+        i64::try_from(value).ok()
+    }
 }
 
 /// The decimal digits of an integer, without an allocation.

@@ -27,7 +27,11 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { max_args: 1024 * 1024, max_bulk: 1024 * 1024, max_request: 16 * 1024 * 1024 }
+        Limits {
+            max_args: 1024 * 1024,
+            max_bulk: 1024 * 1024,
+            max_request: 16 * 1024 * 1024,
+        }
     }
 }
 
@@ -117,7 +121,10 @@ impl<'a> Args<'a> {
     /// One argument; empty when there is no such argument.
     pub fn at(&self, index: usize) -> &'a [u8] {
         match self.ranges.get(index) {
-            Some((start, end)) => self.bytes.get(*start as usize..*end as usize).unwrap_or_default(),
+            Some((start, end)) => self
+                .bytes
+                .get(*start as usize..*end as usize)
+                .unwrap_or_default(),
             None => &[],
         }
     }
@@ -150,7 +157,10 @@ impl RequestParser {
     /// A parser at the beginning of a stream.
     pub fn new(limits: Limits) -> RequestParser {
         RequestParser {
-            limits: Limits { max_request: limits.max_request.min(1 << 30), ..limits },
+            limits: Limits {
+                max_request: limits.max_request.min(1 << 30),
+                ..limits
+            },
             trusted: true,
             state: State::Start,
             at: 0,
@@ -175,8 +185,12 @@ impl RequestParser {
                 State::Start => match input.first() {
                     None => return Ok(Parsed::Incomplete),
                     Some(b'*') => {
-                        let Some((count, next)) =
-                            line_number(input, 1, ProtocolError::CountTooBig, ProtocolError::Count)?
+                        let Some((count, next)) = line_number(
+                            input,
+                            1,
+                            ProtocolError::CountTooBig,
+                            ProtocolError::Count,
+                        )?
                         else {
                             return Ok(Parsed::Incomplete);
                         };
@@ -204,7 +218,11 @@ impl RequestParser {
                     return Ok(Parsed::TooLarge(used, excess));
                 }
                 State::Array(left) => {
-                    let done = if self.excess.is_some() { self.skip_one(input)? } else { self.take_one(input)? };
+                    let done = if self.excess.is_some() {
+                        self.skip_one(input)?
+                    } else {
+                        self.take_one(input)?
+                    };
                     if done {
                         self.state = State::Array(left - 1);
                     } else if self.excess.is_some() && self.at > 0 {
@@ -220,8 +238,15 @@ impl RequestParser {
 
     /// The arguments of the request found in `input`, the same bytes that were given to [`RequestParser::parse`].
     pub fn args<'a>(&'a self, input: &'a [u8]) -> Args<'a> {
-        let bytes = if self.state == (State::Ready { inline: true }) { &self.inline } else { input };
-        Args { bytes, ranges: &self.ranges }
+        let bytes = if self.state == (State::Ready { inline: true }) {
+            &self.inline
+        } else {
+            input
+        };
+        Args {
+            bytes,
+            ranges: &self.ranges,
+        }
     }
 
     /// Goes on to the next request.
@@ -248,8 +273,12 @@ impl RequestParser {
         if *first != b'$' {
             return Err(ProtocolError::ExpectedBulk(*first));
         }
-        let Some((len, next)) =
-            line_number(input, self.at + 1, ProtocolError::LengthTooBig, ProtocolError::Length)?
+        let Some((len, next)) = line_number(
+            input,
+            self.at + 1,
+            ProtocolError::LengthTooBig,
+            ProtocolError::Length,
+        )?
         else {
             return Ok(None);
         };
@@ -320,7 +349,11 @@ impl RequestParser {
     fn parse_inline(&mut self, input: &[u8]) -> Result<Parsed, ProtocolError> {
         let window = &input[..input.len().min(LINE_LIMIT + 1)];
         let Some(end) = window.iter().position(|b| *b == b'\n') else {
-            return if input.len() > LINE_LIMIT { Err(ProtocolError::InlineTooBig) } else { Ok(Parsed::Incomplete) };
+            return if input.len() > LINE_LIMIT {
+                Err(ProtocolError::InlineTooBig)
+            } else {
+                Ok(Parsed::Incomplete)
+            };
         };
         let line = input[..end].strip_suffix(b"\r").unwrap_or(&input[..end]);
         inline::split(line, &mut self.inline, &mut self.ranges)?;
@@ -356,7 +389,11 @@ fn line_number(
     }
     let window = &input[start..input.len().min(start + LINE_LIMIT + 1)];
     let Some(end) = window.iter().position(|b| *b == b'\r') else {
-        return if window.len() > LINE_LIMIT { Err(too_big) } else { Ok(None) };
+        return if window.len() > LINE_LIMIT {
+            Err(too_big)
+        } else {
+            Ok(None)
+        };
     };
     if start + end + 2 > input.len() {
         return Ok(None);

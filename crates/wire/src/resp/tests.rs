@@ -4,7 +4,11 @@ use super::encode;
 use super::*;
 
 /// Feeds `bytes` in pieces of `piece` bytes, as a connection would; answers the requests and how it ended.
-fn feed(bytes: &[u8], piece: usize, limits: Limits) -> (Vec<Vec<Vec<u8>>>, Vec<Excess>, Option<ProtocolError>) {
+fn feed(
+    bytes: &[u8],
+    piece: usize,
+    limits: Limits,
+) -> (Vec<Vec<Vec<u8>>>, Vec<Excess>, Option<ProtocolError>) {
     let mut parser = RequestParser::new(limits);
     let (mut found, mut excesses) = (Vec::new(), Vec::new());
     let mut buffer = Vec::new();
@@ -19,7 +23,11 @@ fn feed(bytes: &[u8], piece: usize, limits: Limits) -> (Vec<Vec<Vec<u8>>>, Vec<E
                     used
                 }
                 Ok(Parsed::Command(used)) => {
-                    assert_eq!(parser.parse(&buffer), Ok(Parsed::Command(used)), "answered until advanced");
+                    assert_eq!(
+                        parser.parse(&buffer),
+                        Ok(Parsed::Command(used)),
+                        "answered until advanced"
+                    );
                     found.push(parser.args(&buffer).from(0).map(<[u8]>::to_vec).collect());
                     parser.advance();
                     used
@@ -29,7 +37,11 @@ fn feed(bytes: &[u8], piece: usize, limits: Limits) -> (Vec<Vec<Vec<u8>>>, Vec<E
             assert!(used <= buffer.len());
             buffer.drain(..used);
         }
-        assert!(buffer.len() <= limits.max_request + 2 * 65536, "buffer grew to {}", buffer.len());
+        assert!(
+            buffer.len() <= limits.max_request + 2 * 65536,
+            "buffer grew to {}",
+            buffer.len()
+        );
     }
     (found, excesses, None)
 }
@@ -42,34 +54,78 @@ fn one(bytes: &[u8]) -> Vec<Vec<Vec<u8>>> {
 
 fn error(bytes: &[u8]) -> String {
     let whole = feed(bytes, bytes.len(), Limits::default()).2;
-    assert_eq!(whole, feed(bytes, 3, Limits::default()).2, "the same however it arrives");
+    assert_eq!(
+        whole,
+        feed(bytes, 3, Limits::default()).2,
+        "the same however it arrives"
+    );
     whole.map(|e| e.to_string()).unwrap_or_default()
 }
 
 #[test]
 fn arrays_and_inline_commands() {
-    let found = one(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\nPING\r\n\r\n*0\r\n*-1\r\nset  a \"b \\x41\\n\" 'it\\'s'\n");
+    let found = one(
+        b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\nPING\r\n\r\n*0\r\n*-1\r\nset  a \"b \\x41\\n\" 'it\\'s'\n",
+    );
     assert_eq!(found.len(), 3);
     assert_eq!(found[0], [b"GET".to_vec(), b"k".to_vec()]);
     assert_eq!(found[1], [b"PING".to_vec()]);
-    assert_eq!(found[2], [b"set".to_vec(), b"a".to_vec(), b"b A\n".to_vec(), b"it's".to_vec()]);
+    assert_eq!(
+        found[2],
+        [
+            b"set".to_vec(),
+            b"a".to_vec(),
+            b"b A\n".to_vec(),
+            b"it's".to_vec()
+        ]
+    );
     assert_eq!(one(b"*1\r\n$0\r\n\r\n")[0], [Vec::<u8>::new()]);
 }
 
 #[test]
 fn errors_as_redis_words_them() {
     assert_eq!(error(b"*x\r\n"), "Protocol error: invalid multibulk length");
-    assert_eq!(error(b"*3000000000\r\n"), "Protocol error: invalid multibulk length");
+    assert_eq!(
+        error(b"*3000000000\r\n"),
+        "Protocol error: invalid multibulk length"
+    );
     assert_eq!(error(b"*\r\n"), "Protocol error: invalid multibulk length");
-    assert_eq!(error(b"*1\r\n:1\r\n"), "Protocol error: expected '$', got ':'");
-    assert_eq!(error(b"*1\r\n$-1\r\n"), "Protocol error: invalid bulk length");
-    assert_eq!(error(b"*1\r\n$+1\r\n"), "Protocol error: invalid bulk length");
-    assert_eq!(error(b"*1\r\n$01\r\n"), "Protocol error: invalid bulk length");
-    assert_eq!(error(b"*1\r\n$999999999999\r\n"), "Protocol error: invalid bulk length");
-    assert_eq!(error(b"set \"a\r\n"), "Protocol error: unbalanced quotes in request");
-    assert_eq!(error(b"set \"a\"b\r\n"), "Protocol error: unbalanced quotes in request");
-    assert_eq!(error(&[b'a'; 65 * 1024 + 1]), "Protocol error: too big inline request");
-    assert_eq!(error(&[b"*".as_slice(), &[b'1'; 65 * 1024 + 1]].concat()), "Protocol error: too big mbulk count string");
+    assert_eq!(
+        error(b"*1\r\n:1\r\n"),
+        "Protocol error: expected '$', got ':'"
+    );
+    assert_eq!(
+        error(b"*1\r\n$-1\r\n"),
+        "Protocol error: invalid bulk length"
+    );
+    assert_eq!(
+        error(b"*1\r\n$+1\r\n"),
+        "Protocol error: invalid bulk length"
+    );
+    assert_eq!(
+        error(b"*1\r\n$01\r\n"),
+        "Protocol error: invalid bulk length"
+    );
+    assert_eq!(
+        error(b"*1\r\n$999999999999\r\n"),
+        "Protocol error: invalid bulk length"
+    );
+    assert_eq!(
+        error(b"set \"a\r\n"),
+        "Protocol error: unbalanced quotes in request"
+    );
+    assert_eq!(
+        error(b"set \"a\"b\r\n"),
+        "Protocol error: unbalanced quotes in request"
+    );
+    assert_eq!(
+        error(&[b'a'; 65 * 1024 + 1]),
+        "Protocol error: too big inline request"
+    );
+    assert_eq!(
+        error(&[b"*".as_slice(), &[b'1'; 65 * 1024 + 1]].concat()),
+        "Protocol error: too big mbulk count string"
+    );
     let long = [b"*1\r\n$".as_slice(), &[b'1'; 65 * 1024 + 1]].concat();
     assert_eq!(error(&long), "Protocol error: too big bulk count string");
 }
@@ -79,12 +135,19 @@ fn strangers_send_little() {
     let mut parser = RequestParser::new(Limits::default());
     parser.set_trusted(false);
     assert_eq!(parser.parse(b"*11\r\n"), Err(ProtocolError::UntrustedCount));
-    assert_eq!(parser.parse(b"*1\r\n$16385\r\n"), Err(ProtocolError::UntrustedLength));
+    assert_eq!(
+        parser.parse(b"*1\r\n$16385\r\n"),
+        Err(ProtocolError::UntrustedLength)
+    );
 }
 
 #[test]
 fn oversize_requests_are_skipped_and_the_stream_goes_on() {
-    let limits = Limits { max_args: 100, max_bulk: 10, max_request: 60 };
+    let limits = Limits {
+        max_args: 100,
+        max_bulk: 10,
+        max_request: 60,
+    };
     let mut bytes = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$500\r\n".to_vec();
     bytes.extend_from_slice(&[b'*'; 500]);
     bytes.extend_from_slice(b"\r\n*1\r\n$4\r\nPING\r\n");
@@ -97,7 +160,11 @@ fn oversize_requests_are_skipped_and_the_stream_goes_on() {
     for piece in [1, 2, 3, 5, 17, 100, 10_000] {
         let (found, excesses, error) = feed(&bytes, piece, limits);
         assert_eq!(error, None);
-        assert_eq!(excesses, [Excess::Argument(500), Excess::Request], "in pieces of {piece}");
+        assert_eq!(
+            excesses,
+            [Excess::Argument(500), Excess::Request],
+            "in pieces of {piece}"
+        );
         assert_eq!(found, [[b"PING".to_vec()], [b"QUIT".to_vec()]]);
     }
 }
@@ -108,7 +175,19 @@ fn numbers() {
         assert_eq!(Decimal::new(value).as_bytes(), value.to_string().as_bytes());
         assert_eq!(parse_i64(value.to_string().as_bytes()), Some(value));
     }
-    for text in ["", "-", "-0", "00", "01", "+1", " 1", "1 ", "9223372036854775808", "-9223372036854775809", "1.0"] {
+    for text in [
+        "",
+        "-",
+        "-0",
+        "00",
+        "01",
+        "+1",
+        " 1",
+        "1 ",
+        "9223372036854775808",
+        "-9223372036854775809",
+        "1.0",
+    ] {
         assert_eq!(parse_i64(text.as_bytes()), None, "{text}");
     }
 }

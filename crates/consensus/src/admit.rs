@@ -1,0 +1,140 @@
+//! The checks a message passes before raft-rs sees it. raft-rs trusts its peers: a commit index beyond the log, entries
+//! that contradict committed ones, a vote that was never asked for, or a gap between entries make it panic.
+
+use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
+use raft::StateRole;
+
+use crate::error::StepError;
+use crate::group::Group;
+use crate::view::record_bound;
+
+/// How far a message's term may lie beyond ours. Each election adds one, so honest replicas never drift so far apart.
+const MAX_TERM_JUMP: u64 = 1 << 32;
+
+impl Group {
+    /// Decides whether raft-rs may see the message. For appends: the place in `entries` from which on raft-rs will
+    /// append, if it will.
+    pub(crate) fn admit(&self, message: &RaftMessage, payload_bytes: u64) -> Result<Option<usize>, StepError> {
+        message.check()?;
+        let said = message.payload_bytes();
+        if said != payload_bytes {
+            return Err(StepError::PayloadLength { found: payload_bytes, said });
+        }
+        let raft = &self.raw.raft;
+        let (from, to, log) = (message.from, message.to, message.log);
+        if to != raft.id || log != self.config.log || raft.prs().get(from).is_none() {
+            return Err(StepError::Misdirected { log, from, to });
+        }
+        if message.term > raft.term.saturating_add(MAX_TERM_JUMP) {
+            return Err(StepError::TermTooFar { term: message.term, current: raft.term });
+        }
+        let last = raft.raft_log.last_index();
+        let beyond = |index| Err(StepError::BeyondLog { index, last });
+        // raft-rs answers or ignores these without looking further.
+        let stale = message.term < raft.term;
+        match message.kind {
+            RaftKind::Append => {
+                self.check_leadership(message)?;
+                if !stale {
+                    return self.admit_append(message);
+                }
+            }
+            RaftKind::Heartbeat => {
+                self.check_leadership(message)?;
+                if !stale && message.commit > last {
+                    return beyond(message.commit);
+                }
+            }
+            RaftKind::AppendResponse => {
+                let highest = message.index.max(message.reject_hint);
+                if message.term == raft.term && highest > last {
+                    return beyond(highest);
+                }
+            }
+            RaftKind::VoteResponse | RaftKind::PreVoteResponse => {
+                // A request leaves only after everything before it is durable.
+                if raft.raft_log.persisted != last || raft.raft_log.unstable_snapshot().is_some() {
+                    return Err(StepError::Early { kind: message.kind });
+                }
+            }
+            RaftKind::TimeoutNow => {
+                let from_leader = message.term == raft.term && raft.leader_id == from;
+                if !from_leader || !self.may_campaign() {
+                    return Err(StepError::Early { kind: message.kind });
+                }
+            }
+            RaftKind::Snapshot => return Err(StepError::NotForStep { kind: message.kind }),
+            RaftKind::Vote | RaftKind::PreVote | RaftKind::HeartbeatResponse => {}
+        }
+        Ok(None)
+    }
+
+    /// Nobody else leads the message's term.
+    pub(crate) fn check_leadership(&self, message: &RaftMessage) -> Result<(), StepError> {
+        let raft = &self.raw.raft;
+        let other = raft.leader_id != raft::INVALID_ID && raft.leader_id != message.from;
+        if message.term == raft.term && (raft.state == StateRole::Leader || other) {
+            return Err(StepError::TwoLeaders { from: message.from, term: message.term });
+        }
+        Ok(())
+    }
+
+    fn admit_append(&self, message: &RaftMessage) -> Result<Option<usize>, StepError> {
+        let log = &self.raw.raft.raft_log;
+        for entry in &message.entries {
+            if entry.kind != crate::KIND_COMMANDS {
+                return Err(StepError::UnknownEntry { index: entry.index, kind: entry.kind });
+            }
+            let (len, limit) = (u64::from(entry.len), self.max_entry_bytes());
+            if len > limit {
+                return Err(StepError::TooLarge { index: entry.index, len, limit });
+            }
+        }
+        // raft-rs answers these with its commit index, or with a rejection.
+        if message.index < log.committed || !log.match_term(message.index, message.log_term) {
+            return Ok(None);
+        }
+        let new = message.entries.iter().position(|entry| !log.match_term(entry.index, entry.term));
+        let Some(new) = new else { return Ok(None) };
+        let first = message.entries[new].index;
+        if first <= log.committed {
+            return Err(StepError::ContradictsCommitted { index: first, commit: log.committed });
+        }
+        let entries = &message.entries[new..];
+        let longest = entries.iter().map(|entry| u64::from(entry.len)).max().unwrap_or(0);
+        let needed = entries.iter().map(|entry| record_bound(u64::from(entry.len))).sum();
+        self.check_room(needed, entries.len() as u64, longest, first)
+            .map_err(|(needed, free)| StepError::Full { needed, free })?;
+        Ok(Some(new))
+    }
+
+    /// Whether `slots` entries with records of `needed` bytes in all, the longest payload being `longest`, fit into the
+    /// ring behind what is staged already. `first` is the first new entry's index: what it overwrites makes room.
+    pub(crate) fn check_room(&self, needed: u64, slots: u64, longest: u64, first: u64) -> Result<(), (u64, u64)> {
+        let view = self.raw.store();
+        let (mut free, mut free_slots) = view.free();
+        let last = view.ring.last_index();
+        if first <= last {
+            free_slots += last - first + 1;
+            free += (first..=last).map(|index| self.record_floor(index)).sum::<u64>();
+        }
+        let staged = self.staging.len() as u64;
+        // A record does not wrap around the ring's end: up to one record's length is lost there.
+        let wrap = record_bound(longest.max(self.staging.longest()));
+        let needed = needed + self.staging.bytes() + staged * record_bound(0) + wrap;
+        if needed > free {
+            return Err((needed, free));
+        }
+        if slots + staged > free_slots {
+            return Err((slots + staged, free_slots));
+        }
+        Ok(())
+    }
+
+    /// Ring bytes that dropping the entry gives back, at least.
+    fn record_floor(&self, index: u64) -> u64 {
+        let len = u64::from(self.raw.store().ring.payload_len(index).unwrap_or(0));
+        // Longer payloads may lie in frames outside the record area.
+        64 + if len < 1024 { len / 64 * 64 } else { 0 }
+    }
+}

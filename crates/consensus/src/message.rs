@@ -1,0 +1,182 @@
+//! Between raft-rs's messages and ours, both ways, and the scattered form in which ours leave.
+
+use std::ops::Range;
+
+use cyclone_wire::codec::Write;
+use cyclone_wire::envelope;
+use cyclone_wire::raftmsg::{Context, EntryHeader, RaftKind, RaftMessage};
+use raft::eraftpb::{Entry, Message, MessageType};
+
+use crate::view;
+
+/// A message that may be sent: what it says is durable. [`crate::Group::encode`] gives its bytes.
+#[derive(Clone, Debug)]
+pub struct OutMessage {
+    /// The receiving replica.
+    pub to: u64,
+    /// Everything but the payloads.
+    pub header: RaftMessage,
+    /// The entries whose payloads go with it.
+    pub entries: Range<u64>,
+}
+
+impl OutMessage {
+    /// Whether a later message of the same burst says all that this one says: of several acknowledgements to one peer
+    /// only the last needs to be sent.
+    //= cyclone §4.2
+    pub fn is_superseded_by(&self, later: &[OutMessage]) -> bool {
+        let ack = |header: &RaftMessage| header.kind == RaftKind::AppendResponse && !header.reject;
+        ack(&self.header)
+            && later.iter().any(|next| {
+                next.to == self.to
+                    && ack(&next.header)
+                    && next.header.term == self.header.term
+                    && next.header.index >= self.header.index
+            })
+    }
+}
+
+/// A message's bytes, scattered: the prefix, then the payloads where they lie in the log.
+#[derive(Debug)]
+pub struct EncodedMessage<'a> {
+    /// Envelope class, length and header.
+    pub prefix: Vec<u8>,
+    /// The entries' payloads, in order, piece by piece.
+    pub payloads: Vec<&'a [u8]>,
+}
+
+/// The bytes of a message without its payloads: class, length of header and payloads, header.
+pub(crate) fn prefix(header: &RaftMessage) -> Vec<u8> {
+    let mut out = Vec::with_capacity(5 + cyclone_wire::raftmsg::HEADER_BYTES + 16 * header.entries.len());
+    out.put_u8(envelope::RAFT);
+    out.put_u32(0);
+    header.encode_header(&mut out);
+    let length = (out.len() - 5) as u64 + header.payload_bytes();
+    // Messages are split far below 4 GiB.
+    out[1..5].copy_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
+    out
+}
+
+fn kind(of: MessageType) -> Option<RaftKind> {
+    Some(match of {
+        MessageType::MsgAppend => RaftKind::Append,
+        MessageType::MsgAppendResponse => RaftKind::AppendResponse,
+        MessageType::MsgRequestVote => RaftKind::Vote,
+        MessageType::MsgRequestVoteResponse => RaftKind::VoteResponse,
+        MessageType::MsgRequestPreVote => RaftKind::PreVote,
+        MessageType::MsgRequestPreVoteResponse => RaftKind::PreVoteResponse,
+        MessageType::MsgHeartbeat => RaftKind::Heartbeat,
+        MessageType::MsgHeartbeatResponse => RaftKind::HeartbeatResponse,
+        MessageType::MsgSnapshot => RaftKind::Snapshot,
+        MessageType::MsgTimeoutNow => RaftKind::TimeoutNow,
+        // Requests are never forwarded, so raft-rs sends no others.
+        _ => return None,
+    })
+}
+
+fn message_type(kind: RaftKind) -> MessageType {
+    match kind {
+        RaftKind::Append => MessageType::MsgAppend,
+        RaftKind::AppendResponse => MessageType::MsgAppendResponse,
+        RaftKind::Vote => MessageType::MsgRequestVote,
+        RaftKind::VoteResponse => MessageType::MsgRequestVoteResponse,
+        RaftKind::PreVote => MessageType::MsgRequestPreVote,
+        RaftKind::PreVoteResponse => MessageType::MsgRequestPreVoteResponse,
+        RaftKind::Heartbeat => MessageType::MsgHeartbeat,
+        RaftKind::HeartbeatResponse => MessageType::MsgHeartbeatResponse,
+        RaftKind::Snapshot => MessageType::MsgSnapshot,
+        RaftKind::TimeoutNow => MessageType::MsgTimeoutNow,
+    }
+}
+
+/// A checked message in raft-rs's form.
+pub(crate) fn to_raft(message: &RaftMessage) -> Message {
+    let mut raft = Message::default();
+    raft.set_msg_type(message_type(message.kind));
+    raft.to = message.to;
+    raft.from = message.from;
+    raft.term = message.term;
+    raft.log_term = message.log_term;
+    raft.index = message.index;
+    raft.commit = message.commit;
+    raft.commit_term = message.commit_term;
+    raft.reject = message.reject;
+    raft.reject_hint = message.reject_hint;
+    raft.priority = message.priority;
+    match message.context {
+        Context::None => {}
+        Context::Read(context) => raft.context = context.to_le_bytes().to_vec().into(),
+        Context::Transfer => raft.context = raft::CAMPAIGN_TRANSFER.into(),
+    }
+    if !message.entries.is_empty() {
+        let entry = |header: &EntryHeader| {
+            let mut entry = Entry::default();
+            entry.index = header.index;
+            entry.term = header.term;
+            entry
+        };
+        raft.set_entries(message.entries.iter().map(entry).collect::<Vec<_>>().into());
+    }
+    raft
+}
+
+/// Our form of what raft-rs wants to send; `len` gives the payload length of an entry of the log if it has that term.
+/// Appends are split at `max_bytes`. What the log no longer holds as the message says is left out: a newer leader has
+/// overwritten it since.
+pub(crate) fn from_raft(
+    log: u16,
+    mut message: Message,
+    max_bytes: u64,
+    len: impl Fn(u64, u64) -> Option<u32>,
+    out: &mut Vec<OutMessage>,
+) {
+    let Some(kind) = kind(message.get_msg_type()) else {
+        debug_assert!(false, "raft-rs sends {:?}", message.get_msg_type());
+        return;
+    };
+    let mut header = RaftMessage::new(log, kind, message.from, message.to, message.term);
+    header.log_term = message.log_term;
+    header.index = message.index;
+    header.commit = message.commit;
+    header.commit_term = message.commit_term;
+    header.reject = message.reject;
+    header.reject_hint = message.reject_hint;
+    header.priority = message.priority;
+    header.context = match message.context.as_ref() {
+        [] => Context::None,
+        raft::CAMPAIGN_TRANSFER => Context::Transfer,
+        context => context.try_into().map_or(Context::None, |bytes| Context::Read(u64::from_le_bytes(bytes))),
+    };
+    if kind == RaftKind::Snapshot {
+        header.snapshot = view::snapshot_meta(message.get_snapshot());
+    }
+    let entries = message.take_entries();
+    if entries.is_empty() {
+        let next = header.index + 1;
+        out.push(OutMessage { to: header.to, header, entries: next..next });
+        return;
+    }
+    let mut part = header.clone();
+    let mut bytes = 0u64;
+    for entry in entries.iter() {
+        let Some(len) = len(entry.index, entry.term) else { break };
+        if !part.entries.is_empty() && bytes + u64::from(len) > max_bytes {
+            let mut next = header.clone();
+            // The loop has put at least one entry into the part.
+            if let Some(last) = part.entries.last() {
+                (next.index, next.log_term) = (last.index, last.term);
+            }
+            push_append(std::mem::replace(&mut part, next), out);
+            bytes = 0;
+        }
+        bytes += u64::from(len);
+        part.entries.push(EntryHeader { index: entry.index, term: entry.term, kind: crate::KIND_COMMANDS, len });
+    }
+    push_append(part, out);
+}
+
+fn push_append(header: RaftMessage, out: &mut Vec<OutMessage>) {
+    let first = header.index + 1;
+    let entries = first..first + header.entries.len() as u64;
+    out.push(OutMessage { to: header.to, header, entries });
+}

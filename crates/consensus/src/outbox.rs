@@ -1,0 +1,219 @@
+//! From what raft-rs has ready to what may leave. The types keep the order: a [`Ready`] shows nothing of its messages,
+//! and an [`Outbox`] is made from the ring's witness that everything they say is durable.
+
+use cyclone_pmem::Payload;
+use cyclone_wal::ring::{Batch, NewEntry, Persisted};
+use cyclone_wire::ring::HardState;
+use raft::StateRole;
+use raft::eraftpb::{Entry, Message};
+
+use crate::error::ConsensusError;
+use crate::group::{Group, Role};
+use crate::message::{self, OutMessage};
+use crate::view;
+
+/// A committed entry. Its payload is in the ring: [`Group::copy_payload`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// The entry's index; each is delivered once, in order.
+    pub index: u64,
+    /// The entry's term.
+    pub term: u64,
+    /// [`crate::KIND_COMMANDS`].
+    pub kind: u8,
+    /// Payload bytes; 0 for the entry a new leader begins its term with.
+    pub len: u32,
+}
+
+/// Who leads, as far as this replica knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaderChange {
+    /// The leader, if known.
+    pub leader: Option<u64>,
+    /// The term.
+    pub term: u64,
+    /// What this replica is.
+    pub role: Role,
+}
+
+/// What may leave the replica now.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    /// Messages to send, in order.
+    pub messages: Vec<OutMessage>,
+    /// Newly committed entries, in order.
+    pub committed: Vec<Committed>,
+    /// Confirmed reads: the context given to [`Group::read_index`], and the index that must be applied first.
+    pub read_states: Vec<(u64, u64)>,
+    /// Set when the leader or this replica's role has changed.
+    pub leader_change: Option<LeaderChange>,
+}
+
+impl Outbox {
+    /// Only the ring can make the witness.
+    fn open(_durable: Persisted) -> Outbox {
+        Outbox::default()
+    }
+}
+
+/// Something is ready to be persisted and then sent or delivered. Dropping it loses nothing: ask again.
+#[must_use]
+pub struct Ready<'a> {
+    pub(crate) group: &'a mut Group,
+}
+
+impl Ready<'_> {
+    /// Makes entries and hard state durable, and gives what may leave after that.
+    ///
+    /// # Errors
+    /// The ring failed or raft-rs contradicts the group's books: the group is of no further use.
+    //= cyclone §4.2
+    pub fn persist(self) -> Result<Outbox, ConsensusError> {
+        let result = if self.group.failed { Err(ConsensusError::Failed) } else { self.group.persist() };
+        self.group.failed |= result.is_err();
+        result
+    }
+}
+
+impl Group {
+    fn persist(&mut self) -> Result<Outbox, ConsensusError> {
+        let was = self.raw.raft.raft_log.committed.min(self.uncommitted_from);
+        let mut ready = self.raw.ready();
+        let snapshot = view::snapshot_meta(ready.snapshot()).filter(|meta| meta.index > 0);
+        if let Some(meta) = &snapshot {
+            self.raw.mut_store().ring.reset(meta.index, meta.term)?;
+        }
+        let hard_state = self.next_hard_state(snapshot.as_ref());
+        let mut durable = self.persist_entries(&ready.take_entries(), hard_state)?;
+        let mut messages = ready.take_messages();
+        messages.append(&mut ready.take_persisted_messages());
+        let mut committed = ready.take_committed_entries();
+        let reads = ready.take_read_states();
+        let role_changed = ready.ss().is_some();
+        let mut light = self.raw.advance_append(ready);
+        messages.append(&mut light.take_messages());
+        committed.append(&mut light.take_committed_entries());
+        if let Some(meta) = &snapshot {
+            // Before anything can campaign: raft-rs reads the log from its applied index on.
+            self.raw.advance_apply_to(meta.index);
+            self.delivered = self.delivered.max(meta.index);
+        }
+        if self.commit_needs_persisting(&committed) {
+            durable = self.persist_entries(&[], self.next_hard_state(None))?;
+        }
+        let mut outbox = Outbox::open(durable);
+        self.settle_uncommitted(was, role_changed);
+        self.fill(&mut outbox, messages, committed)?;
+        for read in reads {
+            if let Ok(context) = read.request_ctx.as_slice().try_into() {
+                outbox.read_states.push((u64::from_le_bytes(context), read.index));
+            }
+        }
+        if role_changed {
+            outbox.leader_change =
+                Some(LeaderChange { leader: self.leader(), term: self.term(), role: self.role() });
+        }
+        Ok(outbox)
+    }
+
+    /// Membership entries must not be applied before their commitment is durable. Commands may: the commit index is
+    /// found again by the next leader, so it is written with the next hard state only.
+    fn commit_needs_persisting(&self, committed: &[Entry]) -> bool {
+        committed.iter().any(|entry| entry.get_entry_type() != raft::eraftpb::EntryType::EntryNormal)
+    }
+
+    /// Writes the entries, whose payloads are the front of the staging queue, and the hard state.
+    fn persist_entries(
+        &mut self,
+        entries: &[Entry],
+        hard_state: Option<HardState>,
+    ) -> Result<Persisted, ConsensusError> {
+        let staged = if entries.is_empty() { 0 } else { self.staging.len() };
+        let aligned = entries.first().is_none_or(|entry| entry.index == self.staging.first());
+        if staged != entries.len() || !aligned {
+            return Err(ConsensusError::Internal("staged payloads do not match the entries"));
+        }
+        let mut new = Vec::with_capacity(entries.len());
+        for (entry, staged) in entries.iter().zip(self.staging.iter()) {
+            if entry.term != staged.term {
+                return Err(ConsensusError::Internal("a staged payload is of another term"));
+            }
+            let payload: &Payload = &staged.payload;
+            new.push(NewEntry { index: entry.index, term: entry.term, kind: crate::KIND_COMMANDS, payload });
+        }
+        let durable = self.raw.mut_store().ring.persist(Batch { entries: &new, hard_state })?;
+        drop(new);
+        if staged > 0 {
+            self.staging.clear();
+        }
+        self.commit_due = false;
+        Ok(durable)
+    }
+
+    /// The hard state to write now, if any: at once when term, vote or membership changed, and otherwise the commit
+    /// index once per tick, so that a restart has little to hear about again.
+    fn next_hard_state(&self, snapshot: Option<&cyclone_wire::raftmsg::SnapshotMeta>) -> Option<HardState> {
+        let raft = &self.raw.raft;
+        let old = raft.store().ring.hard_state();
+        let moved = raft.term != old.term || raft.vote != old.vote;
+        if !moved && snapshot.is_none() && !(self.commit_due && raft.raft_log.committed > old.commit) {
+            return None;
+        }
+        let mut state = old.clone();
+        (state.term, state.vote) = (raft.term, raft.vote);
+        state.commit = raft.raft_log.committed.max(old.commit);
+        if let Some(meta) = snapshot {
+            view::set_members(&mut state, &meta.members, meta.index);
+        }
+        Some(state)
+    }
+
+    fn fill(
+        &mut self,
+        outbox: &mut Outbox,
+        messages: Vec<Message>,
+        committed: Vec<Entry>,
+    ) -> Result<(), ConsensusError> {
+        let ring = &self.raw.store().ring;
+        let payload_len = |index, term| (ring.term(index) == Some(term)).then(|| ring.payload_len(index))?;
+        outbox.messages.reserve(messages.len());
+        for message in messages {
+            let limit = self.config.max_message_bytes;
+            message::from_raft(self.config.log, message, limit, payload_len, &mut outbox.messages);
+        }
+        outbox.committed.reserve(committed.len());
+        for entry in committed {
+            if entry.index <= self.skip_through {
+                self.delivered = self.delivered.max(entry.index);
+                continue;
+            }
+            if entry.index != self.delivered + 1 {
+                return Err(ConsensusError::Internal("a committed entry was skipped or came twice"));
+            }
+            self.delivered = entry.index;
+            let len = payload_len(entry.index, entry.term)
+                .ok_or(ConsensusError::Internal("a committed entry is not in the ring"))?;
+            let (index, term) = (entry.index, entry.term);
+            outbox.committed.push(Committed { index, term, kind: crate::KIND_COMMANDS, len });
+        }
+        Ok(())
+    }
+
+    /// Keeps count of the payload bytes that the leader has proposed and not seen committed.
+    fn settle_uncommitted(&mut self, was: u64, role_changed: bool) {
+        let log = &self.raw.raft.raft_log;
+        let (committed, last) = (log.committed, log.store.ring.last_index());
+        let ring = &log.store.ring;
+        let bytes = |from: u64, to: u64| -> u64 {
+            (from..=to).map(|index| u64::from(ring.payload_len(index).unwrap_or(0))).sum()
+        };
+        if self.raw.raft.state != StateRole::Leader {
+            self.uncommitted_bytes = 0;
+        } else if role_changed {
+            self.uncommitted_bytes = bytes(committed + 1, last);
+        } else if committed > was {
+            self.uncommitted_bytes = self.uncommitted_bytes.saturating_sub(bytes(was + 1, committed));
+        }
+        self.uncommitted_from = committed;
+    }
+}

@@ -1,0 +1,295 @@
+//! A backend in memory, for tests: no log, no replicas, and everything a test wants to go wrong.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use cyclone_wire::command::{Condition, Operation, Query};
+use cyclone_wire::reply::{Failure, Reply};
+
+use crate::backend::{Backend, InfoSection, Outcome, Route, Topology, TopologyNode};
+use crate::glob;
+
+/// Keys and values in memory. Commands take effect when they are submitted; outcomes come when `hold` is off.
+#[derive(Debug)]
+pub struct MemoryBackend {
+    /// The data.
+    pub data: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Whether outcomes are kept back.
+    pub hold: bool,
+    /// Whether outcomes come in the reverse of the order of submission.
+    pub reverse: bool,
+    /// Instead of executing, answers this.
+    pub fail: Option<Outcome>,
+    /// Who serves all slots.
+    pub route: Route,
+    /// Whether each slot has its own owner.
+    pub many_owners: bool,
+    /// What WAIT sees.
+    pub acked: usize,
+    /// What CLUSTER shows.
+    pub topology: Topology,
+    /// Tickets submitted, in order, with `true` for writes.
+    pub submitted: Vec<(u64, bool)>,
+    /// Whether to note them.
+    pub record: bool,
+    outcomes: VecDeque<(u64, Outcome)>,
+}
+
+impl Default for MemoryBackend {
+    fn default() -> MemoryBackend {
+        let node = |number: u16| TopologyNode {
+            id: format!("{number:040x}"),
+            host: "127.0.0.1".to_owned(),
+            port: 7000 + number,
+            is_leader: number == 1,
+            alive: true,
+            myself: number == 1,
+        };
+        MemoryBackend {
+            data: BTreeMap::new(),
+            hold: false,
+            reverse: false,
+            fail: None,
+            route: Route::Local,
+            many_owners: false,
+            acked: 2,
+            topology: Topology {
+                nodes: vec![node(1), node(2), node(3)],
+                epoch: 7,
+            },
+            submitted: Vec::new(),
+            record: false,
+            outcomes: VecDeque::new(),
+        }
+    }
+}
+
+fn integer(bytes: &[u8]) -> Option<i64> {
+    cyclone_wire::resp::parse_i64(bytes)
+}
+
+impl MemoryBackend {
+    /// Takes the outcomes that have come to be.
+    pub fn take_outcomes(&mut self) -> Vec<(u64, Outcome)> {
+        if self.hold {
+            return Vec::new();
+        }
+        let mut outcomes: Vec<_> = self.outcomes.drain(..).collect();
+        if self.reverse {
+            outcomes.reverse();
+        }
+        outcomes
+    }
+
+    fn optional(&self, key: &[u8]) -> Reply {
+        self.data
+            .get(key)
+            .map_or(Reply::Nil, |value| Reply::Bytes(value.clone()))
+    }
+
+    fn write(&mut self, operation: &Operation<'_>) -> Reply {
+        match operation {
+            Operation::Set {
+                key,
+                value,
+                condition,
+                get,
+            } => {
+                let old = self.optional(key);
+                let blocked = match condition {
+                    Condition::Always => false,
+                    Condition::Absent => old != Reply::Nil,
+                    Condition::Present => old == Reply::Nil,
+                };
+                if !blocked {
+                    self.data.insert(key.to_vec(), value.to_vec());
+                }
+                match (get, blocked) {
+                    (true, _) => old,
+                    (false, true) => Reply::Nil,
+                    (false, false) => Reply::Ok,
+                }
+            }
+            Operation::GetDel { key } => self.data.remove(*key).map_or(Reply::Nil, Reply::Bytes),
+            Operation::Del { keys } => Reply::Int(
+                keys.iter()
+                    .filter(|key| self.data.remove(**key).is_some())
+                    .count() as i64,
+            ),
+            Operation::Append { key, value } => {
+                let stored = self.data.entry(key.to_vec()).or_default();
+                stored.extend_from_slice(value);
+                Reply::Int(stored.len() as i64)
+            }
+            Operation::SetRange { key, offset, value } => {
+                if value.is_empty() {
+                    return Reply::Int(self.data.get(*key).map_or(0, Vec::len) as i64);
+                }
+                let stored = self.data.entry(key.to_vec()).or_default();
+                let start = *offset as usize;
+                stored.resize(stored.len().max(start + value.len()), 0);
+                stored[start..start + value.len()].copy_from_slice(value);
+                Reply::Int(stored.len() as i64)
+            }
+            Operation::IncrBy { key, delta } => {
+                let old = self.data.get(*key).map_or(Some(0), |value| integer(value));
+                match old.map(|old| old.checked_add(*delta)) {
+                    None => Reply::Failed(Failure::NotInteger),
+                    Some(None) => Reply::Failed(Failure::Overflow),
+                    Some(Some(sum)) => {
+                        self.data.insert(key.to_vec(), sum.to_string().into_bytes());
+                        Reply::Int(sum)
+                    }
+                }
+            }
+            Operation::IncrByFloat { key, delta } => {
+                let old = match self.data.get(*key) {
+                    None => Some(0.0),
+                    Some(value) => std::str::from_utf8(value)
+                        .ok()
+                        .and_then(|text| text.parse::<f64>().ok()),
+                };
+                let Some(old) = old else {
+                    return Reply::Failed(Failure::NotFloat);
+                };
+                let sum = (old + delta).to_string().into_bytes();
+                self.data.insert(key.to_vec(), sum.clone());
+                Reply::Bytes(sum)
+            }
+            Operation::FlushAll => {
+                self.data.clear();
+                Reply::Ok
+            }
+            Operation::Read(query) => self.read(query),
+            Operation::Noop | Operation::OpenSession | Operation::CloseSession { .. } => Reply::Ok,
+        }
+    }
+
+    fn read(&self, query: &Query<'_>) -> Reply {
+        match query {
+            Query::Get { key } => self.optional(key),
+            Query::MultiGet { keys } => {
+                Reply::Array(keys.iter().map(|key| self.optional(key)).collect())
+            }
+            Query::Exists { keys } => Reply::Int(
+                keys.iter()
+                    .filter(|key| self.data.contains_key(**key))
+                    .count() as i64,
+            ),
+            Query::StrLen { key } => Reply::Int(self.data.get(*key).map_or(0, Vec::len) as i64),
+            Query::GetRange { key, start, end } => {
+                let value = self.data.get(*key).map_or(&[][..], Vec::as_slice);
+                let len = value.len() as i64;
+                let place = |index: i64| {
+                    if index < 0 {
+                        (len + index).max(0)
+                    } else {
+                        index
+                    }
+                };
+                let (start, end) = (place(*start), place(*end).min(len - 1));
+                let range = if start > end || len == 0 {
+                    &[][..]
+                } else {
+                    &value[start as usize..=end as usize]
+                };
+                Reply::Bytes(range.to_vec())
+            }
+            Query::Type { key } => {
+                let kind: &[u8] = if self.data.contains_key(*key) {
+                    b"string"
+                } else {
+                    b"none"
+                };
+                Reply::Bytes(kind.to_vec())
+            }
+            Query::DbSize => Reply::Int(self.data.len() as i64),
+            Query::Scan {
+                cursor,
+                pattern,
+                count,
+            } => {
+                let (from, count) = (*cursor as usize, *count as usize);
+                let page = self.data.keys().skip(from).take(count);
+                let keys =
+                    page.filter(|key| pattern.is_none_or(|pattern| glob::matches(pattern, key)));
+                let keys = keys.map(|key| Reply::Bytes(key.clone())).collect();
+                let next = if from + count >= self.data.len() {
+                    0
+                } else {
+                    from + count
+                };
+                Reply::Array(vec![
+                    Reply::Bytes(next.to_string().into_bytes()),
+                    Reply::Array(keys),
+                ])
+            }
+            Query::Keys { pattern } => {
+                let keys = self.data.keys().filter(|key| glob::matches(pattern, key));
+                Reply::Array(keys.map(|key| Reply::Bytes(key.clone())).collect())
+            }
+        }
+    }
+
+    fn submit(&mut self, ticket: u64, is_write: bool, run: impl FnOnce(&mut Self) -> Reply) {
+        if self.record {
+            self.submitted.push((ticket, is_write));
+        }
+        let outcome = match &self.fail {
+            Some(outcome) => outcome.clone(),
+            None => Outcome::Done(run(self)),
+        };
+        self.outcomes.push_back((ticket, outcome));
+    }
+}
+
+impl Backend for MemoryBackend {
+    fn submit_write(&mut self, ticket: u64, operation: &Operation<'_>) {
+        self.submit(ticket, true, |backend| backend.write(operation));
+    }
+
+    fn submit_read(&mut self, ticket: u64, query: &Query<'_>) {
+        self.submit(ticket, false, |backend| backend.read(query));
+    }
+
+    fn drain(&mut self, done: &mut dyn FnMut(u64, Outcome)) {
+        for (ticket, outcome) in self.take_outcomes() {
+            done(ticket, outcome);
+        }
+    }
+
+    fn route(&self, _slot: u16) -> Route {
+        self.route.clone()
+    }
+
+    fn same_owner(&self, a: u16, b: u16) -> bool {
+        !self.many_owners || a == b
+    }
+
+    fn topology(&self) -> Topology {
+        self.topology.clone()
+    }
+
+    fn info(&self) -> Vec<InfoSection> {
+        vec![
+            (
+                "Replication".to_owned(),
+                vec![("role".to_owned(), "master".to_owned())],
+            ),
+            (
+                "Keyspace".to_owned(),
+                vec![(
+                    "db0".to_owned(),
+                    format!("keys={},expires=0", self.data.len()),
+                )],
+            ),
+        ]
+    }
+
+    fn write_mark(&self) -> u64 {
+        1
+    }
+
+    fn replicas_acked(&self, _mark: u64) -> usize {
+        self.acked
+    }
+}

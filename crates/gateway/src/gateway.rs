@@ -1,0 +1,537 @@
+//! The step object: accepting, completing, flushing, closing. Reading and running commands: `pump.rs`.
+
+use std::io::{self, Write as _};
+use std::net::{Shutdown, SocketAddr};
+
+use cyclone_wire::resp::{RequestParser, encode};
+use mio::event::Event;
+use mio::net::{TcpListener, TcpStream};
+use mio::{Interest, Registry, Token};
+
+use crate::backend::{Backend, Outcome, Route};
+use crate::config::{GatewayConfig, GatewayError, clients_allowed};
+use crate::connection::{Connection, Flushed, KEPT_BUFFER, Session, Stall};
+use crate::slab::{MAX_CONNECTIONS, Slab};
+
+/// Connections accepted per step, so that a storm of them does not hold up the loop.
+const ACCEPTS_PER_STEP: usize = 256;
+/// Times a step runs commands that the step itself has unblocked.
+const ROUNDS_PER_STEP: usize = 16;
+const SPARE_BUFFERS: usize = 64;
+const SCRATCH_BYTES: usize = 256 * 1024;
+const ACCEPT_RETRY_US: u64 = 100_000;
+const LINGER_US: u64 = 1_000_000;
+const SWEEP_US: u64 = 1_000_000;
+
+/// Counters since the gateway was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Connections accepted and kept.
+    pub connections: u64,
+    /// Connections turned away because there were too many.
+    pub rejected: u64,
+    /// Requests understood, errors included.
+    pub commands: u64,
+    /// Bytes read.
+    pub input_bytes: u64,
+    /// Bytes written.
+    pub output_bytes: u64,
+    /// Connections closed because what they sent was not the Redis protocol.
+    pub protocol_errors: u64,
+    /// Connections dropped because they did not take their replies.
+    pub slow_readers: u64,
+    /// Connections dropped because nothing came from them.
+    pub idle: u64,
+}
+
+/// What commands see of the gateway.
+pub(crate) struct Shared {
+    pub(crate) config: GatewayConfig,
+    pub(crate) stats: Stats,
+    pub(crate) local: SocketAddr,
+    pub(crate) started_us: u64,
+    pub(crate) connected: usize,
+    pub(crate) max_clients: usize,
+    /// Places of connections in WAIT.
+    pub(crate) waiting: Vec<u32>,
+}
+
+/// Serves Redis clients; see the crate's documentation for how to drive it.
+pub struct Gateway {
+    pub(crate) shared: Shared,
+    registry: Registry,
+    listener: TcpListener,
+    token_base: usize,
+    pub(crate) slab: Slab,
+    /// Places of connections with something to read or run.
+    pub(crate) ready: Vec<u32>,
+    /// The same, for the next step.
+    pub(crate) later: Vec<u32>,
+    /// Places of connections with something to settle or write.
+    dirty: Vec<u32>,
+    pub(crate) scratch: Vec<u8>,
+    /// Empty output buffers: idle connections hold none.
+    pub(crate) spare: Vec<Vec<u8>>,
+    drained: Vec<(u64, Outcome)>,
+    accept_ready: bool,
+    accept_retry_us: Option<u64>,
+    next_id: u64,
+    next_sweep_us: u64,
+}
+
+impl Gateway {
+    /// Listens, and registers with the event queue under tokens from `token_base` on: its own and one per
+    /// connection, at most 2^20 + 1. Raises the limit on open files as far as it may.
+    pub fn new(
+        config: GatewayConfig,
+        registry: &Registry,
+        token_base: usize,
+    ) -> Result<Gateway, GatewayError> {
+        config.check()?;
+        let listen = |source| GatewayError::Listen {
+            addr: config.listen,
+            source,
+        };
+        let mut listener = TcpListener::bind(config.listen).map_err(listen)?;
+        let local = listener.local_addr().map_err(listen)?;
+        let registry = registry.try_clone().map_err(GatewayError::Poll)?;
+        registry
+            .register(&mut listener, Token(token_base), Interest::READABLE)
+            .map_err(GatewayError::Poll)?;
+        let max_clients = clients_allowed(config.max_clients);
+        let shared = Shared {
+            stats: Stats::default(),
+            local,
+            started_us: 0,
+            connected: 0,
+            max_clients,
+            waiting: Vec::new(),
+            config,
+        };
+        Ok(Gateway {
+            shared,
+            registry,
+            listener,
+            token_base,
+            slab: Slab::default(),
+            ready: Vec::new(),
+            later: Vec::new(),
+            dirty: Vec::new(),
+            scratch: vec![0; SCRATCH_BYTES],
+            spare: Vec::new(),
+            drained: Vec::new(),
+            accept_ready: true,
+            accept_retry_us: None,
+            next_id: 1,
+            next_sweep_us: 0,
+        })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.shared.local
+    }
+
+    /// Connections open now.
+    pub fn connections(&self) -> usize {
+        self.slab.len()
+    }
+
+    /// Most connections at a time: as configured, or fewer if the system allows fewer open files.
+    pub fn max_clients(&self) -> usize {
+        self.shared.max_clients
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> Stats {
+        self.shared.stats
+    }
+
+    /// Notes an event. Answers false if the token is not one of the gateway's.
+    pub fn handle(&mut self, event: &Event) -> bool {
+        let Some(offset) = event.token().0.checked_sub(self.token_base) else {
+            return false;
+        };
+        if offset == 0 {
+            self.accept_ready = true;
+            return true;
+        }
+        if offset > MAX_CONNECTIONS {
+            return false;
+        }
+        let index = (offset - 1) as u32;
+        // A connection closed earlier in this round may still have events.
+        let Some(connection) = self.slab.get_mut(index) else {
+            return true;
+        };
+        connection.ending |= event.is_read_closed() || event.is_error();
+        if event.is_readable() || connection.ending {
+            connection.readable = true;
+            self.list_ready(index);
+        }
+        if event.is_writable()
+            && let Some(connection) = self.slab.get_mut(index)
+        {
+            connection.writable = true;
+            if connection.session.has_output() {
+                self.list_dirty(index);
+            }
+        }
+        true
+    }
+
+    /// Whether a step would do something though no event comes: the loop must not block.
+    pub fn has_work(&self) -> bool {
+        self.accept_ready || !self.ready.is_empty() || !self.dirty.is_empty()
+    }
+
+    /// Microseconds from `now_us` until [`Gateway::step`] is due even without events.
+    pub fn next_timeout_us(&mut self, now_us: u64) -> Option<u64> {
+        let mut due = self.accept_retry_us;
+        let mut sooner = |at: u64| due = Some(due.map_or(at, |due| due.min(at)));
+        if self.slab.len() > 0 {
+            sooner(self.next_sweep_us);
+        }
+        for index in &self.shared.waiting {
+            if let Some(waiting) = self
+                .slab
+                .get_mut(*index)
+                .and_then(|connection| connection.session.waiting)
+            {
+                sooner(waiting.deadline_us);
+            }
+        }
+        due.map(|due| due.saturating_sub(now_us))
+    }
+
+    /// One round: accepts, reads, runs commands, writes replies. `now_us` is a monotonic clock in microseconds.
+    /// Answers how many connections and requests it dealt with.
+    pub fn step(&mut self, now_us: u64, backend: &mut dyn Backend) -> usize {
+        if self.shared.started_us == 0 {
+            self.shared.started_us = now_us;
+        }
+        let commands_before = self.shared.stats.commands;
+        let mut work = self.accept(now_us);
+        for round in 0..ROUNDS_PER_STEP {
+            if round > 0 && self.ready.is_empty() {
+                break;
+            }
+            let ready = std::mem::take(&mut self.ready);
+            work += ready.len();
+            for index in &ready {
+                self.pump(*index, round == 0, now_us, backend);
+            }
+            self.recycle_ready(ready);
+            let mut drained = std::mem::take(&mut self.drained);
+            backend.drain(&mut |ticket, outcome| drained.push((ticket, outcome)));
+            work += drained.len();
+            for (ticket, outcome) in drained.drain(..) {
+                self.complete(ticket, outcome);
+            }
+            self.drained = drained;
+            self.settle(backend);
+        }
+        if self.ready.is_empty() {
+            std::mem::swap(&mut self.ready, &mut self.later);
+        } else {
+            self.ready.append(&mut self.later);
+        }
+        self.answer_waits(now_us, backend);
+        work += self.flush(now_us, backend);
+        if now_us >= self.next_sweep_us {
+            self.sweep(now_us);
+        }
+        // Work is at most what fits in memory.
+        work + (self.shared.stats.commands - commands_before) as usize
+    }
+
+    /// Keeps the list's memory.
+    fn recycle_ready(&mut self, mut list: Vec<u32>) {
+        if self.ready.is_empty() {
+            list.clear();
+            self.ready = list;
+        }
+    }
+
+    /// Notes the outcome of a submitted command. Tickets of connections that are gone, and second outcomes, are
+    /// ignored. The reply leaves with the next [`Gateway::flush`] or [`Gateway::step`].
+    pub fn complete(&mut self, ticket: u64, outcome: Outcome) {
+        let Some((index, seq, connection)) = self.slab.by_ticket(ticket) else {
+            return;
+        };
+        if connection.session.complete(seq, outcome) || connection.stalled.is_some() {
+            self.list_dirty(index);
+        }
+    }
+
+    /// Encodes the replies that are due and lists the connections that may now go on.
+    fn settle(&mut self, backend: &dyn Backend) {
+        for at in 0..self.dirty.len() {
+            let index = self.dirty[at];
+            if let Some(connection) = self.slab.get_mut(index) {
+                connection.session.settle(backend);
+                if connection.may_resume(&self.shared.config) {
+                    self.list_ready(index);
+                }
+            }
+        }
+    }
+
+    /// Writes the replies that are due, one write per connection. Answers how many connections had some.
+    pub fn flush(&mut self, now_us: u64, backend: &dyn Backend) -> usize {
+        self.settle(backend);
+        let mut dirty = std::mem::take(&mut self.dirty);
+        let flushed = dirty.len();
+        for index in dirty.drain(..) {
+            let Some(mut connection) = self.slab.take(index) else {
+                continue;
+            };
+            connection.in_dirty = false;
+            if self.write(&mut connection, now_us) {
+                self.slab.put(index, connection);
+            } else {
+                self.close(connection);
+            }
+        }
+        if self.dirty.is_empty() {
+            self.dirty = dirty;
+        }
+        flushed
+    }
+
+    /// Writes what a connection is owed; answers whether it lives on.
+    fn write(&mut self, connection: &mut Connection, now_us: u64) -> bool {
+        let before = connection.session.out.len() - connection.session.sent();
+        let flushed = connection.write(now_us);
+        let after = connection.session.out.len() - connection.session.sent();
+        self.shared.stats.output_bytes += (before - after) as u64;
+        match flushed {
+            Flushed::Gone => return false,
+            Flushed::Part => {
+                if connection.session.unsent() > self.shared.config.output_limit_bytes {
+                    self.shared.stats.slow_readers += 1;
+                    return false;
+                }
+            }
+            Flushed::All => {
+                let out = std::mem::take(&mut connection.session.out);
+                if (1..=KEPT_BUFFER).contains(&out.capacity()) && self.spare.len() < SPARE_BUFFERS {
+                    self.spare.push(out);
+                }
+                let finished =
+                    connection.session.in_flight() == 0 && connection.session.waiting.is_none();
+                if finished && connection.ended && connection.stalled.is_none() {
+                    return false;
+                }
+                if finished && connection.session.closing && connection.linger_until_us.is_none() {
+                    if connection.stream.shutdown(Shutdown::Write).is_err() {
+                        return false;
+                    }
+                    connection.linger_until_us = Some(now_us + LINGER_US);
+                    connection.readable = true;
+                    self.list_ready_taken(connection);
+                }
+            }
+        }
+        if connection.may_resume(&self.shared.config) {
+            self.list_ready_taken(connection);
+        }
+        true
+    }
+
+    pub(crate) fn list_ready(&mut self, index: u32) {
+        if let Some(connection) = self.slab.get_mut(index)
+            && !connection.in_ready
+        {
+            connection.in_ready = true;
+            self.ready.push(index);
+        }
+    }
+
+    fn list_ready_taken(&mut self, connection: &mut Connection) {
+        if !connection.in_ready {
+            connection.in_ready = true;
+            self.ready.push(connection.session.index);
+        }
+    }
+
+    pub(crate) fn list_dirty(&mut self, index: u32) {
+        if let Some(connection) = self.slab.get_mut(index)
+            && !connection.in_dirty
+        {
+            connection.in_dirty = true;
+            self.dirty.push(index);
+        }
+    }
+
+    pub(crate) fn list_dirty_taken(&mut self, connection: &mut Connection) {
+        if !connection.in_dirty {
+            connection.in_dirty = true;
+            self.dirty.push(connection.session.index);
+        }
+    }
+
+    /// Ends a connection that has been taken out of the slab.
+    pub(crate) fn close(&mut self, mut connection: Box<Connection>) {
+        // It may fail only if it was never registered; closing the socket takes it off the queue anyway.
+        let _ = self.registry.deregister(&mut connection.stream);
+        let index = connection.session.index;
+        if connection.session.waiting.is_some() {
+            self.shared.waiting.retain(|place| *place != index);
+        }
+        self.slab.free(index);
+        self.shared.connected = self.slab.len();
+    }
+
+    fn accept(&mut self, now_us: u64) -> usize {
+        if self.accept_retry_us.is_some_and(|at| now_us >= at) {
+            self.accept_retry_us = None;
+            self.accept_ready = true;
+        }
+        let mut accepted = 0;
+        while self.accept_ready && accepted < ACCEPTS_PER_STEP {
+            match self.listener.accept() {
+                Ok((stream, peer)) => {
+                    accepted += 1;
+                    self.admit(stream, peer, now_us);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.accept_ready = false
+                }
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+                    ) => {}
+                Err(_) => {
+                    // Out of files or memory: the backlog holds the rest until some are free again.
+                    self.accept_ready = false;
+                    self.accept_retry_us = Some(now_us + ACCEPT_RETRY_US);
+                }
+            }
+        }
+        accepted
+    }
+
+    fn admit(&mut self, mut stream: TcpStream, peer: SocketAddr, now_us: u64) {
+        if self.slab.len() >= self.shared.max_clients {
+            self.shared.stats.rejected += 1;
+            // A courtesy; the socket is closed either way.
+            let _ = stream.write(b"-ERR max number of clients reached\r\n");
+            return;
+        }
+        // Neither is needed for correctness.
+        let _ = stream.set_nodelay(true);
+        let _ = rustix::net::sockopt::set_socket_keepalive(&stream, true);
+        let place = self.slab.reserve();
+        let token = Token(self.token_base + 1 + place.0 as usize);
+        if self
+            .registry
+            .register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)
+            .is_err()
+        {
+            self.slab.free(place.0);
+            return;
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        self.shared.stats.connections += 1;
+        let trusted = self.shared.config.passwords.is_empty();
+        let mut parser = RequestParser::new(self.shared.config.limits());
+        parser.set_trusted(trusted);
+        let local = stream.local_addr().unwrap_or(self.shared.local);
+        let connection = Connection {
+            stream,
+            parser,
+            input: Vec::new(),
+            input_at: 0,
+            session: Session::new(id, place, (peer, local), trusted, now_us),
+            readable: true,
+            writable: true,
+            ending: false,
+            ended: false,
+            stalled: None,
+            in_ready: false,
+            in_dirty: false,
+            blocked_since_us: None,
+            linger_until_us: None,
+        };
+        self.slab.put(place.0, Box::new(connection));
+        self.shared.connected = self.slab.len();
+        self.list_ready(place.0);
+    }
+
+    /// Answers WAITs that are satisfied, late, or whose node no longer leads.
+    fn answer_waits(&mut self, now_us: u64, backend: &dyn Backend) {
+        if self.shared.waiting.is_empty() {
+            return;
+        }
+        let leads = backend.route(0) == Route::Local;
+        let mut still = std::mem::take(&mut self.shared.waiting);
+        still.retain(|index| {
+            let Some(connection) = self.slab.get_mut(*index) else {
+                return false;
+            };
+            let Some(waiting) = connection.session.waiting else {
+                return false;
+            };
+            let acked = backend.replicas_acked(waiting.mark);
+            if leads && acked < waiting.replicas && now_us < waiting.deadline_us {
+                return true;
+            }
+            connection.session.waiting = None;
+            let out = &mut connection.session.out;
+            if leads {
+                encode::int(out, acked as i64);
+            } else {
+                encode::error(
+                    out,
+                    "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+                );
+            }
+            // What came behind WAIT may run now.
+            connection.stalled = Some(Stall::Full);
+            self.list_dirty(*index);
+            false
+        });
+        self.shared.waiting = still;
+    }
+
+    /// Drops connections that linger, do not take their replies, or have been idle for too long,
+    /// or wait for ever for nobody.
+    fn sweep(&mut self, now_us: u64) {
+        self.next_sweep_us = now_us + SWEEP_US;
+        let (stall_us, idle_us) = (
+            self.shared.config.output_stall_us,
+            self.shared.config.idle_timeout_us,
+        );
+        for index in self.slab.indexes() {
+            let Some(connection) = self.slab.get_mut(index) else {
+                continue;
+            };
+            let stuck = connection
+                .blocked_since_us
+                .is_some_and(|since| now_us.saturating_sub(since) >= stall_us);
+            let lingered = connection
+                .linger_until_us
+                .is_some_and(|until| now_us >= until);
+            let quiet = connection.session.in_flight() == 0 && connection.session.waiting.is_none();
+            let idle = idle_us > 0
+                && quiet
+                && now_us.saturating_sub(connection.session.active_us) >= idle_us;
+            let forever = connection
+                .session
+                .waiting
+                .is_some_and(|waiting| waiting.deadline_us == u64::MAX);
+            let deserted = connection.ending && forever;
+            if !(stuck || lingered || idle || deserted) {
+                continue;
+            }
+            self.shared.stats.slow_readers += u64::from(stuck);
+            self.shared.stats.idle += u64::from(idle && !stuck && !lingered);
+            if let Some(connection) = self.slab.take(index) {
+                self.close(connection);
+            }
+        }
+    }
+}

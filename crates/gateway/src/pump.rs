@@ -1,0 +1,333 @@
+//! Reading from a connection and running what it asks, as far as its limits allow.
+
+use std::io::{self, Read as _};
+
+use cyclone_wire::resp::{Excess, Parsed, RequestParser, encode};
+
+use crate::backend::Backend;
+use crate::command::{self, Context, Flow, table};
+use crate::connection::{Connection, ReplyMode, Session, Stall};
+use crate::gateway::Gateway;
+
+/// Consumed input beyond this is moved out of the way.
+const COMPACT_BYTES: usize = 64 * 1024;
+
+/// How running a connection's input ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ran {
+    /// All whole requests ran.
+    All,
+    /// A limit or an order was met; more later.
+    Stalled(Stall),
+    /// Hang up at once.
+    HangUp,
+}
+
+impl Ran {
+    fn stall(self) -> Option<Stall> {
+        match self {
+            Ran::Stalled(stall) => Some(stall),
+            Ran::All | Ran::HangUp => None,
+        }
+    }
+}
+
+impl Gateway {
+    /// Runs what a connection has sent; reads more from it at most once, if `may_read`.
+    pub(crate) fn pump(
+        &mut self,
+        index: u32,
+        may_read: bool,
+        now_us: u64,
+        backend: &mut dyn Backend,
+    ) {
+        let Some(mut connection) = self.slab.take(index) else {
+            return;
+        };
+        connection.in_ready = false;
+        let lives = if connection.linger_until_us.is_some() {
+            self.discard(&mut connection)
+        } else {
+            self.serve(&mut connection, may_read, now_us, backend)
+        };
+        if !lives {
+            return self.close(connection);
+        }
+        let lingering = connection.linger_until_us.is_some();
+        if connection.readable
+            && connection.stalled.is_none()
+            && (lingering || !connection.session.closing)
+        {
+            connection.in_ready = true;
+            self.later.push(index);
+        }
+        if connection.session.has_output() || connection.ended || connection.session.closing {
+            self.list_dirty_taken(&mut connection);
+        }
+        self.slab.put(index, connection);
+    }
+
+    fn serve(
+        &mut self,
+        connection: &mut Connection,
+        may_read: bool,
+        now_us: u64,
+        backend: &mut dyn Backend,
+    ) -> bool {
+        connection.stalled = None;
+        if connection.input_at < connection.input.len()
+            && !self.run_input(connection, now_us, backend)
+        {
+            return false;
+        }
+        let wanted = may_read
+            && connection.stalled.is_none()
+            && !connection.session.closing
+            && !connection.ended;
+        if !wanted || !connection.readable {
+            return true;
+        }
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let lives = self.read(connection, &mut scratch, now_us, backend);
+        self.scratch = scratch;
+        lives
+    }
+
+    /// One read, and what it brings; answers whether the connection lives on.
+    fn read(
+        &mut self,
+        connection: &mut Connection,
+        scratch: &mut [u8],
+        now_us: u64,
+        backend: &mut dyn Backend,
+    ) -> bool {
+        let count = match (&connection.stream).read(scratch) {
+            Ok(0) => {
+                // Half-closed: what is pending is still answered.
+                connection.ended = true;
+                connection.readable = false;
+                return true;
+            }
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return true,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                connection.readable = false;
+                return true;
+            }
+            Err(_) => return false,
+        };
+        // A short read has emptied the socket, unless the end of the stream stands behind it.
+        connection.readable = count == scratch.len() || connection.ending;
+        connection.session.active_us = now_us;
+        self.shared.stats.input_bytes += count as u64;
+        if !connection.input.is_empty() {
+            connection.input.extend_from_slice(&scratch[..count]);
+            return self.run_input(connection, now_us, backend);
+        }
+        let (used, ran) = self.run(
+            &mut connection.parser,
+            &mut connection.session,
+            &scratch[..count],
+            now_us,
+            backend,
+        );
+        connection.stalled = ran.stall();
+        if !connection.session.closing {
+            connection.input.extend_from_slice(&scratch[used..count]);
+        }
+        ran != Ran::HangUp
+    }
+
+    /// Runs what has been kept; answers whether the connection lives on.
+    fn run_input(
+        &mut self,
+        connection: &mut Connection,
+        now_us: u64,
+        backend: &mut dyn Backend,
+    ) -> bool {
+        let mut input = std::mem::take(&mut connection.input);
+        let rest = &input[connection.input_at..];
+        let (used, ran) = self.run(
+            &mut connection.parser,
+            &mut connection.session,
+            rest,
+            now_us,
+            backend,
+        );
+        connection.stalled = ran.stall();
+        connection.input_at += used;
+        if connection.input_at == input.len() || connection.session.closing {
+            // Idle connections hold no buffer.
+            connection.input_at = 0;
+        } else {
+            if connection.input_at >= COMPACT_BYTES {
+                input.drain(..connection.input_at);
+                connection.input_at = 0;
+            }
+            connection.input = input;
+        }
+        ran != Ran::HangUp
+    }
+
+    /// Runs the requests in `input`; answers how many bytes are done with.
+    fn run(
+        &mut self,
+        parser: &mut RequestParser,
+        session: &mut Session,
+        input: &[u8],
+        now_us: u64,
+        backend: &mut dyn Backend,
+    ) -> (usize, Ran) {
+        if session.out.capacity() == 0
+            && let Some(spare) = self.spare.pop()
+        {
+            session.out = spare;
+        }
+        let mut at = 0;
+        while !session.closing {
+            if session.is_full(&self.shared.config) {
+                // Nothing may be behind, but asking is cheap.
+                return (at, Ran::Stalled(Stall::Full));
+            }
+            match parser.parse(&input[at..]) {
+                Ok(Parsed::Incomplete) => break,
+                Ok(Parsed::Skipped(used)) => at += used,
+                Ok(Parsed::TooLarge(used, excess)) => {
+                    at += used;
+                    self.shared.stats.commands += 1;
+                    let limits = self.shared.config.limits();
+                    let text = match excess {
+                        Excess::Argument(len) => {
+                            format!(
+                                "ERR argument of {len} bytes is longer than the limit of {} bytes",
+                                limits.max_bulk
+                            )
+                        }
+                        Excess::Request => {
+                            format!(
+                                "ERR request is longer than the limit of {} bytes",
+                                limits.max_request
+                            )
+                        }
+                    };
+                    refuse(session, text.as_bytes());
+                }
+                Ok(Parsed::Command(used)) => {
+                    match self.execute(parser, session, &input[at..at + used], now_us, backend) {
+                        Ran::All => {}
+                        other => return (at, other),
+                    }
+                    parser.advance();
+                    parser.set_trusted(session.authenticated);
+                    at += used;
+                }
+                Err(error) => {
+                    self.shared.stats.protocol_errors += 1;
+                    refuse(session, format!("ERR {error}").as_bytes());
+                    session.closing = true;
+                }
+            }
+        }
+        (at, Ran::All)
+    }
+
+    /// Runs one request.
+    fn execute(
+        &mut self,
+        parser: &RequestParser,
+        session: &mut Session,
+        input: &[u8],
+        now_us: u64,
+        backend: &mut dyn Backend,
+    ) -> Ran {
+        let args = parser.args(input);
+        let spec = table::find(args.at(0));
+        if let Some(spec) = spec {
+            if spec.flags & table::WRITE != 0 && session.reads > 0 {
+                return Ran::Stalled(Stall::BehindReads);
+            }
+            if spec.flags & table::ALONE != 0 && session.in_flight() > 0 {
+                return Ran::Stalled(Stall::BehindAll);
+            }
+            session.last_command = spec.name;
+        }
+        self.shared.stats.commands += 1;
+        let mode = session.reply_mode;
+        // Without anything pending the reply goes straight to the output.
+        let direct = session.in_flight() == 0;
+        let mut out = if direct {
+            std::mem::take(&mut session.out)
+        } else {
+            Vec::new()
+        };
+        let before = out.len();
+        let (shared, others) = (&mut self.shared, &self.slab);
+        let mut context = Context {
+            shared,
+            others,
+            session,
+            backend,
+            out: &mut out,
+            args,
+            now_us,
+        };
+        let flow = match spec {
+            Some(spec) if spec.takes(args.len()) => command::run(&mut context, spec),
+            Some(spec) => context.wrong_arity(spec.name),
+            None => command::unknown(&mut context),
+        };
+        if mode == ReplyMode::SkipNext && session.reply_mode == ReplyMode::SkipNext {
+            session.reply_mode = ReplyMode::On;
+        }
+        // CLIENT REPLY ON itself is heard, and SKIP is not.
+        let quiet = match mode {
+            ReplyMode::On => session.reply_mode != ReplyMode::On,
+            ReplyMode::Off => session.reply_mode != ReplyMode::On,
+            ReplyMode::SkipNext => true,
+        };
+        if quiet {
+            out.truncate(before);
+        }
+        if direct {
+            session.out = out;
+        } else if !out.is_empty() {
+            session.push_local(out);
+        }
+        match flow {
+            Flow::Replied => {}
+            Flow::Submitted {
+                is_read,
+                shape,
+                slot,
+            } => {
+                session.push_submitted(is_read, shape, slot, input.len(), quiet);
+            }
+            Flow::Waits => self.shared.waiting.push(session.index),
+            Flow::HangUp => return Ran::HangUp,
+        }
+        Ran::All
+    }
+
+    /// Reads and drops what the peer still sends; answers whether to go on.
+    fn discard(&mut self, connection: &mut Connection) -> bool {
+        match (&connection.stream).read(&mut self.scratch) {
+            Ok(0) => false,
+            Ok(_) => true,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                connection.readable = false;
+                true
+            }
+            Err(error) => error.kind() == io::ErrorKind::Interrupted,
+        }
+    }
+}
+
+/// Answers an error in its turn.
+fn refuse(session: &mut Session, text: &[u8]) {
+    if session.in_flight() == 0 {
+        return encode::error(&mut session.out, text);
+    }
+    let mut out = Vec::new();
+    encode::error(&mut out, text);
+    session.push_local(out);
+}

@@ -1,0 +1,494 @@
+//! Each command, its replies and its errors.
+
+mod common;
+
+use common::{Server, config, request};
+use cyclone_gateway::{Outcome, Route};
+
+#[test]
+fn strings() {
+    let server = Server::plain();
+    let mut c = server.client();
+    c.ask("SET k v", "+OK\r\n");
+    c.ask("get k", "$1\r\nv\r\n");
+    c.ask("GET none", "$-1\r\n");
+    c.ask("SET k w NX", "$-1\r\n");
+    c.ask("SET k w XX", "+OK\r\n");
+    c.ask("SET k x GET", "$1\r\nw\r\n");
+    c.ask("SET n x NX GET", "$-1\r\n");
+    c.ask("SET k x NX XX", "-ERR syntax error\r\n");
+    c.ask("SET k x nosuch", "-ERR syntax error\r\n");
+    c.ask("SET k x EX", "-ERR syntax error\r\n");
+    c.ask(
+        "SET k x EX a",
+        "-ERR value is not an integer or out of range\r\n",
+    );
+    c.ask(
+        "SET k x PX 0",
+        "-ERR invalid expire time in 'set' command\r\n",
+    );
+    let not_yet = "-ERR expiry is not offered yet: SET without EX, PX, EXAT, PXAT and KEEPTTL\r\n";
+    c.ask("SET k x EX 10", not_yet);
+    c.ask("SET k x KEEPTTL", not_yet);
+    c.ask("SETNX k y", ":0\r\n");
+    c.ask("SETNX fresh y", ":1\r\n");
+    c.ask("GETSET fresh z", "$1\r\ny\r\n");
+    c.ask("GETDEL fresh", "$1\r\nz\r\n");
+    c.ask("GETDEL fresh", "$-1\r\n");
+    c.ask("APPEND a hello", ":5\r\n");
+    c.ask("APPEND a \" world\"", ":11\r\n");
+    c.ask("STRLEN a", ":11\r\n");
+    c.ask("GETRANGE a -5 -1", "$5\r\nworld\r\n");
+    c.ask("SUBSTR a 0 4", "$5\r\nhello\r\n");
+    c.ask(
+        "GETRANGE a x 4",
+        "-ERR value is not an integer or out of range\r\n",
+    );
+    c.ask("SETRANGE a 6 W", ":11\r\n");
+    c.ask("SETRANGE a -1 W", "-ERR offset is out of range\r\n");
+    c.ask(
+        "SETRANGE a 99999999 W",
+        "-ERR string exceeds maximum allowed size (proto-max-bulk-len)\r\n",
+    );
+    c.ask(
+        "MGET a none k",
+        "*3\r\n$11\r\nhello World\r\n$-1\r\n$1\r\nx\r\n",
+    );
+    c.ask("INCR i", ":1\r\n");
+    c.ask("INCRBY i 41", ":42\r\n");
+    c.ask("DECR i", ":41\r\n");
+    c.ask("DECRBY i 2", ":39\r\n");
+    c.ask(
+        "DECRBY i -9223372036854775808",
+        "-ERR decrement would overflow\r\n",
+    );
+    c.ask(
+        "INCRBY i 9223372036854775807",
+        "-ERR increment or decrement would overflow\r\n",
+    );
+    c.ask(
+        "INCRBY i 1.5",
+        "-ERR value is not an integer or out of range\r\n",
+    );
+    c.ask("INCR a", "-ERR value is not an integer or out of range\r\n");
+    c.ask("INCRBYFLOAT f 1.5", "$3\r\n1.5\r\n");
+    c.ask("INCRBYFLOAT f x", "-ERR value is not a valid float\r\n");
+    c.ask("INCRBYFLOAT f nan", "-ERR value is not a valid float\r\n");
+    c.ask("INCRBYFLOAT f 1e999", "-ERR value is not a valid float\r\n");
+    c.ask(
+        "INCRBYFLOAT f inf",
+        "-ERR increment would produce NaN or Infinity\r\n",
+    );
+    c.ask("INCRBYFLOAT a 1", "-ERR value is not a valid float\r\n");
+}
+
+#[test]
+fn keys() {
+    let server = Server::plain();
+    let mut c = server.client();
+    c.ask("SET a 1", "+OK\r\n");
+    c.ask("SET b 1", "+OK\r\n");
+    c.ask("EXISTS a a none", ":2\r\n");
+    c.ask("TYPE a", "+string\r\n");
+    c.ask("TYPE none", "+none\r\n");
+    c.ask("DBSIZE", ":2\r\n");
+    c.ask("KEYS a*", "*1\r\n$1\r\na\r\n");
+    c.ask("SCAN 0 COUNT 1", "*2\r\n$1\r\n1\r\n*1\r\n$1\r\na\r\n");
+    c.ask("SCAN 1 COUNT 1", "*2\r\n$1\r\n0\r\n*1\r\n$1\r\nb\r\n");
+    c.ask(
+        "SCAN 0 MATCH b TYPE string",
+        "*2\r\n$1\r\n0\r\n*1\r\n$1\r\nb\r\n",
+    );
+    c.ask("SCAN 0 TYPE hash", "*2\r\n$1\r\n0\r\n*0\r\n");
+    c.ask("SCAN x", "-ERR invalid cursor\r\n");
+    c.ask("SCAN 0 COUNT", "-ERR syntax error\r\n");
+    c.ask("SCAN 0 COUNT 0", "-ERR syntax error\r\n");
+    c.ask(
+        "SCAN 0 COUNT x",
+        "-ERR value is not an integer or out of range\r\n",
+    );
+    c.ask("SCAN 0 FOO x", "-ERR syntax error\r\n");
+    c.ask("DEL a none", ":1\r\n");
+    c.ask("UNLINK b", ":1\r\n");
+    c.ask("SET a 1", "+OK\r\n");
+    c.ask("FLUSHALL soon", "-ERR syntax error\r\n");
+    c.ask("FLUSHALL ASYNC", "+OK\r\n");
+    c.ask("FLUSHDB", "+OK\r\n");
+    c.ask("DBSIZE", ":0\r\n");
+}
+
+#[test]
+fn connection_commands() {
+    let server = Server::plain();
+    let mut c = server.client();
+    c.ask("PING", "+PONG\r\n");
+    c.ask("PING hi", "$2\r\nhi\r\n");
+    c.ask(
+        "PING a b",
+        "-ERR wrong number of arguments for 'ping' command\r\n",
+    );
+    c.ask(
+        "GET",
+        "-ERR wrong number of arguments for 'get' command\r\n",
+    );
+    c.ask(
+        "get a b",
+        "-ERR wrong number of arguments for 'get' command\r\n",
+    );
+    c.ask("ECHO hi", "$2\r\nhi\r\n");
+    c.ask(
+        "foo a b",
+        "-ERR unknown command 'foo', with args beginning with: 'a' 'b' \r\n",
+    );
+    c.ask(
+        "FOO",
+        "-ERR unknown command 'FOO', with args beginning with: \r\n",
+    );
+    c.ask("EXPIRE a 1", "-ERR 'expire' is not offered yet\r\n");
+    c.ask("MSET a 1", "-ERR 'mset' is not offered yet\r\n");
+    c.ask("MULTI", "-ERR 'multi' is not offered yet\r\n");
+    c.ask("SELECT 0", "+OK\r\n");
+    c.ask("SELECT 1", "-ERR SELECT is not allowed in cluster mode\r\n");
+    c.ask(
+        "SELECT x",
+        "-ERR value is not an integer or out of range\r\n",
+    );
+    c.ask("CLIENT GETNAME", "$-1\r\n");
+    c.ask("CLIENT SETNAME me", "+OK\r\n");
+    c.ask("CLIENT GETNAME", "$2\r\nme\r\n");
+    c.ask(
+        "CLIENT SETNAME \"a b\"",
+        "-ERR Client names cannot contain spaces, newlines or special characters.\r\n",
+    );
+    c.ask(
+        "CLIENT SETNAME",
+        "-ERR wrong number of arguments for 'client|setname' command\r\n",
+    );
+    c.ask("CLIENT SETINFO LIB-NAME x", "+OK\r\n");
+    c.ask("CLIENT SETINFO FOO x", "-ERR Unrecognized option 'FOO'\r\n");
+    c.ask(
+        "CLIENT FOO",
+        "-ERR unknown subcommand 'FOO'. Try CLIENT HELP.\r\n",
+    );
+    c.ask("CLIENT NO-EVICT on", "+OK\r\n");
+    c.ask("CLIENT NO-TOUCH maybe", "-ERR syntax error\r\n");
+    let other = server.client();
+    server.until("two clients", |server| server.connections() == 2);
+    let list = c.exchange("CLIENT LIST\r\n");
+    assert_eq!(list.matches("id=").count(), 2, "{list}");
+    assert!(
+        list.contains("name=me") && list.contains("cmd=client") && list.contains("lib-name=x"),
+        "{list}"
+    );
+    assert_eq!(c.exchange("CLIENT LIST ID 1\r\n").matches("id=").count(), 1);
+    drop(other);
+    c.ask("CLIENT REPLY SKIP\r\nPING\r\nPING", "+PONG\r\n");
+    c.ask(
+        "CLIENT REPLY OFF\r\nSET q 1\r\nGET q\r\nFOO\r\nCLIENT REPLY ON\r\nGET q",
+        "+OK\r\n$1\r\n1\r\n",
+    );
+    c.ask("READONLY\r\nREADWRITE\r\nASKING", "+OK\r\n+OK\r\n+OK\r\n");
+    c.ask("AUTH x", "-ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?\r\n");
+    c.ask("RESET", "+RESET\r\n");
+    c.ask("CLIENT GETNAME", "$-1\r\n");
+    c.send("PING\r\nQUIT\r\nPING\r\n");
+    assert_eq!(c.rest(), b"+PONG\r\n+OK\r\n");
+}
+
+#[test]
+fn hello_and_resp3() {
+    let server = Server::plain();
+    let mut c = server.client();
+    let hello = c.exchange("HELLO\r\n");
+    assert!(
+        hello.starts_with("*14\r\n$6\r\nserver\r\n$5\r\nredis\r\n"),
+        "{hello}"
+    );
+    c.ask("HELLO 4", "-NOPROTO unsupported protocol version\r\n");
+    c.ask(
+        "HELLO x",
+        "-ERR Protocol version is not an integer or out of range\r\n",
+    );
+    c.ask("HELLO 3 FOO", "-ERR Syntax error in HELLO option 'FOO'\r\n");
+    c.ask("GET none", "$-1\r\n");
+    let hello = c.exchange("HELLO 3 SETNAME it\r\n");
+    assert!(
+        hello.starts_with("%7\r\n") && hello.contains("proto\r\n:3\r\n"),
+        "{hello}"
+    );
+    c.ask("CLIENT GETNAME", "$2\r\nit\r\n");
+    c.ask("GET none", "_\r\n");
+    c.ask("MGET none", "*1\r\n_\r\n");
+    c.ask("CONFIG GET save", "%1\r\n$4\r\nsave\r\n$0\r\n\r\n");
+    assert!(c.exchange("INFO server\r\n").starts_with('='));
+    // A reply is in the protocol of its command's time.
+    server.backend().hold = true;
+    c.send("GET none\r\nHELLO 2\r\nGET none\r\n");
+    server.backend().hold = false;
+    c.expect("_\r\n*14\r\n");
+    assert!(c.exchange("").ends_with("$-1\r\n"));
+}
+
+#[test]
+fn authentication() {
+    let mut config = config();
+    config.passwords = vec![b"secret".to_vec(), b"other".to_vec()];
+    let server = Server::start(config);
+    let mut c = server.client();
+    c.ask("GET k", "-NOAUTH Authentication required.\r\n");
+    c.ask("PING", "-NOAUTH Authentication required.\r\n");
+    c.ask(
+        "GET",
+        "-ERR wrong number of arguments for 'get' command\r\n",
+    );
+    c.ask("HELLO 3", "-NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time\r\n");
+    c.ask(
+        "AUTH wrong",
+        "-WRONGPASS invalid username-password pair or user is disabled.\r\n",
+    );
+    c.ask(
+        "AUTH someone secret",
+        "-WRONGPASS invalid username-password pair or user is disabled.\r\n",
+    );
+    c.ask("AUTH a b c", "-ERR syntax error\r\n");
+    c.ask("AUTH secret\r\nPING", "+OK\r\n+PONG\r\n");
+    c.ask(
+        "RESET\r\nPING",
+        "+RESET\r\n-NOAUTH Authentication required.\r\n",
+    );
+    c.ask("AUTH default other", "+OK\r\n");
+    let mut c = server.client();
+    c.ask(
+        "HELLO 3 AUTH default nope",
+        "-WRONGPASS invalid username-password pair or user is disabled.\r\n",
+    );
+    assert!(
+        c.exchange("HELLO 3 AUTH default secret\r\n")
+            .starts_with("%7\r\n")
+    );
+    // Strangers cannot make the server hold much.
+    let mut c = server.client();
+    c.send("*11\r\n");
+    assert_eq!(
+        c.rest(),
+        b"-ERR Protocol error: unauthenticated multibulk length\r\n"
+    );
+    let mut c = server.client();
+    c.send("*1\r\n$20000\r\n");
+    assert_eq!(
+        c.rest(),
+        b"-ERR Protocol error: unauthenticated bulk length\r\n"
+    );
+}
+
+#[test]
+fn server_commands() {
+    let server = Server::plain();
+    let mut c = server.client();
+    c.ask("CONFIG GET save", "*2\r\n$4\r\nsave\r\n$0\r\n\r\n");
+    c.ask(
+        "CONFIG GET appendonly",
+        "*2\r\n$10\r\nappendonly\r\n$3\r\nyes\r\n",
+    );
+    c.ask("CONFIG GET nosuch", "*0\r\n");
+    c.ask("CONFIG RESETSTAT", "+OK\r\n");
+    assert!(
+        c.exchange("CONFIG SET a b\r\n")
+            .starts_with("-ERR settings are read")
+    );
+    c.ask(
+        "CONFIG FOO",
+        "-ERR unknown subcommand 'FOO'. Try CONFIG HELP.\r\n",
+    );
+    let info = c.exchange("INFO\r\n");
+    for part in [
+        "# Server\r\n",
+        "redis_version:",
+        "# Replication\r\nrole:master\r\n",
+        "cluster_enabled:1",
+    ] {
+        assert!(info.contains(part), "{info}");
+    }
+    let info = c.exchange("INFO replication keyspace\r\n");
+    assert!(
+        !info.contains("# Server") && info.contains("# Keyspace"),
+        "{info}"
+    );
+    let count = c.exchange("COMMAND COUNT\r\n");
+    let all = c.exchange("COMMAND\r\n");
+    assert_eq!(
+        all.split("\r\n").next().unwrap()[1..],
+        count.trim_end()[1..]
+    );
+    c.ask(
+        "COMMAND INFO get nosuch",
+        "*2\r\n*10\r\n$3\r\nget\r\n:2\r\n*2\r\n+readonly\r\n+fast\r\n:1\r\n:1\r\n:1\r\n*0\r\n*0\r\n*0\r\n*0\r\n*-1\r\n",
+    );
+    assert!(
+        c.exchange("COMMAND DOCS get nosuch\r\n")
+            .starts_with("*2\r\n$3\r\nget\r\n*6\r\n")
+    );
+    c.ask("COMMAND GETKEYS del a b", "*2\r\n$1\r\na\r\n$1\r\nb\r\n");
+    c.ask(
+        "COMMAND FOO",
+        "-ERR unknown subcommand 'FOO'. Try COMMAND HELP.\r\n",
+    );
+}
+
+#[test]
+fn cluster_commands() {
+    let server = Server::plain();
+    let mut c = server.client();
+    c.ask("CLUSTER KEYSLOT foo", ":12182\r\n");
+    c.ask(
+        "CLUSTER KEYSLOT",
+        "-ERR wrong number of arguments for 'cluster|keyslot' command\r\n",
+    );
+    c.ask(
+        "CLUSTER FOO",
+        "-ERR unknown subcommand 'FOO'. Try CLUSTER HELP.\r\n",
+    );
+    let slots = c.exchange("CLUSTER SLOTS\r\n");
+    assert!(
+        slots.starts_with("*1\r\n*5\r\n:0\r\n:16383\r\n*4\r\n$9\r\n127.0.0.1\r\n:7001\r\n$40\r\n"),
+        "{slots}"
+    );
+    let nodes = c.exchange("CLUSTER NODES\r\n");
+    assert!(
+        nodes.contains("127.0.0.1:7001@0 myself,master - 0 0 7 connected 0-16383\n"),
+        "{nodes}"
+    );
+    assert!(
+        c.exchange("CLUSTER INFO\r\n")
+            .contains("cluster_state:ok\r\n")
+    );
+    assert!(c.exchange("CLUSTER SHARDS\r\n").contains("replica"));
+    assert!(c.exchange("CLUSTER MYID\r\n").starts_with("$40\r\n"));
+    server.backend().topology.nodes[0].is_leader = false;
+    c.ask("CLUSTER SLOTS", "*0\r\n");
+    assert!(
+        c.exchange("CLUSTER INFO\r\n")
+            .contains("cluster_state:fail\r\n")
+    );
+}
+
+#[test]
+fn elsewhere_and_nowhere() {
+    let server = Server::plain();
+    let mut c = server.client();
+    server.backend().route = Route::Moved {
+        addr: "10.0.0.2:7002".to_owned(),
+    };
+    for command in ["GET foo", "SET foo 1", "DEL foo bar", "INCR foo"] {
+        c.ask(command, "-MOVED 12182 10.0.0.2:7002\r\n");
+    }
+    c.ask("DBSIZE", "-MOVED 0 10.0.0.2:7002\r\n");
+    c.ask("PING", "+PONG\r\n");
+    assert!(c.exchange("HELLO\r\n").contains("replica"));
+    assert!(
+        c.exchange("WAIT 1 1\r\n")
+            .starts_with("-ERR WAIT cannot be used with replica instances.")
+    );
+    server.backend().route = Route::NoLeader;
+    c.ask("GET foo", "-CLUSTERDOWN The cluster is down\r\n");
+    server.backend().route = Route::Local;
+    let cases = [
+        (Outcome::Busy, "-TRYAGAIN overloaded, retry later\r\n"),
+        (
+            Outcome::Lost,
+            "-TRYAGAIN not done: leadership changed, retry\r\n",
+        ),
+        (
+            Outcome::NotLeader,
+            "-TRYAGAIN not done: leadership changed, retry\r\n",
+        ),
+        (
+            Outcome::TooLarge,
+            "-ERR command is longer than the node's limit\r\n",
+        ),
+        (
+            Outcome::Unknown,
+            "-ERR outcome unknown: leadership changed before the write was confirmed; it may or may not have been done\r\n",
+        ),
+    ];
+    for (outcome, reply) in cases {
+        server.backend().fail = Some(outcome);
+        c.ask("SET foo 1", reply);
+    }
+    c.ask(
+        "GET foo",
+        "-TRYAGAIN not done: leadership changed, retry\r\n",
+    );
+    // Lost leadership while the command was under way: where to go is known only later.
+    server.backend().fail = Some(Outcome::NotLeader);
+    server.backend().hold = true;
+    server.backend().record = true;
+    c.send("SET foo 1\r\n");
+    server.until("submitted", |server| server.backend().submitted.len() == 1);
+    server.backend().route = Route::Moved {
+        addr: "10.0.0.3:7003".to_owned(),
+    };
+    server.backend().hold = false;
+    c.expect("-MOVED 12182 10.0.0.3:7003\r\n");
+}
+
+#[test]
+fn keys_of_several_owners() {
+    let server = Server::plain();
+    let mut c = server.client();
+    c.ask("MGET a b", "*2\r\n$-1\r\n$-1\r\n");
+    server.backend().many_owners = true;
+    c.ask(
+        "MGET a b",
+        "-CROSSSLOT Keys in request don't hash to the same slot\r\n",
+    );
+    c.ask("MGET {t}a {t}b", "*2\r\n$-1\r\n$-1\r\n");
+}
+
+#[test]
+fn wait() {
+    let server = Server::plain();
+    let mut c = server.client();
+    c.ask("SET a 1\r\nWAIT 2 1000", "+OK\r\n:2\r\n");
+    c.ask("WAIT 3 30", ":2\r\n");
+    c.ask("WAIT 1 -1", "-ERR timeout is negative\r\n");
+    c.ask(
+        "WAIT x 1",
+        "-ERR value is not an integer or out of range\r\n",
+    );
+    c.ask(
+        "WAIT 1 x",
+        "-ERR timeout is not an integer or out of range\r\n",
+    );
+    c.send("WAIT 3 0\r\nPING\r\n");
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    server.backend().acked = 3;
+    c.expect(":3\r\n+PONG\r\n");
+    server.backend().acked = 0;
+    c.send("WAIT 3 0\r\nPING\r\n");
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    server.backend().route = Route::NoLeader;
+    c.expect("-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)\r\n+PONG\r\n");
+    server.backend().route = Route::Local;
+    // A client that left is not waited for.
+    c.send("WAIT 3 0\r\n");
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    drop(c);
+    server.until("the deserted WAIT is gone", |server| {
+        server.connections() == 0
+    });
+}
+
+#[test]
+fn binary_keys_and_values() {
+    let server = Server::plain();
+    let mut c = server.client();
+    let all: Vec<u8> = (0..=255).collect();
+    c.send(request(&[b"SET", &all, &all]));
+    c.expect("+OK\r\n");
+    c.send(request(&[b"GET", &all]));
+    c.expect("$256\r\n");
+    assert_eq!(c.take(258)[..256], all);
+    c.send(request(&[b"GET", b""]));
+    c.expect("$-1\r\n");
+}

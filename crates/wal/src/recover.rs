@@ -1,0 +1,148 @@
+//! Opening a ring after a restart or a crash: what is durable is read back and checked, half-made things outside the
+//! log are wiped, and anything that does not add up is corruption, never a reason to shorten the log.
+
+use cyclone_pmem::{Area, Pool};
+use cyclone_wire::ring::{
+    ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, Piece, RECORD_HEADER_BYTES,
+    RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot_offset,
+};
+
+use crate::ring::{Meta, Part, Ring, RingError, RingSpec};
+
+/// What recovery found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovered {
+    /// Index of the first entry, present or to come.
+    pub first: u64,
+    /// Index of the last entry; one before the first when there is none.
+    pub last: u64,
+    /// Slots outside the log that still pointed somewhere and were nulled.
+    pub nulled: u64,
+}
+
+impl Ring {
+    /// Opens a formatted area. Frames that records name are adopted from `pool`.
+    ///
+    /// # Errors
+    /// [`RingError::Corrupt`] when something that was durable does not read back; [`RingError::AreaTooSmall`].
+    pub fn open(area: Area, spec: RingSpec, pool: Option<&Pool>) -> Result<(Ring, Recovered), RingError> {
+        let mut ring = Ring::empty(area, spec, pool)?;
+        let corrupt = |what| RingError::Corrupt { index: 0, what };
+        ring.anchor = (0..2)
+            .filter_map(|slot| Anchor::decode(ring.area.bytes(ANCHOR_AT + slot * ANCHOR_STRIDE, ANCHOR_STRIDE)))
+            .max_by_key(|anchor| anchor.seq)
+            .ok_or(corrupt("no anchor is whole"))?;
+        (ring.hard_seq, ring.hard_state) = (0..2)
+            .filter_map(|slot| {
+                HardState::decode(ring.area.bytes(HARD_STATE_AT + slot * HARD_STATE_BYTES, HARD_STATE_BYTES))
+            })
+            .max_by_key(|(seq, _)| *seq)
+            .ok_or(corrupt("no hard state is whole"))?;
+        if ring.anchor.resetting {
+            let anchor = ring.anchor;
+            ring.null_slots(0, u64::from(spec.slots));
+            ring.write_anchor(Anchor { seq: anchor.seq + 1, resetting: false, ..anchor });
+        }
+        ring.read_records()?;
+        let nulled = ring.wipe_outside();
+        let last = ring.last_index();
+        if last < ring.hard_state.commit {
+            return Err(RingError::Corrupt { index: last + 1, what: "the log ends below the durable commit index" });
+        }
+        let recovered = Recovered { first: ring.first_index(), last, nulled };
+        Ok((ring, recovered))
+    }
+
+    fn read_records(&mut self) -> Result<(), RingError> {
+        let mut index = self.anchor.first;
+        let mut prev_term = self.anchor.prev_term;
+        while self.free_slots() > 0 {
+            let value = self.area.load_u64(SLOTS_AT + (index & u64::from(self.spec.slots - 1)) * 8);
+            if value == 0 {
+                break;
+            }
+            let corrupt = |what| RingError::Corrupt { index, what };
+            let offset = slot_offset(value, index).ok_or(corrupt("the slot names another index"))?;
+            let meta = self.read_record(index, offset, prev_term)?;
+            prev_term = meta.term;
+            self.tail = offset + meta.bytes;
+            self.used += meta.bytes;
+            self.metas.push_back(meta);
+            index += 1;
+        }
+        Ok(())
+    }
+
+    fn read_record(&self, index: u64, offset: u64, prev_term: u64) -> Result<Meta, RingError> {
+        let corrupt = |what| RingError::Corrupt { index, what };
+        if offset + RECORD_HEADER_BYTES as u64 > self.records_bytes {
+            return Err(corrupt("the slot points outside the records"));
+        }
+        let rest = self.area.bytes(self.records_at + offset, self.records_bytes - offset);
+        let (header, pieces) =
+            RecordHeader::decode(rest).ok_or(corrupt("the record's header does not match its checksum"))?;
+        if header.log != self.spec.log || header.index != index {
+            return Err(corrupt("the record belongs to another place"));
+        }
+        if header.prev_term != prev_term || header.term < prev_term {
+            return Err(corrupt("the record does not follow its predecessor"));
+        }
+        let table = pieces.len() * SEGMENT_BYTES;
+        let mut at = offset + (RECORD_HEADER_BYTES + table) as u64;
+        let inline = |at: &mut u64, len: u32| {
+            let from = *at;
+            *at += u64::from(len);
+            (*at <= self.records_bytes).then_some(from).ok_or(corrupt("the record leaves the record area"))
+        };
+        let parts = if pieces.is_empty() {
+            inline(&mut at, header.len)?;
+            None
+        } else {
+            let mut parts = Vec::with_capacity(pieces.len());
+            for piece in &pieces {
+                parts.push(match *piece {
+                    Piece::Inline { len } => Part::Inline { from: inline(&mut at, len)?, len },
+                    Piece::Extent { frame, offset, len } => {
+                        let pool = self.pool.as_ref().ok_or(corrupt("the record names a frame, and there is no pool"))?;
+                        let frame = pool.adopt(frame, offset, len);
+                        Part::Extent(frame.map_err(|_| corrupt("the record names a frame that does not exist"))?)
+                    }
+                });
+            }
+            Some(parts.into_boxed_slice())
+        };
+        let bytes = (at - offset).next_multiple_of(RECORD_UNIT);
+        let meta = Meta { offset, bytes, term: header.term, kind: header.kind, len: header.len, parts };
+        if self.payload_crc(&meta) != header.payload_crc {
+            return Err(corrupt("the payload does not match its checksum"));
+        }
+        Ok(meta)
+    }
+
+    fn payload_crc(&self, meta: &Meta) -> u32 {
+        match &meta.parts {
+            None => {
+                let at = self.records_at + meta.offset + RECORD_HEADER_BYTES as u64;
+                crc32c(std::iter::once(self.area.bytes(at, u64::from(meta.len))))
+            }
+            Some(parts) => crc32c(parts.iter().map(|part| match part {
+                Part::Inline { from, len } => self.area.bytes(self.records_at + from, u64::from(*len)),
+                Part::Extent(frame) => frame,
+            })),
+        }
+    }
+
+    /// Nulls every slot outside the log, so that nothing half-made or half-removed ever comes back.
+    fn wipe_outside(&mut self) -> u64 {
+        let count = self.metas.len() as u64;
+        let slots = u64::from(self.spec.slots);
+        let first = self.anchor.first;
+        let stale: Vec<u64> = (first + count..first + slots)
+            .filter(|index| self.area.load_u64(SLOTS_AT + (index & (slots - 1)) * 8) != 0)
+            .collect();
+        for &index in &stale {
+            self.null_slots(index, 1);
+        }
+        stale.len() as u64
+    }
+}

@@ -1,0 +1,170 @@
+//! Whose region this is. A region of another cluster or replica, a damaged one, and one whose bytes did not survive
+//! the machine's last reboot are refused: a replica must not vote with a memory it has lost.
+
+use cyclone_pmem::{Area, Survives};
+use cyclone_wire::ring::{SUPERBLOCK_BYTES, Superblock, SuperblockFault, VERSION};
+
+/// Who opens or creates a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The cluster.
+    pub cluster: u128,
+    /// The replica.
+    pub replica: u64,
+    /// Number of physical logs.
+    pub logs: u16,
+    /// The kernel's boot id.
+    pub boot_id: [u8; 16],
+    /// What the region's bytes survive.
+    pub survives: Survives,
+    /// Bytes of the whole region.
+    pub region_bytes: u64,
+}
+
+/// Why a region cannot be used as this replica's memory.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SuperblockError {
+    /// It was never formatted.
+    #[error("the region has never been formatted")]
+    NotFormatted,
+    /// Its first page is not what was written there.
+    #[error("the region's header is damaged")]
+    Damaged,
+    /// It has another version of the format.
+    #[error("the region has format version {found}, this program knows {VERSION}")]
+    VersionUnknown {
+        /// The version found.
+        found: u32,
+    },
+    /// It belongs to another cluster.
+    #[error("the region belongs to cluster {found:032x}, not {expected:032x}")]
+    WrongCluster {
+        /// The cluster found.
+        found: u128,
+        /// The cluster configured.
+        expected: u128,
+    },
+    /// It belongs to another replica.
+    #[error("the region belongs to replica {found}, not {expected}")]
+    WrongReplica {
+        /// The replica found.
+        found: u64,
+        /// The replica configured.
+        expected: u64,
+    },
+    /// It was made for another number of logs or another size.
+    #[error("the region was made for {logs} logs in {bytes} bytes; these are fixed at creation")]
+    WrongShape {
+        /// Logs found.
+        logs: u16,
+        /// Bytes found.
+        bytes: u64,
+    },
+    /// The machine has been rebooted since, and the region survives only process crashes.
+    #[error("the machine was rebooted since this region was last used, and the region does not survive that")]
+    Rebooted,
+}
+
+/// Formats a region for a new replica. The superblock is written last: before it the region counts as blank.
+pub fn create(area: &mut Area, identity: &Identity, incarnation: u64) {
+    area.zero(0, SUPERBLOCK_BYTES);
+    area.persist(0, SUPERBLOCK_BYTES);
+    write(area, identity, incarnation);
+}
+
+fn write(area: &mut Area, identity: &Identity, incarnation: u64) {
+    let block = Superblock {
+        cluster: identity.cluster,
+        replica: identity.replica,
+        incarnation,
+        boot_id: identity.boot_id,
+        logs: identity.logs,
+        region_bytes: identity.region_bytes,
+    };
+    let bytes = block.encode();
+    area.write(0, &bytes);
+    area.persist(0, bytes.len() as u64);
+}
+
+/// Checks that a region is this replica's memory. Answers its incarnation.
+///
+/// # Errors
+/// See [`SuperblockError`].
+pub fn open(area: &mut Area, identity: &Identity) -> Result<u64, SuperblockError> {
+    let block = Superblock::decode(area.bytes(0, SUPERBLOCK_BYTES)).map_err(|fault| match fault {
+        SuperblockFault::Blank => SuperblockError::NotFormatted,
+        SuperblockFault::Version(found) => SuperblockError::VersionUnknown { found },
+        SuperblockFault::Damaged => SuperblockError::Damaged,
+    })?;
+    if block.cluster != identity.cluster {
+        return Err(SuperblockError::WrongCluster { found: block.cluster, expected: identity.cluster });
+    }
+    if block.replica != identity.replica {
+        return Err(SuperblockError::WrongReplica { found: block.replica, expected: identity.replica });
+    }
+    if block.logs != identity.logs || block.region_bytes != identity.region_bytes {
+        return Err(SuperblockError::WrongShape { logs: block.logs, bytes: block.region_bytes });
+    }
+    if block.boot_id != identity.boot_id {
+        if identity.survives != Survives::PowerLoss {
+            return Err(SuperblockError::Rebooted);
+        }
+        write(area, identity, block.incarnation);
+    }
+    Ok(block.incarnation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cyclone_pmem::Region;
+
+    fn identity() -> Identity {
+        Identity {
+            cluster: 77,
+            replica: 2,
+            logs: 1,
+            boot_id: [1; 16],
+            survives: Survives::ProcessCrash,
+            region_bytes: 4096,
+        }
+    }
+
+    #[test]
+    fn each_foreign_region_is_told_apart() {
+        let (region, _) = Region::simulated(4096).expect("memory");
+        let mut area = region.take(0, 4096).expect("first taker");
+        let ours = identity();
+        assert_eq!(open(&mut area, &ours), Err(SuperblockError::NotFormatted));
+        create(&mut area, &ours, 9);
+        assert_eq!(open(&mut area, &ours), Ok(9));
+        let other = Identity { cluster: 78, ..ours };
+        assert!(matches!(open(&mut area, &other), Err(SuperblockError::WrongCluster { found: 77, .. })));
+        let other = Identity { replica: 3, ..ours };
+        assert!(matches!(open(&mut area, &other), Err(SuperblockError::WrongReplica { found: 2, .. })));
+        let other = Identity { logs: 2, ..ours };
+        assert!(matches!(open(&mut area, &other), Err(SuperblockError::WrongShape { logs: 1, .. })));
+        let other = Identity { boot_id: [2; 16], ..ours };
+        assert_eq!(open(&mut area, &other), Err(SuperblockError::Rebooted));
+        let powered = Identity { survives: Survives::PowerLoss, ..other };
+        assert_eq!(open(&mut area, &powered), Ok(9));
+        area.write(20, &[0xff]);
+        assert_eq!(open(&mut area, &powered), Err(SuperblockError::Damaged));
+    }
+
+    /// A crash while formatting leaves a blank region or a whole superblock, never half of one.
+    #[test]
+    fn a_crash_while_formatting_is_recognised() {
+        for stop in 0..8 {
+            let (region, sim) = Region::simulated(4096).expect("memory");
+            sim.crash_after(stop);
+            create(&mut region.take(0, 4096).expect("first taker"), &identity(), 9);
+            for seed in 0..200 {
+                let (region, _) = Region::from_image(&sim.sampled(seed)).expect("memory");
+                let opened = open(&mut region.take(0, 4096).expect("first taker"), &identity());
+                let fine = matches!(opened, Ok(9) | Err(SuperblockError::NotFormatted | SuperblockError::Damaged));
+                assert!(fine, "stop {stop} seed {seed}: {opened:?}");
+            }
+        }
+    }
+}
