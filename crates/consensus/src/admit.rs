@@ -1,6 +1,7 @@
 //! The checks a message passes before raft-rs sees it. raft-rs trusts its peers: a commit index beyond the log, entries
 //! that contradict committed ones, a vote that was never asked for, or a gap between entries make it panic.
 
+use cyclone_pmem::Payload;
 use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
 use raft::StateRole;
 
@@ -14,20 +15,22 @@ const MAX_TERM_JUMP: u64 = 1 << 32;
 impl Group {
     /// Decides whether raft-rs may see the message. For appends: the place in `entries` from which on raft-rs will
     /// append, if it will.
-    pub(crate) fn admit(&self, message: &RaftMessage, payload_bytes: u64) -> Result<Option<usize>, StepError> {
+    pub(crate) fn admit(
+        &self,
+        message: &RaftMessage,
+        payloads: &Payload,
+    ) -> Result<Option<usize>, StepError> {
         message.check()?;
-        let said = message.payload_bytes();
-        if said != payload_bytes {
-            return Err(StepError::PayloadLength { found: payload_bytes, said });
+        let (found, said) = (payloads.len() as u64, message.payload_bytes());
+        if said != found {
+            return Err(StepError::PayloadLength { found, said });
         }
         let raft = &self.raw.raft;
         let (from, to, log) = (message.from, message.to, message.log);
         if to != raft.id || log != self.config.log || raft.prs().get(from).is_none() {
             return Err(StepError::Misdirected { log, from, to });
         }
-        if message.term > raft.term.saturating_add(MAX_TERM_JUMP) {
-            return Err(StepError::TermTooFar { term: message.term, current: raft.term });
-        }
+        self.check_term(message.term)?;
         let last = raft.raft_log.last_index();
         let beyond = |index| Err(StepError::BeyondLog { index, last });
         // raft-rs answers or ignores these without looking further.
@@ -36,7 +39,7 @@ impl Group {
             RaftKind::Append => {
                 self.check_leadership(message)?;
                 if !stale {
-                    return self.admit_append(message);
+                    return self.admit_append(message, payloads.parts().len());
                 }
             }
             RaftKind::Heartbeat => {
@@ -53,7 +56,8 @@ impl Group {
             }
             RaftKind::VoteResponse | RaftKind::PreVoteResponse => {
                 // A request leaves only after everything before it is durable.
-                if raft.raft_log.persisted != last || raft.raft_log.unstable_snapshot().is_some() {
+                let asked = matches!(raft.state, StateRole::Candidate | StateRole::PreCandidate);
+                if asked && !self.is_settled() {
                     return Err(StepError::Early { kind: message.kind });
                 }
             }
@@ -69,59 +73,103 @@ impl Group {
         Ok(None)
     }
 
-    /// Nobody else leads the message's term.
-    pub(crate) fn check_leadership(&self, message: &RaftMessage) -> Result<(), StepError> {
-        let raft = &self.raw.raft;
-        let other = raft.leader_id != raft::INVALID_ID && raft.leader_id != message.from;
-        if message.term == raft.term && (raft.state == StateRole::Leader || other) {
-            return Err(StepError::TwoLeaders { from: message.from, term: message.term });
+    /// The term is one that elections may have reached.
+    pub(crate) fn check_term(&self, term: u64) -> Result<(), StepError> {
+        let current = self.raw.raft.term;
+        if term > current.saturating_add(MAX_TERM_JUMP) {
+            return Err(StepError::TermTooFar { term, current });
         }
         Ok(())
     }
 
-    fn admit_append(&self, message: &RaftMessage) -> Result<Option<usize>, StepError> {
+    /// Nobody else leads the message's term.
+    fn check_leadership(&self, message: &RaftMessage) -> Result<(), StepError> {
+        let raft = &self.raw.raft;
+        let other = raft.leader_id != raft::INVALID_ID && raft.leader_id != message.from;
+        if message.term == raft.term && (raft.state == StateRole::Leader || other) {
+            return Err(StepError::TwoLeaders {
+                from: message.from,
+                term: message.term,
+            });
+        }
+        Ok(())
+    }
+
+    fn admit_append(
+        &self,
+        message: &RaftMessage,
+        pieces: usize,
+    ) -> Result<Option<usize>, StepError> {
         let log = &self.raw.raft.raft_log;
         for entry in &message.entries {
             if entry.kind != crate::KIND_COMMANDS {
-                return Err(StepError::UnknownEntry { index: entry.index, kind: entry.kind });
+                return Err(StepError::UnknownEntry {
+                    index: entry.index,
+                    kind: entry.kind,
+                });
             }
             let (len, limit) = (u64::from(entry.len), self.max_entry_bytes());
             if len > limit {
-                return Err(StepError::TooLarge { index: entry.index, len, limit });
+                return Err(StepError::TooLarge {
+                    index: entry.index,
+                    len,
+                    limit,
+                });
             }
         }
         // raft-rs answers these with its commit index, or with a rejection.
         if message.index < log.committed || !log.match_term(message.index, message.log_term) {
             return Ok(None);
         }
-        let new = message.entries.iter().position(|entry| !log.match_term(entry.index, entry.term));
+        let new = message
+            .entries
+            .iter()
+            .position(|entry| !log.match_term(entry.index, entry.term));
         let Some(new) = new else { return Ok(None) };
         let first = message.entries[new].index;
         if first <= log.committed {
-            return Err(StepError::ContradictsCommitted { index: first, commit: log.committed });
+            return Err(StepError::ContradictsCommitted {
+                index: first,
+                commit: log.committed,
+            });
         }
         let entries = &message.entries[new..];
-        let longest = entries.iter().map(|entry| u64::from(entry.len)).max().unwrap_or(0);
-        let needed = entries.iter().map(|entry| record_bound(u64::from(entry.len))).sum();
-        self.check_room(needed, entries.len() as u64, longest, first)
+        // Which pieces belong to which entry is not known yet; each cut between entries adds one at most.
+        let cost = |len: u32| record_bound(u64::from(len), 1);
+        let pieces = record_bound(0, pieces);
+        let dearest = entries
+            .iter()
+            .map(|entry| cost(entry.len))
+            .max()
+            .unwrap_or(0)
+            + pieces;
+        let needed = entries.iter().map(|entry| cost(entry.len)).sum::<u64>() + pieces;
+        self.check_room(needed, entries.len() as u64, dearest, first)
             .map_err(|(needed, free)| StepError::Full { needed, free })?;
         Ok(Some(new))
     }
 
-    /// Whether `slots` entries with records of `needed` bytes in all, the longest payload being `longest`, fit into the
-    /// ring behind what is staged already. `first` is the first new entry's index: what it overwrites makes room.
-    pub(crate) fn check_room(&self, needed: u64, slots: u64, longest: u64, first: u64) -> Result<(), (u64, u64)> {
+    /// Whether `slots` entries with records of `needed` bytes in all, the largest being `dearest`, fit into the ring
+    /// behind what is staged already. `first` is the first new entry's index: what it overwrites makes room.
+    pub(crate) fn check_room(
+        &self,
+        needed: u64,
+        slots: u64,
+        dearest: u64,
+        first: u64,
+    ) -> Result<(), (u64, u64)> {
         let view = self.raw.store();
         let (mut free, mut free_slots) = view.free();
         let last = view.ring.last_index();
         if first <= last {
             free_slots += last - first + 1;
-            free += (first..=last).map(|index| self.record_floor(index)).sum::<u64>();
+            free += (first..=last)
+                .map(|index| self.record_floor(index))
+                .sum::<u64>();
         }
         let staged = self.staging.len() as u64;
         // A record does not wrap around the ring's end: up to one record's length is lost there.
-        let wrap = record_bound(longest.max(self.staging.longest()));
-        let needed = needed + self.staging.bytes() + staged * record_bound(0) + wrap;
+        let needed = needed + self.staging.cost() + dearest.max(self.staging.dearest());
         if needed > free {
             return Err((needed, free));
         }

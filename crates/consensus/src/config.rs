@@ -28,6 +28,9 @@ pub struct Config {
     pub check_quorum: bool,
     /// One append per peer and burst instead of one per proposal.
     pub batch_append: bool,
+    /// Tell followers of every commitment at once, instead of with the next append or heartbeat. Costs two messages per
+    /// peer and burst; only useful where followers answer reads.
+    pub eager_commit: bool,
     /// Appends to one peer that may be unacknowledged.
     pub max_inflight_msgs: usize,
     /// Payload bytes in one message on the wire; longer appends are split. An entry that is longer goes alone.
@@ -58,6 +61,7 @@ impl Config {
             pre_vote: true,
             check_quorum: true,
             batch_append: true,
+            eager_commit: false,
             max_inflight_msgs: 256,
             max_message_bytes: 256 << 10,
             max_append_bytes: 1 << 20,
@@ -69,11 +73,20 @@ impl Config {
     }
 
     pub(crate) fn check(&self) -> Result<(), ConsensusError> {
-        let require = |holds: bool, what| if holds { Ok(()) } else { Err(ConsensusError::Config(what)) };
+        let require = |holds: bool, what| {
+            if holds {
+                Ok(())
+            } else {
+                Err(ConsensusError::Config(what))
+            }
+        };
         require(self.id != 0, "replica id 0")?;
         require(Members::of_voters(&self.voters).is_sane(), "voters")?;
         require(self.heartbeat_ticks > 0, "heartbeat ticks")?;
-        require(self.election_ticks > self.heartbeat_ticks, "election ticks must exceed heartbeat ticks")?;
+        require(
+            self.election_ticks > self.heartbeat_ticks,
+            "election ticks must exceed heartbeat ticks",
+        )?;
         require(self.election_ticks < 1 << 20, "election ticks")?;
         require(self.max_inflight_msgs > 0, "inflight messages")?;
         require(self.max_entry_bytes <= u64::from(u32::MAX), "entry bytes")
@@ -95,7 +108,7 @@ impl Config {
             min_election_tick: 0,
             max_election_tick: 0,
             read_only_option: raft::ReadOnlyOption::Safe,
-            skip_bcast_commit: false,
+            skip_bcast_commit: !self.eager_commit,
             batch_append: self.batch_append,
             priority: self.priority,
         }

@@ -23,13 +23,15 @@ mod group;
 mod message;
 mod outbox;
 mod staging;
+mod status;
 mod view;
 
 pub use config::Config;
 pub use error::{ConsensusError, ProposeError, RequestError, StepError};
-pub use group::{Group, PeerState, PeerStatus, Role, Status};
+pub use group::Group;
 pub use message::{EncodedMessage, OutMessage};
 pub use outbox::{Committed, LeaderChange, Outbox, Ready};
+pub use status::{PeerState, PeerStatus, Role, Status};
 
 /// Entries that hold commands, or nothing (the entry a new leader begins its term with).
 pub const KIND_COMMANDS: u8 = 0;

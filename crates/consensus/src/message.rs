@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use cyclone_wal::ring::Ring;
 use cyclone_wire::codec::Write;
 use cyclone_wire::envelope;
 use cyclone_wire::raftmsg::{Context, EntryHeader, RaftKind, RaftMessage};
@@ -47,7 +48,8 @@ pub struct EncodedMessage<'a> {
 
 /// The bytes of a message without its payloads: class, length of header and payloads, header.
 pub(crate) fn prefix(header: &RaftMessage) -> Vec<u8> {
-    let mut out = Vec::with_capacity(5 + cyclone_wire::raftmsg::HEADER_BYTES + 16 * header.entries.len());
+    let mut out =
+        Vec::with_capacity(5 + cyclone_wire::raftmsg::HEADER_BYTES + 16 * header.entries.len());
     out.put_u8(envelope::RAFT);
     out.put_u32(0);
     header.encode_header(&mut out);
@@ -109,25 +111,23 @@ pub(crate) fn to_raft(message: &RaftMessage) -> Message {
         Context::Transfer => raft.context = raft::CAMPAIGN_TRANSFER.into(),
     }
     if !message.entries.is_empty() {
-        let entry = |header: &EntryHeader| {
-            let mut entry = Entry::default();
-            entry.index = header.index;
-            entry.term = header.term;
-            entry
+        let entry = |header: &EntryHeader| Entry {
+            index: header.index,
+            term: header.term,
+            ..Entry::default()
         };
         raft.set_entries(message.entries.iter().map(entry).collect::<Vec<_>>().into());
     }
     raft
 }
 
-/// Our form of what raft-rs wants to send; `len` gives the payload length of an entry of the log if it has that term.
-/// Appends are split at `max_bytes`. What the log no longer holds as the message says is left out: a newer leader has
-/// overwritten it since.
+/// Our form of what raft-rs wants to send. Appends are split at `max_bytes`. Entries that the ring no longer holds as the
+/// message says are left out: a newer leader has overwritten them since.
 pub(crate) fn from_raft(
     log: u16,
     mut message: Message,
     max_bytes: u64,
-    len: impl Fn(u64, u64) -> Option<u32>,
+    ring: &Ring,
     out: &mut Vec<OutMessage>,
 ) {
     let Some(kind) = kind(message.get_msg_type()) else {
@@ -145,7 +145,9 @@ pub(crate) fn from_raft(
     header.context = match message.context.as_ref() {
         [] => Context::None,
         raft::CAMPAIGN_TRANSFER => Context::Transfer,
-        context => context.try_into().map_or(Context::None, |bytes| Context::Read(u64::from_le_bytes(bytes))),
+        context => context.try_into().map_or(Context::None, |bytes| {
+            Context::Read(u64::from_le_bytes(bytes))
+        }),
     };
     if kind == RaftKind::Snapshot {
         header.snapshot = view::snapshot_meta(message.get_snapshot());
@@ -153,13 +155,31 @@ pub(crate) fn from_raft(
     let entries = message.take_entries();
     if entries.is_empty() {
         let next = header.index + 1;
-        out.push(OutMessage { to: header.to, header, entries: next..next });
+        out.push(OutMessage {
+            to: header.to,
+            header,
+            entries: next..next,
+        });
         return;
     }
     let mut part = header.clone();
+    // raft-rs 0.7.0 batches entries into an earlier append without entries even if that one ends elsewhere: the entries
+    // decide where the message belongs.
+    if let Some(before) = entries
+        .first()
+        .map(|entry| entry.index - 1)
+        .filter(|index| *index != part.index)
+    {
+        let Some(term) = ring.term(before) else {
+            return;
+        };
+        (part.index, part.log_term) = (before, term);
+    }
     let mut bytes = 0u64;
-    for entry in entries.iter() {
-        let Some(len) = len(entry.index, entry.term) else { break };
+    for (entry, index) in entries.iter().zip(part.index + 1..) {
+        let Some(len) = payload_len(ring, entry).filter(|_| entry.index == index) else {
+            break;
+        };
         if !part.entries.is_empty() && bytes + u64::from(len) > max_bytes {
             let mut next = header.clone();
             // The loop has put at least one entry into the part.
@@ -170,13 +190,28 @@ pub(crate) fn from_raft(
             bytes = 0;
         }
         bytes += u64::from(len);
-        part.entries.push(EntryHeader { index: entry.index, term: entry.term, kind: crate::KIND_COMMANDS, len });
+        part.entries.push(EntryHeader {
+            index: entry.index,
+            term: entry.term,
+            kind: crate::KIND_COMMANDS,
+            len,
+        });
     }
     push_append(part, out);
+}
+
+/// The payload length of an entry, if the ring still holds it.
+pub(crate) fn payload_len(ring: &Ring, entry: &Entry) -> Option<u32> {
+    ring.term(entry.index).filter(|term| *term == entry.term)?;
+    ring.payload_len(entry.index)
 }
 
 fn push_append(header: RaftMessage, out: &mut Vec<OutMessage>) {
     let first = header.index + 1;
     let entries = first..first + header.entries.len() as u64;
-    out.push(OutMessage { to: header.to, header, entries });
+    out.push(OutMessage {
+        to: header.to,
+        header,
+        entries,
+    });
 }

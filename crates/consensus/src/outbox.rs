@@ -8,8 +8,9 @@ use raft::StateRole;
 use raft::eraftpb::{Entry, Message};
 
 use crate::error::ConsensusError;
-use crate::group::{Group, Role};
+use crate::group::Group;
 use crate::message::{self, OutMessage};
+use crate::status::Role;
 use crate::view;
 
 /// A committed entry. Its payload is in the ring: [`Group::copy_payload`].
@@ -69,7 +70,11 @@ impl Ready<'_> {
     /// The ring failed or raft-rs contradicts the group's books: the group is of no further use.
     //= cyclone §4.2
     pub fn persist(self) -> Result<Outbox, ConsensusError> {
-        let result = if self.group.failed { Err(ConsensusError::Failed) } else { self.group.persist() };
+        let result = if self.group.failed {
+            Err(ConsensusError::Failed)
+        } else {
+            self.group.persist()
+        };
         self.group.failed |= result.is_err();
         result
     }
@@ -77,14 +82,13 @@ impl Ready<'_> {
 
 impl Group {
     fn persist(&mut self) -> Result<Outbox, ConsensusError> {
-        let was = self.raw.raft.raft_log.committed.min(self.uncommitted_from);
         let mut ready = self.raw.ready();
         let snapshot = view::snapshot_meta(ready.snapshot()).filter(|meta| meta.index > 0);
         if let Some(meta) = &snapshot {
-            self.raw.mut_store().ring.reset(meta.index, meta.term)?;
+            self.raw.mut_store().ring.reset(meta.index, meta.term);
         }
         let hard_state = self.next_hard_state(snapshot.as_ref());
-        let mut durable = self.persist_entries(&ready.take_entries(), hard_state)?;
+        let durable = self.persist_entries(&ready.take_entries(), hard_state)?;
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
         let mut committed = ready.take_committed_entries();
@@ -98,28 +102,24 @@ impl Group {
             self.raw.advance_apply_to(meta.index);
             self.delivered = self.delivered.max(meta.index);
         }
-        if self.commit_needs_persisting(&committed) {
-            durable = self.persist_entries(&[], self.next_hard_state(None))?;
-        }
         let mut outbox = Outbox::open(durable);
-        self.settle_uncommitted(was, role_changed);
+        self.settle_uncommitted(role_changed);
         self.fill(&mut outbox, messages, committed)?;
         for read in reads {
             if let Ok(context) = read.request_ctx.as_slice().try_into() {
-                outbox.read_states.push((u64::from_le_bytes(context), read.index));
+                outbox
+                    .read_states
+                    .push((u64::from_le_bytes(context), read.index));
             }
         }
         if role_changed {
-            outbox.leader_change =
-                Some(LeaderChange { leader: self.leader(), term: self.term(), role: self.role() });
+            outbox.leader_change = Some(LeaderChange {
+                leader: self.leader(),
+                term: self.term(),
+                role: self.role(),
+            });
         }
         Ok(outbox)
-    }
-
-    /// Membership entries must not be applied before their commitment is durable. Commands may: the commit index is
-    /// found again by the next leader, so it is written with the next hard state only.
-    fn commit_needs_persisting(&self, committed: &[Entry]) -> bool {
-        committed.iter().any(|entry| entry.get_entry_type() != raft::eraftpb::EntryType::EntryNormal)
     }
 
     /// Writes the entries, whose payloads are the front of the staging queue, and the hard state.
@@ -128,20 +128,38 @@ impl Group {
         entries: &[Entry],
         hard_state: Option<HardState>,
     ) -> Result<Persisted, ConsensusError> {
-        let staged = if entries.is_empty() { 0 } else { self.staging.len() };
-        let aligned = entries.first().is_none_or(|entry| entry.index == self.staging.first());
+        let staged = if entries.is_empty() {
+            0
+        } else {
+            self.staging.len()
+        };
+        let aligned = entries
+            .first()
+            .is_none_or(|entry| entry.index == self.staging.first());
         if staged != entries.len() || !aligned {
-            return Err(ConsensusError::Internal("staged payloads do not match the entries"));
+            return Err(ConsensusError::Internal(
+                "staged payloads do not match the entries",
+            ));
         }
         let mut new = Vec::with_capacity(entries.len());
         for (entry, staged) in entries.iter().zip(self.staging.iter()) {
             if entry.term != staged.term {
-                return Err(ConsensusError::Internal("a staged payload is of another term"));
+                return Err(ConsensusError::Internal(
+                    "a staged payload is of another term",
+                ));
             }
             let payload: &Payload = &staged.payload;
-            new.push(NewEntry { index: entry.index, term: entry.term, kind: crate::KIND_COMMANDS, payload });
+            new.push(NewEntry {
+                index: entry.index,
+                term: entry.term,
+                kind: crate::KIND_COMMANDS,
+                payload,
+            });
         }
-        let durable = self.raw.mut_store().ring.persist(Batch { entries: &new, hard_state })?;
+        let durable = self.raw.mut_store().ring.persist(Batch {
+            entries: &new,
+            hard_state,
+        })?;
         drop(new);
         if staged > 0 {
             self.staging.clear();
@@ -151,12 +169,19 @@ impl Group {
     }
 
     /// The hard state to write now, if any: at once when term, vote or membership changed, and otherwise the commit
-    /// index once per tick, so that a restart has little to hear about again.
-    fn next_hard_state(&self, snapshot: Option<&cyclone_wire::raftmsg::SnapshotMeta>) -> Option<HardState> {
+    /// index once per tick: the next leader would find it again, so it need not be written with every entry. (Membership
+    /// entries, once they exist, must wait for it.)
+    fn next_hard_state(
+        &self,
+        snapshot: Option<&cyclone_wire::raftmsg::SnapshotMeta>,
+    ) -> Option<HardState> {
         let raft = &self.raw.raft;
         let old = raft.store().ring.hard_state();
         let moved = raft.term != old.term || raft.vote != old.vote;
-        if !moved && snapshot.is_none() && !(self.commit_due && raft.raft_log.committed > old.commit) {
+        if !moved
+            && snapshot.is_none()
+            && !(self.commit_due && raft.raft_log.committed > old.commit)
+        {
             return None;
         }
         let mut state = old.clone();
@@ -175,11 +200,10 @@ impl Group {
         committed: Vec<Entry>,
     ) -> Result<(), ConsensusError> {
         let ring = &self.raw.store().ring;
-        let payload_len = |index, term| (ring.term(index) == Some(term)).then(|| ring.payload_len(index))?;
         outbox.messages.reserve(messages.len());
         for message in messages {
             let limit = self.config.max_message_bytes;
-            message::from_raft(self.config.log, message, limit, payload_len, &mut outbox.messages);
+            message::from_raft(self.config.log, message, limit, ring, &mut outbox.messages);
         }
         outbox.committed.reserve(committed.len());
         for entry in committed {
@@ -188,31 +212,44 @@ impl Group {
                 continue;
             }
             if entry.index != self.delivered + 1 {
-                return Err(ConsensusError::Internal("a committed entry was skipped or came twice"));
+                return Err(ConsensusError::Internal(
+                    "a committed entry was skipped or came twice",
+                ));
             }
             self.delivered = entry.index;
-            let len = payload_len(entry.index, entry.term)
-                .ok_or(ConsensusError::Internal("a committed entry is not in the ring"))?;
+            let len = message::payload_len(ring, &entry).ok_or(ConsensusError::Internal(
+                "a committed entry is not in the ring",
+            ))?;
             let (index, term) = (entry.index, entry.term);
-            outbox.committed.push(Committed { index, term, kind: crate::KIND_COMMANDS, len });
+            outbox.committed.push(Committed {
+                index,
+                term,
+                kind: crate::KIND_COMMANDS,
+                len,
+            });
         }
         Ok(())
     }
 
     /// Keeps count of the payload bytes that the leader has proposed and not seen committed.
-    fn settle_uncommitted(&mut self, was: u64, role_changed: bool) {
+    fn settle_uncommitted(&mut self, role_changed: bool) {
+        let was = self.uncommitted_from;
         let log = &self.raw.raft.raft_log;
         let (committed, last) = (log.committed, log.store.ring.last_index());
         let ring = &log.store.ring;
         let bytes = |from: u64, to: u64| -> u64 {
-            (from..=to).map(|index| u64::from(ring.payload_len(index).unwrap_or(0))).sum()
+            (from..=to)
+                .map(|index| u64::from(ring.payload_len(index).unwrap_or(0)))
+                .sum()
         };
         if self.raw.raft.state != StateRole::Leader {
             self.uncommitted_bytes = 0;
         } else if role_changed {
             self.uncommitted_bytes = bytes(committed + 1, last);
         } else if committed > was {
-            self.uncommitted_bytes = self.uncommitted_bytes.saturating_sub(bytes(was + 1, committed));
+            self.uncommitted_bytes = self
+                .uncommitted_bytes
+                .saturating_sub(bytes(was + 1, committed));
         }
         self.uncommitted_from = committed;
     }

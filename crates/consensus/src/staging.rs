@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 
 use cyclone_pmem::Payload;
 
+use crate::view::record_bound;
+
 pub(crate) struct Staged {
     pub(crate) term: u64,
     pub(crate) payload: Payload,
@@ -17,7 +19,9 @@ pub(crate) struct Staging {
     first: u64,
     queue: VecDeque<Staged>,
     bytes: u64,
-    longest: u64,
+    /// Ring bytes the entries will take at most, and the most that one of them takes.
+    cost: u64,
+    dearest: u64,
 }
 
 impl Staging {
@@ -31,9 +35,14 @@ impl Staging {
         self.bytes
     }
 
-    /// Length of the longest payload since the queue was last empty.
-    pub(crate) fn longest(&self) -> u64 {
-        self.longest
+    /// Ring bytes that all entries will take at most.
+    pub(crate) fn cost(&self) -> u64 {
+        self.cost
+    }
+
+    /// Ring bytes that one entry will take at most, over the entries since the queue was last empty.
+    pub(crate) fn dearest(&self) -> u64 {
+        self.dearest
     }
 
     /// Index of the front; meaningless when empty.
@@ -48,7 +57,9 @@ impl Staging {
         }
         debug_assert_eq!(index, self.first + self.queue.len() as u64);
         self.bytes += payload.len() as u64;
-        self.longest = self.longest.max(payload.len() as u64);
+        let cost = cost(&payload);
+        self.cost += cost;
+        self.dearest = self.dearest.max(cost);
         self.queue.push_back(Staged { term, payload });
     }
 
@@ -57,6 +68,7 @@ impl Staging {
         while !self.queue.is_empty() && self.first + self.queue.len() as u64 > index {
             if let Some(dropped) = self.queue.pop_back() {
                 self.bytes -= dropped.payload.len() as u64;
+                self.cost -= cost(&dropped.payload);
             }
         }
         if self.queue.is_empty() {
@@ -67,13 +79,17 @@ impl Staging {
     /// Drops everything.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
-        self.bytes = 0;
-        self.longest = 0;
+        (self.bytes, self.cost, self.dearest) = (0, 0, 0);
     }
 
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &Staged> {
         self.queue.iter()
     }
+}
+
+/// Ring bytes that an entry with this payload takes at most.
+pub(crate) fn cost(payload: &Payload) -> u64 {
+    record_bound(payload.len() as u64, payload.parts().len())
 }
 
 #[cfg(test)]
@@ -87,11 +103,23 @@ mod tests {
             staging.push(index, 1, Payload::from_vec(vec![0; 10]));
         }
         staging.truncate(7);
-        assert_eq!((staging.first(), staging.len(), staging.bytes()), (5, 2, 20));
+        assert_eq!(
+            (staging.first(), staging.len(), staging.bytes()),
+            (5, 2, 20)
+        );
         staging.push(7, 2, Payload::from_vec(vec![0; 30]));
-        assert_eq!((staging.len(), staging.bytes(), staging.longest()), (3, 50, 30));
+        assert_eq!((staging.len(), staging.bytes()), (3, 50));
+        assert!(staging.cost() > 50 && staging.dearest() > 30);
         staging.truncate(3);
-        assert_eq!((staging.len(), staging.bytes(), staging.longest()), (0, 0, 0));
+        assert_eq!(
+            (
+                staging.len(),
+                staging.bytes(),
+                staging.cost(),
+                staging.dearest()
+            ),
+            (0, 0, 0, 0)
+        );
         staging.push(20, 3, Payload::new());
         assert_eq!(staging.first(), 20);
     }

@@ -5,16 +5,14 @@ use std::cell::Cell;
 
 use cyclone_wal::ring::Ring;
 use cyclone_wire::raftmsg::{Members, SnapshotMeta};
-use cyclone_wire::ring::HardState;
+use cyclone_wire::ring::{HardState, RECORD_HEADER_BYTES, RECORD_UNIT, SEGMENT_BYTES};
 use raft::eraftpb::{ConfState, Entry, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
-/// What a record takes besides its payload, at most: header, segment table of a few pieces, alignment.
-const RECORD_EXTRA: u64 = 64 + 16 * 16 + 64;
-
-/// Bytes of the ring that an entry may take.
-pub(crate) fn record_bound(payload_bytes: u64) -> u64 {
-    payload_bytes + RECORD_EXTRA
+/// Bytes of the ring that an entry takes at most: header, an entry of the segment table per piece of the payload, the
+/// payload as if all of it were copied, alignment.
+pub(crate) fn record_bound(payload_bytes: u64, pieces: usize) -> u64 {
+    RECORD_HEADER_BYTES as u64 + (SEGMENT_BYTES * pieces) as u64 + payload_bytes + RECORD_UNIT
 }
 
 pub(crate) struct LogView {
@@ -58,8 +56,10 @@ pub(crate) fn conf_state(members: &Members) -> ConfState {
 
 /// raft-rs's form of a snapshot; its data is the checkpoint's number.
 pub(crate) fn snapshot(meta: &SnapshotMeta) -> Snapshot {
-    let mut snapshot = Snapshot::default();
-    snapshot.data = meta.id.to_le_bytes().to_vec().into();
+    let mut snapshot = Snapshot {
+        data: meta.id.to_le_bytes().to_vec().into(),
+        ..Snapshot::default()
+    };
     let metadata = snapshot.mut_metadata();
     metadata.index = meta.index;
     metadata.term = meta.term;
@@ -88,23 +88,30 @@ pub(crate) fn snapshot_meta(snapshot: &Snapshot) -> Option<SnapshotMeta> {
 impl LogView {
     /// Ring bytes and slots that are free.
     pub(crate) fn free(&self) -> (u64, u64) {
-        let bytes = self.ring.capacity_bytes().saturating_sub(self.ring.used_bytes());
-        (bytes, u64::from(self.ring.free_slots()))
+        let bytes = self
+            .ring
+            .capacity_bytes()
+            .saturating_sub(self.ring.used_bytes());
+        (bytes, self.ring.free_slots())
     }
 
     fn available(&self) -> Option<&SnapshotMeta> {
         // A checkpoint that ends before the log begins would leave a gap.
-        self.available.as_ref().filter(|meta| meta.index + 1 >= self.ring.first_index())
+        self.available
+            .as_ref()
+            .filter(|meta| meta.index + 1 >= self.ring.first_index())
     }
 }
 
 impl Storage for LogView {
     fn initial_state(&self) -> raft::Result<RaftState> {
         let state = self.ring.hard_state();
-        let mut hard_state = raft::eraftpb::HardState::default();
-        hard_state.term = state.term;
-        hard_state.vote = state.vote;
-        hard_state.commit = state.commit;
+        let hard_state = raft::eraftpb::HardState {
+            term: state.term,
+            vote: state.vote,
+            commit: state.commit,
+            ..Default::default()
+        };
         Ok(RaftState::new(hard_state, conf_state(&members_of(state))))
     }
 
@@ -122,7 +129,11 @@ impl Storage for LogView {
             return Err(StorageError::Unavailable.into());
         }
         // Only sending may be cut short; every other reader needs the whole range.
-        let limit = if context.can_async() { self.max_append_bytes } else { u64::MAX };
+        let limit = if context.can_async() {
+            self.max_append_bytes
+        } else {
+            u64::MAX
+        };
         let mut bytes = 0u64;
         let mut entries = Vec::with_capacity((high - low).min(1024) as usize);
         for index in low..high {
@@ -135,10 +146,11 @@ impl Storage for LogView {
                     break;
                 }
             }
-            let mut entry = Entry::default();
-            entry.index = index;
-            entry.term = term;
-            entries.push(entry);
+            entries.push(Entry {
+                index,
+                term,
+                ..Entry::default()
+            });
         }
         Ok(entries)
     }

@@ -4,10 +4,14 @@ use std::io;
 use std::net::SocketAddr;
 
 use cyclone_wire::resp::Limits;
+use mio::net::TcpListener;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// File descriptors left for everything but client connections.
 const RESERVED_FILES: u64 = 256;
+/// Connections the kernel keeps until they are accepted; it may allow fewer (net.core.somaxconn).
+const BACKLOG: i32 = 16 * 1024;
 
 /// Settings of a gateway.
 #[derive(Clone, Debug)]
@@ -139,6 +143,23 @@ pub enum GatewayError {
         /// Largest value allowed.
         most: usize,
     },
+}
+
+/// Opens the listening socket, with a backlog for thousands of clients that come at once (after a failover, say);
+/// the standard library's 128 would make them wait whole seconds for the kernel to try again.
+pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
+    let family = if addr.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
+    // A restarted node gets its port back while old connections of it are dying.
+    net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    net::bind(&socket, &addr)?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(TcpListener::from_std(std::net::TcpListener::from(socket)))
 }
 
 /// Raises the limit on open files as far as needed and allowed; answers how many clients fit.

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use cyclone_wire::command::{Condition, Operation, Query};
+use cyclone_wire::glob;
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::backend::{Backend, InfoSection, Outcome, Route, Topology, TopologyNode};
-use crate::glob;
 
 /// Keys and values in memory. Commands take effect when they are submitted; outcomes come when `hold` is off.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Registry, Token};
 
 use crate::backend::{Backend, Outcome, Route};
-use crate::config::{GatewayConfig, GatewayError, clients_allowed};
+use crate::config::{GatewayConfig, GatewayError, clients_allowed, listen};
 use crate::connection::{Connection, Flushed, KEPT_BUFFER, Session, Stall};
 use crate::slab::{MAX_CONNECTIONS, Slab};
 
@@ -88,12 +88,12 @@ impl Gateway {
         token_base: usize,
     ) -> Result<Gateway, GatewayError> {
         config.check()?;
-        let listen = |source| GatewayError::Listen {
+        let failed = |source| GatewayError::Listen {
             addr: config.listen,
             source,
         };
-        let mut listener = TcpListener::bind(config.listen).map_err(listen)?;
-        let local = listener.local_addr().map_err(listen)?;
+        let mut listener = listen(config.listen).map_err(failed)?;
+        let local = listener.local_addr().map_err(failed)?;
         let registry = registry.try_clone().map_err(GatewayError::Poll)?;
         registry
             .register(&mut listener, Token(token_base), Interest::READABLE)

@@ -21,7 +21,6 @@ mod config;
 mod connection;
 pub mod fake;
 mod gateway;
-pub mod glob;
 mod info;
 mod pump;
 mod slab;

@@ -121,6 +121,9 @@ fn replies_are_those_of_redis() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let server = Server::plain();
+    // This Redis has no replicas either.
+    server.backend().acked = 0;
+    let mut differences = Vec::new();
     let mut theirs = Client::connect(addr);
     let mut ours = server.client();
     let long = "x".repeat(200);
@@ -236,7 +239,6 @@ fn replies_are_those_of_redis() {
         "\"\"",
         "\"a\\r\\nb\"",
         "get \"\"",
-        "CLIENT REPLY SKIP",
         "FLUSHALL",
         &format!("foo {long} b"),
         &format!("{long} {long}"),
@@ -244,7 +246,10 @@ fn replies_are_those_of_redis() {
         "foo \"a\\x00b\" c",
     ] {
         let line = format!("{line}\r\n");
-        assert_eq!(ours.exchange(&line), theirs.exchange(&line), "{line}");
+        let (we, they) = (ours.exchange(&line), theirs.exchange(&line));
+        if we != they {
+            differences.push(format!("{line}we:    {we}Redis: {they}"));
+        }
     }
     for bytes in [
         "*1\r\n$x\r\n",
@@ -268,6 +273,10 @@ fn replies_are_those_of_redis() {
             client.stream.shutdown(std::net::Shutdown::Write).unwrap();
             String::from_utf8_lossy(&client.rest()).into_owned()
         };
-        assert_eq!(reply(server.addr), reply(addr), "{bytes}");
+        let (we, they) = (reply(server.addr), reply(addr));
+        if we != they {
+            differences.push(format!("{bytes}we:    {we}Redis: {they}"));
+        }
     }
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
 }

@@ -8,6 +8,8 @@
 //! Keys start absent. A history that begins with data in the store says so with a `Set` before everything else, and
 //! one that knows the final state says so with a `Get` after everything else.
 
+mod item;
+mod list;
 mod search;
 mod shrink;
 
@@ -146,7 +148,7 @@ pub fn check_with(history: &History, limits: Limits) -> Result<Summary, CheckErr
         match verdict {
             search::Verdict::Linearizable => {}
             search::Verdict::NotLinearizable => {
-                let violation = shrink::explain(key, &operations, limits.steps_per_key);
+                let violation = shrink::explain(key, &operations);
                 return Err(CheckError::NotLinearizable(Box::new(violation)));
             }
             // A violation on another key says more than a search that gave up.

@@ -1,1 +1,31 @@
+//! What the log is applied to: the [`StateMachine`] trait and its engines.
+//!
+//! ```text
+//!   StateMachine   apply, query, flush, checkpoint, install            machine.rs
+//!   KvMachine      commands, sessions, applied indexes over any Kv     kv_machine.rs, commands.rs, session.rs
+//!   Kv             an ordered map with atomic batches                  kv.rs
+//!     RocksKv      RocksDB without its log                             rocks.rs
+//!     MemoryKv     a BTreeMap                                          memory.rs
+//!   Echo           answers without state                               echo.rs
+//! ```
+//!
+//! Knows neither Raft nor sockets, has no clock, draws no random numbers: the state is a function of the log.
+#![deny(unsafe_code)]
 
+mod commands;
+mod decimal;
+mod echo;
+mod kv;
+mod kv_machine;
+mod machine;
+mod memory;
+#[cfg(feature = "rocksdb")]
+mod rocks;
+mod session;
+
+pub use echo::Echo;
+pub use kv_machine::{KvMachine, Limits};
+pub use machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, StateMachine};
+pub use memory::MemoryKv;
+#[cfg(feature = "rocksdb")]
+pub use rocks::{RocksKv, RocksOptions};

@@ -40,7 +40,10 @@ impl Default for Writer {
 impl Writer {
     /// An empty batch.
     pub fn new() -> Self {
-        Writer { bytes: vec![0; HEADER_BYTES], count: 0 }
+        Writer {
+            bytes: vec![0; HEADER_BYTES],
+            count: 0,
+        }
     }
 
     /// Commands added so far.
@@ -108,12 +111,19 @@ impl ExactSizeIterator for Iter<'_> {}
 /// Anything that [`Writer`] would not write, and more than [`MAX_COMMANDS`].
 pub fn iter(bytes: &[u8]) -> Result<Iter<'_>, DecodeError> {
     if bytes.is_empty() {
-        return Ok(Iter { reader: Reader::new(bytes), left: 0, stamp_ms: 0 });
+        return Ok(Iter {
+            reader: Reader::new(bytes),
+            left: 0,
+            stamp_ms: 0,
+        });
     }
     let mut reader = Reader::new(bytes);
     let left = reader.u32()?;
     if left as usize > MAX_COMMANDS {
-        return Err(DecodeError::OutOfRange { what: "batch count", value: u64::from(left) });
+        return Err(DecodeError::OutOfRange {
+            what: "batch count",
+            value: u64::from(left),
+        });
     }
     let stamp_ms = reader.u64()?;
     let mut walk = reader.clone();
@@ -121,7 +131,11 @@ pub fn iter(bytes: &[u8]) -> Result<Iter<'_>, DecodeError> {
         walk.bytes()?;
     }
     walk.finish()?;
-    Ok(Iter { reader, left, stamp_ms })
+    Ok(Iter {
+        reader,
+        left,
+        stamp_ms,
+    })
 }
 
 #[cfg(test)]

@@ -79,10 +79,12 @@ impl Requests {
             return None;
         }
         let start = std::mem::replace(&mut self.at, end);
-        Some(read_request(&message[start..end], start).map(|(id, request, length)| {
-            self.at = start + length;
-            (id, request)
-        }))
+        Some(
+            read_request(&message[start..end], start).map(|(id, request, length)| {
+                self.at = start + length;
+                (id, request)
+            }),
+        )
     }
 }
 
@@ -96,13 +98,21 @@ fn read_request(rest: &[u8], start: usize) -> Result<(u64, Request, usize), Deco
         COMMAND => Request::Command(start + ITEM_BYTES..start + length),
         QUERY => {
             let through_log = reader.bool("read mode")?;
-            Request::Query { query: start + ITEM_BYTES + 1..start + length, through_log }
+            Request::Query {
+                query: start + ITEM_BYTES + 1..start + length,
+                through_log,
+            }
         }
         PING => {
             reader.finish()?;
             Request::Ping
         }
-        other => return Err(DecodeError::Unknown { what: "request", value: u64::from(other) }),
+        other => {
+            return Err(DecodeError::Unknown {
+                what: "request",
+                value: u64::from(other),
+            });
+        }
     };
     Ok((id, request, length))
 }
@@ -142,7 +152,9 @@ pub fn put_response(out: &mut Vec<u8>, id: u64, status: &Status) {
     };
     put_item(out, id, kind, |out| match status {
         Status::Done(reply) => reply.encode(out),
-        Status::NotLeader { leader: Some((node, address)) } if address.len() <= MAX_ADDRESS => {
+        Status::NotLeader {
+            leader: Some((node, address)),
+        } if address.len() <= MAX_ADDRESS => {
             out.put_u64(*node);
             out.put_bytes(address.as_bytes());
         }
@@ -192,17 +204,27 @@ fn read_response(item: &[u8]) -> Result<(u64, Status), DecodeError> {
             let node = reader.u64()?;
             let address = reader.bytes()?;
             if address.len() > MAX_ADDRESS {
-                return Err(DecodeError::OutOfRange { what: "address length", value: address.len() as u64 });
+                return Err(DecodeError::OutOfRange {
+                    what: "address length",
+                    value: address.len() as u64,
+                });
             }
             let address = std::str::from_utf8(address).map_err(|_| DecodeError::NotText)?;
-            Status::NotLeader { leader: Some((node, address.to_owned())) }
+            Status::NotLeader {
+                leader: Some((node, address.to_owned())),
+            }
         }
         2 => Status::Busy,
         3 => Status::Lost,
         4 => Status::Unknown,
         5 => Status::TooLarge,
         6 => Status::Malformed,
-        other => return Err(DecodeError::Unknown { what: "response", value: u64::from(other) }),
+        other => {
+            return Err(DecodeError::Unknown {
+                what: "response",
+                value: u64::from(other),
+            });
+        }
     };
     reader.finish()?;
     Ok((id, status))
@@ -218,7 +240,8 @@ mod tests {
     fn status() -> impl Strategy<Value = Status> {
         prop_oneof![
             crate::reply_codec::tests::reply().prop_map(Status::Done),
-            proptest::option::of((1u64.., "[a-z0-9.:]{0,30}")).prop_map(|leader| Status::NotLeader { leader }),
+            proptest::option::of((1u64.., "[a-z0-9.:]{0,30}"))
+                .prop_map(|leader| Status::NotLeader { leader }),
             Just(Status::Busy),
             Just(Status::Lost),
             Just(Status::Unknown),

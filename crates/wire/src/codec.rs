@@ -80,7 +80,10 @@ impl<'a> Reader<'a> {
                 self.rest = rest;
                 Ok(head)
             }
-            None => Err(DecodeError::Truncated { needed: count, left: self.rest.len() }),
+            None => Err(DecodeError::Truncated {
+                needed: count,
+                left: self.rest.len(),
+            }),
         }
     }
 
@@ -94,7 +97,10 @@ impl<'a> Reader<'a> {
                 self.rest = rest;
                 Ok(*head)
             }
-            None => Err(DecodeError::Truncated { needed: N, left: self.rest.len() }),
+            None => Err(DecodeError::Truncated {
+                needed: N,
+                left: self.rest.len(),
+            }),
         }
     }
 
@@ -146,7 +152,10 @@ impl<'a> Reader<'a> {
         match self.u8()? {
             0 => Ok(false),
             1 => Ok(true),
-            other => Err(DecodeError::Unknown { what, value: u64::from(other) }),
+            other => Err(DecodeError::Unknown {
+                what,
+                value: u64::from(other),
+            }),
         }
     }
 
@@ -168,7 +177,10 @@ impl<'a> Reader<'a> {
         let count = self.u32()? as usize;
         let needed = count.saturating_mul(element_bytes);
         if needed > self.rest.len() {
-            return Err(DecodeError::Truncated { needed, left: self.rest.len() });
+            return Err(DecodeError::Truncated {
+                needed,
+                left: self.rest.len(),
+            });
         }
         Ok(count)
     }
@@ -273,8 +285,17 @@ mod tests {
     fn a_length_beyond_the_end_is_refused() {
         let mut out = Vec::new();
         out.put_u32(u32::MAX);
-        assert!(matches!(Reader::new(&out).bytes(), Err(DecodeError::Truncated { left: 0, .. })));
-        assert!(matches!(Reader::new(&out).count(4), Err(DecodeError::Truncated { left: 0, .. })));
-        assert_eq!(Reader::new(&out).finish(), Err(DecodeError::Trailing { left: 4 }));
+        assert!(matches!(
+            Reader::new(&out).bytes(),
+            Err(DecodeError::Truncated { left: 0, .. })
+        ));
+        assert!(matches!(
+            Reader::new(&out).count(4),
+            Err(DecodeError::Truncated { left: 0, .. })
+        ));
+        assert_eq!(
+            Reader::new(&out).finish(),
+            Err(DecodeError::Trailing { left: 4 })
+        );
     }
 }

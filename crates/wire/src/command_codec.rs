@@ -53,9 +53,16 @@ impl<'a> Command<'a> {
         let session = match reader.bool("session flag")? {
             false => None,
             true => {
-                let tag = SessionTag { session: reader.u64()?, seq: reader.u64()?, acked_below: reader.u64()? };
+                let tag = SessionTag {
+                    session: reader.u64()?,
+                    seq: reader.u64()?,
+                    acked_below: reader.u64()?,
+                };
                 if tag.seq == 0 {
-                    return Err(DecodeError::OutOfRange { what: "session sequence", value: 0 });
+                    return Err(DecodeError::OutOfRange {
+                        what: "session sequence",
+                        value: 0,
+                    });
                 }
                 Some(tag)
             }
@@ -85,7 +92,12 @@ impl<'a> Operation<'a> {
                 out.put_u8(tag::CLOSE_SESSION);
                 out.put_u64(*session);
             }
-            Operation::Set { key, value, condition, get } => {
+            Operation::Set {
+                key,
+                value,
+                condition,
+                get,
+            } => {
                 out.put_u8(tag::SET);
                 out.put_bytes(key);
                 out.put_bytes(value);
@@ -137,7 +149,9 @@ impl<'a> Operation<'a> {
         Ok(match reader.u8()? {
             tag::NOOP => Operation::Noop,
             tag::OPEN_SESSION => Operation::OpenSession,
-            tag::CLOSE_SESSION => Operation::CloseSession { session: reader.u64()? },
+            tag::CLOSE_SESSION => Operation::CloseSession {
+                session: reader.u64()?,
+            },
             tag::SET => Operation::Set {
                 key: reader.bytes()?,
                 value: reader.bytes()?,
@@ -145,36 +159,64 @@ impl<'a> Operation<'a> {
                     0 => Condition::Always,
                     1 => Condition::Absent,
                     2 => Condition::Present,
-                    other => return Err(DecodeError::Unknown { what: "condition", value: u64::from(other) }),
+                    other => {
+                        return Err(DecodeError::Unknown {
+                            what: "condition",
+                            value: u64::from(other),
+                        });
+                    }
                 },
                 get: reader.bool("get flag")?,
             },
-            tag::GET_DEL => Operation::GetDel { key: reader.bytes()? },
-            tag::DEL => Operation::Del { keys: read_keys(reader)? },
-            tag::APPEND => Operation::Append { key: reader.bytes()?, value: reader.bytes()? },
-            tag::SET_RANGE => {
-                Operation::SetRange { key: reader.bytes()?, offset: reader.u64()?, value: reader.bytes()? }
-            }
-            tag::INCR_BY => Operation::IncrBy { key: reader.bytes()?, delta: reader.i64()? },
+            tag::GET_DEL => Operation::GetDel {
+                key: reader.bytes()?,
+            },
+            tag::DEL => Operation::Del {
+                keys: read_keys(reader)?,
+            },
+            tag::APPEND => Operation::Append {
+                key: reader.bytes()?,
+                value: reader.bytes()?,
+            },
+            tag::SET_RANGE => Operation::SetRange {
+                key: reader.bytes()?,
+                offset: reader.u64()?,
+                value: reader.bytes()?,
+            },
+            tag::INCR_BY => Operation::IncrBy {
+                key: reader.bytes()?,
+                delta: reader.i64()?,
+            },
             tag::INCR_BY_FLOAT => {
                 let key = reader.bytes()?;
                 let bits = reader.u64()?;
                 let delta = f64::from_bits(bits);
                 if !delta.is_finite() {
-                    return Err(DecodeError::OutOfRange { what: "float increment", value: bits });
+                    return Err(DecodeError::OutOfRange {
+                        what: "float increment",
+                        value: bits,
+                    });
                 }
                 Operation::IncrByFloat { key, delta }
             }
             tag::FLUSH_ALL => Operation::FlushAll,
             tag::READ => Operation::Read(Query::read(reader)?),
-            other => return Err(DecodeError::Unknown { what: "operation", value: u64::from(other) }),
+            other => {
+                return Err(DecodeError::Unknown {
+                    what: "operation",
+                    value: u64::from(other),
+                });
+            }
         })
     }
 
     /// The keys it touches; empty for operations on no key or on all.
     pub fn keys(&self) -> &[&'a [u8]] {
         match self {
-            Operation::Noop | Operation::OpenSession | Operation::CloseSession { .. } | Operation::FlushAll => &[],
+            Operation::Noop
+            | Operation::OpenSession
+            | Operation::CloseSession { .. }
+            | Operation::FlushAll => &[],
             Operation::Set { key, .. }
             | Operation::GetDel { key }
             | Operation::Append { key, .. }
@@ -194,9 +236,9 @@ impl<'a> Operation<'a> {
     /// The value bytes it carries, if any.
     pub fn value(&self) -> Option<&'a [u8]> {
         match self {
-            Operation::Set { value, .. } | Operation::Append { value, .. } | Operation::SetRange { value, .. } => {
-                Some(value)
-            }
+            Operation::Set { value, .. }
+            | Operation::Append { value, .. }
+            | Operation::SetRange { value, .. } => Some(value),
             _ => None,
         }
     }
@@ -233,7 +275,11 @@ impl<'a> Query<'a> {
                 out.put_bytes(key);
             }
             Query::DbSize => out.put_u8(tag::DB_SIZE),
-            Query::Scan { cursor, pattern, count } => {
+            Query::Scan {
+                cursor,
+                pattern,
+                count,
+            } => {
                 out.put_u8(tag::SCAN);
                 out.put_u64(*cursor);
                 match pattern {
@@ -265,33 +311,66 @@ impl<'a> Query<'a> {
 
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
         Ok(match reader.u8()? {
-            tag::GET => Query::Get { key: reader.bytes()? },
-            tag::MULTI_GET => Query::MultiGet { keys: read_keys(reader)? },
-            tag::EXISTS => Query::Exists { keys: read_keys(reader)? },
-            tag::STR_LEN => Query::StrLen { key: reader.bytes()? },
-            tag::GET_RANGE => Query::GetRange { key: reader.bytes()?, start: reader.i64()?, end: reader.i64()? },
-            tag::TYPE => Query::Type { key: reader.bytes()? },
+            tag::GET => Query::Get {
+                key: reader.bytes()?,
+            },
+            tag::MULTI_GET => Query::MultiGet {
+                keys: read_keys(reader)?,
+            },
+            tag::EXISTS => Query::Exists {
+                keys: read_keys(reader)?,
+            },
+            tag::STR_LEN => Query::StrLen {
+                key: reader.bytes()?,
+            },
+            tag::GET_RANGE => Query::GetRange {
+                key: reader.bytes()?,
+                start: reader.i64()?,
+                end: reader.i64()?,
+            },
+            tag::TYPE => Query::Type {
+                key: reader.bytes()?,
+            },
             tag::DB_SIZE => Query::DbSize,
             tag::SCAN => {
                 let cursor = reader.u64()?;
-                let pattern = if reader.bool("pattern flag")? { Some(reader.bytes()?) } else { None };
+                let pattern = if reader.bool("pattern flag")? {
+                    Some(reader.bytes()?)
+                } else {
+                    None
+                };
                 let count = reader.u32()?;
                 if count == 0 {
-                    return Err(DecodeError::OutOfRange { what: "scan count", value: 0 });
+                    return Err(DecodeError::OutOfRange {
+                        what: "scan count",
+                        value: 0,
+                    });
                 }
-                Query::Scan { cursor, pattern, count }
+                Query::Scan {
+                    cursor,
+                    pattern,
+                    count,
+                }
             }
-            tag::KEYS => Query::Keys { pattern: reader.bytes()? },
-            other => return Err(DecodeError::Unknown { what: "query", value: u64::from(other) }),
+            tag::KEYS => Query::Keys {
+                pattern: reader.bytes()?,
+            },
+            other => {
+                return Err(DecodeError::Unknown {
+                    what: "query",
+                    value: u64::from(other),
+                });
+            }
         })
     }
 
     /// The keys it reads; empty for queries on no key or on all.
     pub fn keys(&self) -> &[&'a [u8]] {
         match self {
-            Query::Get { key } | Query::StrLen { key } | Query::GetRange { key, .. } | Query::Type { key } => {
-                std::slice::from_ref(key)
-            }
+            Query::Get { key }
+            | Query::StrLen { key }
+            | Query::GetRange { key, .. }
+            | Query::Type { key } => std::slice::from_ref(key),
             Query::MultiGet { keys } | Query::Exists { keys } => keys,
             Query::DbSize | Query::Scan { .. } | Query::Keys { .. } => &[],
         }
@@ -310,7 +389,15 @@ mod tests {
     use proptest::prelude::*;
 
     /// Owned raw material for any command.
-    type Raw = (u8, u8, Vec<u8>, Vec<u8>, Vec<Vec<u8>>, (i64, i64, u64), Option<(u64, u64, u64)>);
+    type Raw = (
+        u8,
+        u8,
+        Vec<u8>,
+        Vec<u8>,
+        Vec<Vec<u8>>,
+        (i64, i64, u64),
+        Option<(u64, u64, u64)>,
+    );
 
     fn raw() -> impl Strategy<Value = Raw> {
         (
@@ -332,12 +419,20 @@ mod tests {
             1 => Query::MultiGet { keys: keys() },
             2 => Query::Exists { keys: keys() },
             3 => Query::StrLen { key },
-            4 => Query::GetRange { key, start: *start, end: *end },
+            4 => Query::GetRange {
+                key,
+                start: *start,
+                end: *end,
+            },
             5 => Query::Type { key },
             6 => Query::DbSize,
             7 => {
                 let pattern = (which & 16 != 0).then_some(&pattern[..]);
-                Query::Scan { cursor: *cursor, pattern, count: 1 + (*start as u32 >> 1) }
+                Query::Scan {
+                    cursor: *cursor,
+                    pattern,
+                    count: 1 + (*start as u32 >> 1),
+                }
             }
             _ => Query::Keys { pattern },
         }
@@ -352,19 +447,33 @@ mod tests {
             3 => Operation::Set {
                 key,
                 value,
-                condition: [Condition::Always, Condition::Absent, Condition::Present][usize::from(flags % 3)],
+                condition: [Condition::Always, Condition::Absent, Condition::Present]
+                    [usize::from(flags % 3)],
                 get: flags & 128 != 0,
             },
             4 => Operation::GetDel { key },
-            5 => Operation::Del { keys: keys.iter().map(|k| &k[..]).collect() },
+            5 => Operation::Del {
+                keys: keys.iter().map(|k| &k[..]).collect(),
+            },
             6 => Operation::Append { key, value },
-            7 => Operation::SetRange { key, offset: *offset, value },
+            7 => Operation::SetRange {
+                key,
+                offset: *offset,
+                value,
+            },
             8 => Operation::IncrBy { key, delta: *delta },
-            9 => Operation::IncrByFloat { key, delta: *other as f64 / 7.0 },
+            9 => Operation::IncrByFloat {
+                key,
+                delta: *other as f64 / 7.0,
+            },
             10 => Operation::FlushAll,
             _ => Operation::Read(query(raw)),
         };
-        let session = session.map(|(session, seq, acked_below)| SessionTag { session, seq, acked_below });
+        let session = session.map(|(session, seq, acked_below)| SessionTag {
+            session,
+            seq,
+            acked_below,
+        });
         Command { session, operation }
     }
 
@@ -409,19 +518,49 @@ mod tests {
     #[test]
     fn the_layout_is_fixed() {
         let mut bytes = Vec::new();
-        let operation = Operation::Set { key: b"k", value: b"vv", condition: Condition::Absent, get: false };
-        Command { session: None, operation }.encode(&mut bytes);
-        assert_eq!(bytes, [0, 3, 1, 0, 0, 0, b'k', 2, 0, 0, 0, b'v', b'v', 1, 0]);
+        let operation = Operation::Set {
+            key: b"k",
+            value: b"vv",
+            condition: Condition::Absent,
+            get: false,
+        };
+        Command {
+            session: None,
+            operation,
+        }
+        .encode(&mut bytes);
+        assert_eq!(
+            bytes,
+            [0, 3, 1, 0, 0, 0, b'k', 2, 0, 0, 0, b'v', b'v', 1, 0]
+        );
     }
 
     #[test]
     fn infinite_increments_and_empty_scans_are_refused() {
         let mut bytes = Vec::new();
-        let operation = Operation::IncrByFloat { key: b"k", delta: f64::INFINITY };
-        Command { session: None, operation }.encode(&mut bytes);
-        assert!(matches!(Command::decode(&bytes), Err(DecodeError::OutOfRange { .. })));
+        let operation = Operation::IncrByFloat {
+            key: b"k",
+            delta: f64::INFINITY,
+        };
+        Command {
+            session: None,
+            operation,
+        }
+        .encode(&mut bytes);
+        assert!(matches!(
+            Command::decode(&bytes),
+            Err(DecodeError::OutOfRange { .. })
+        ));
         bytes.clear();
-        Query::Scan { cursor: 0, pattern: None, count: 0 }.encode(&mut bytes);
-        assert!(matches!(Query::decode(&bytes), Err(DecodeError::OutOfRange { .. })));
+        Query::Scan {
+            cursor: 0,
+            pattern: None,
+            count: 0,
+        }
+        .encode(&mut bytes);
+        assert!(matches!(
+            Query::decode(&bytes),
+            Err(DecodeError::OutOfRange { .. })
+        ));
     }
 }

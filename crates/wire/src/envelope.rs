@@ -66,11 +66,18 @@ impl SnapshotFetch {
     /// Anything that [`SnapshotFetch::encode`] would not write, and lengths of 0 or beyond [`MAX_CHUNK`].
     pub fn decode(body: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(body);
-        let fetch =
-            SnapshotFetch { id: reader.u64()?, file: reader.u32()?, offset: reader.u64()?, length: reader.u32()? };
+        let fetch = SnapshotFetch {
+            id: reader.u64()?,
+            file: reader.u32()?,
+            offset: reader.u64()?,
+            length: reader.u32()?,
+        };
         reader.finish()?;
         if fetch.length == 0 || fetch.length > MAX_CHUNK {
-            return Err(DecodeError::OutOfRange { what: "fetch length", value: u64::from(fetch.length) });
+            return Err(DecodeError::OutOfRange {
+                what: "fetch length",
+                value: u64::from(fetch.length),
+            });
         }
         Ok(fetch)
     }
@@ -120,10 +127,23 @@ impl SnapshotChunk {
         if found != computed {
             return Err(DecodeError::Checksum { found, computed });
         }
-        if !bytes.is_empty() && offset.checked_add(bytes.len() as u64).is_none_or(|end| end > total) {
-            return Err(DecodeError::OutOfRange { what: "chunk offset", value: offset });
+        if !bytes.is_empty()
+            && offset
+                .checked_add(bytes.len() as u64)
+                .is_none_or(|end| end > total)
+        {
+            return Err(DecodeError::OutOfRange {
+                what: "chunk offset",
+                value: offset,
+            });
         }
-        Ok(SnapshotChunk { id, file, offset, total, bytes: bytes.to_vec() })
+        Ok(SnapshotChunk {
+            id,
+            file,
+            offset,
+            total,
+            bytes: bytes.to_vec(),
+        })
     }
 }
 
@@ -154,7 +174,9 @@ pub fn decode_files(bytes: &[u8]) -> Result<Vec<(String, u64)>, DecodeError> {
     let mut names = std::collections::HashSet::new();
     for _ in 0..count {
         let name = std::str::from_utf8(reader.bytes()?).map_err(|_| DecodeError::NotText)?;
-        let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
+        let plain = name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
         if !plain || name.is_empty() || name.starts_with('.') || name.len() > MAX_FILE_NAME {
             return Err(DecodeError::Contradiction("file name"));
         }
@@ -225,7 +247,10 @@ mod tests {
     #[test]
     fn file_names_stay_in_their_directory() {
         for name in ["", "..", ".", "a/b", "/a", "a\0b", ".hidden", "a\\b"] {
-            assert!(decode_files(&encode_files(&[(name.to_owned(), 1)])).is_err(), "{name:?}");
+            assert!(
+                decode_files(&encode_files(&[(name.to_owned(), 1)])).is_err(),
+                "{name:?}"
+            );
         }
         let twice = [("a".to_owned(), 1), ("a".to_owned(), 2)];
         assert!(decode_files(&encode_files(&twice)).is_err());

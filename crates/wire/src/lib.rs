@@ -8,6 +8,7 @@ pub mod codec;
 pub mod command;
 mod command_codec;
 pub mod envelope;
+pub mod glob;
 pub mod raftmsg;
 pub mod reply;
 mod reply_codec;

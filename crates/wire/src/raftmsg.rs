@@ -62,7 +62,12 @@ impl RaftKind {
             8 => RaftKind::HeartbeatResponse,
             9 => RaftKind::Snapshot,
             10 => RaftKind::TimeoutNow,
-            _ => return Err(DecodeError::Unknown { what: "raft message", value: u64::from(number) }),
+            _ => {
+                return Err(DecodeError::Unknown {
+                    what: "raft message",
+                    value: u64::from(number),
+                });
+            }
         })
     }
 }
@@ -110,11 +115,19 @@ pub struct Members {
 impl Members {
     /// A configuration of voters only.
     pub fn of_voters(voters: &[u64]) -> Self {
-        Members { voters: voters.to_vec(), ..Members::default() }
+        Members {
+            voters: voters.to_vec(),
+            ..Members::default()
+        }
     }
 
     fn lists(&self) -> [&Vec<u64>; 4] {
-        [&self.voters, &self.voters_outgoing, &self.learners, &self.learners_next]
+        [
+            &self.voters,
+            &self.voters_outgoing,
+            &self.learners,
+            &self.learners_next,
+        ]
     }
 
     /// Whether the configuration makes sense: voters exist, nobody is named twice in a list, learners do not vote, and
@@ -126,10 +139,18 @@ impl Members {
             sorted.first() != Some(&0) && sorted.windows(2).all(|pair| pair[0] != pair[1])
         };
         let votes = |id: &u64| self.voters.contains(id) || self.voters_outgoing.contains(id);
-        self.lists().into_iter().all(|list| list.len() <= MAX_MEMBERS && distinct(list))
+        self.lists()
+            .into_iter()
+            .all(|list| list.len() <= MAX_MEMBERS && distinct(list))
             && !self.voters.is_empty()
-            && !self.learners.iter().any(|id| votes(id) || self.learners_next.contains(id))
-            && self.learners_next.iter().all(|id| self.voters_outgoing.contains(id) && !self.voters.contains(id))
+            && !self
+                .learners
+                .iter()
+                .any(|id| votes(id) || self.learners_next.contains(id))
+            && self
+                .learners_next
+                .iter()
+                .all(|id| self.voters_outgoing.contains(id) && !self.voters.contains(id))
             && (!self.auto_leave || !self.voters_outgoing.is_empty())
     }
 
@@ -145,14 +166,23 @@ impl Members {
         let mut list = || -> Result<Vec<u64>, DecodeError> {
             let count = reader.u8()?;
             if usize::from(count) > MAX_MEMBERS {
-                return Err(DecodeError::OutOfRange { what: "member count", value: u64::from(count) });
+                return Err(DecodeError::OutOfRange {
+                    what: "member count",
+                    value: u64::from(count),
+                });
             }
             (0..count).map(|_| reader.u64()).collect()
         };
         let (voters, voters_outgoing) = (list()?, list()?);
         let (learners, learners_next) = (list()?, list()?);
         let auto_leave = reader.bool("auto leave")?;
-        let members = Members { voters, voters_outgoing, learners, learners_next, auto_leave };
+        let members = Members {
+            voters,
+            voters_outgoing,
+            learners,
+            learners_next,
+            auto_leave,
+        };
         if !members.is_sane() {
             return Err(DecodeError::Contradiction("membership"));
         }
@@ -293,11 +323,20 @@ impl RaftMessage {
         let kind = RaftKind::from_number(reader.u8()?)?;
         let flags = reader.u8()?;
         if flags & !ALL_FLAGS != 0 {
-            return Err(DecodeError::Unknown { what: "raft flags", value: u64::from(flags) });
+            return Err(DecodeError::Unknown {
+                what: "raft flags",
+                value: u64::from(flags),
+            });
         }
         let (to, from) = (reader.u64()?, reader.u64()?);
-        let (term, log_term) = (number(&mut reader, "term")?, number(&mut reader, "log term")?);
-        let (index, commit) = (number(&mut reader, "index")?, number(&mut reader, "commit")?);
+        let (term, log_term) = (
+            number(&mut reader, "term")?,
+            number(&mut reader, "log term")?,
+        );
+        let (index, commit) = (
+            number(&mut reader, "index")?,
+            number(&mut reader, "commit")?,
+        );
         let commit_term = number(&mut reader, "commit term")?;
         let reject_hint = number(&mut reader, "reject hint")?;
         let request_snapshot = reader.u64()?;
@@ -319,13 +358,21 @@ impl RaftMessage {
             }),
         };
         if count > MAX_ENTRIES || count.saturating_mul(ENTRY_BYTES) > reader.left() {
-            return Err(DecodeError::OutOfRange { what: "entry count", value: count as u64 });
+            return Err(DecodeError::OutOfRange {
+                what: "entry count",
+                value: count as u64,
+            });
         }
         let mut entries = Vec::with_capacity(count);
         for place in 0..count as u64 {
             let entry_term = number(&mut reader, "entry term")?;
             let (kind, len) = (reader.u8()?, reader.u32()?);
-            entries.push(EntryHeader { index: index + 1 + place, term: entry_term, kind, len });
+            entries.push(EntryHeader {
+                index: index + 1 + place,
+                term: entry_term,
+                kind,
+                len,
+            });
         }
         let message = RaftMessage {
             log,
@@ -347,7 +394,9 @@ impl RaftMessage {
         };
         message.check()?;
         if message.payload_bytes() != reader.left() as u64 {
-            return Err(DecodeError::Contradiction("entry lengths and message length"));
+            return Err(DecodeError::Contradiction(
+                "entry lengths and message length",
+            ));
         }
         Ok((message, bytes.len() - reader.left()))
     }
@@ -357,40 +406,89 @@ impl RaftMessage {
     /// # Errors
     /// The contradiction.
     pub fn check(&self) -> Result<(), DecodeError> {
-        use RaftKind::{Append, AppendResponse, Heartbeat, HeartbeatResponse, PreVote, PreVoteResponse};
+        use RaftKind::{
+            Append, AppendResponse, Heartbeat, HeartbeatResponse, PreVote, PreVoteResponse,
+        };
         use RaftKind::{Snapshot, Vote, VoteResponse};
-        let require = |holds: bool, what| if holds { Ok(()) } else { Err(DecodeError::Contradiction(what)) };
-        let numbers = [self.term, self.log_term, self.index, self.commit, self.commit_term, self.reject_hint];
-        require(numbers.into_iter().all(|number| number < MAX_NUMBER), "number out of range")?;
-        require(self.to != 0 && self.from != 0 && self.to != self.from, "sender and receiver")?;
+        let require = |holds: bool, what| {
+            if holds {
+                Ok(())
+            } else {
+                Err(DecodeError::Contradiction(what))
+            }
+        };
+        let numbers = [
+            self.term,
+            self.log_term,
+            self.index,
+            self.commit,
+            self.commit_term,
+            self.reject_hint,
+        ];
+        require(
+            numbers.into_iter().all(|number| number < MAX_NUMBER),
+            "number out of range",
+        )?;
+        require(
+            self.to != 0 && self.from != 0 && self.to != self.from,
+            "sender and receiver",
+        )?;
         require(self.term != 0, "no term")?;
         require(self.request_snapshot == 0, "snapshot request")?;
-        require(self.snapshot.is_some() == (self.kind == Snapshot), "snapshot and kind")?;
-        require(self.entries.is_empty() || self.kind == Append, "entries and kind")?;
+        require(
+            self.snapshot.is_some() == (self.kind == Snapshot),
+            "snapshot and kind",
+        )?;
+        require(
+            self.entries.is_empty() || self.kind == Append,
+            "entries and kind",
+        )?;
         match self.context {
             Context::None => {}
-            Context::Read(_) => require(matches!(self.kind, Heartbeat | HeartbeatResponse), "context and kind")?,
+            Context::Read(_) => require(
+                matches!(self.kind, Heartbeat | HeartbeatResponse),
+                "context and kind",
+            )?,
             Context::Transfer => require(self.kind == Vote, "context and kind")?,
         }
         if self.reject {
-            require(matches!(self.kind, AppendResponse | VoteResponse | PreVoteResponse), "rejection and kind")?;
+            require(
+                matches!(self.kind, AppendResponse | VoteResponse | PreVoteResponse),
+                "rejection and kind",
+            )?;
         }
         if matches!(self.kind, Append | Vote | PreVote) {
             require(self.log_term <= self.term, "log term beyond term")?;
-            require((self.index == 0) == (self.log_term == 0), "index and log term")?;
+            require(
+                (self.index == 0) == (self.log_term == 0),
+                "index and log term",
+            )?;
         }
         if matches!(self.kind, Vote | PreVote) {
-            require(self.commit <= self.index && self.commit_term <= self.log_term, "commit beyond log")?;
+            require(
+                self.commit <= self.index && self.commit_term <= self.log_term,
+                "commit beyond log",
+            )?;
         }
         if let Some(snapshot) = &self.snapshot {
             require(snapshot.index != 0 && snapshot.term != 0, "empty snapshot")?;
-            require(snapshot.term <= self.term && snapshot.term < MAX_NUMBER, "snapshot beyond term")?;
-            require(snapshot.index < MAX_NUMBER && snapshot.members.is_sane(), "snapshot out of range")?;
+            require(
+                snapshot.term <= self.term && snapshot.term < MAX_NUMBER,
+                "snapshot beyond term",
+            )?;
+            // The log goes on behind it, so the range must not end there.
+            require(
+                snapshot.index < MAX_NUMBER / 2 && snapshot.members.is_sane(),
+                "snapshot out of range",
+            )?;
         }
         let mut last = (self.index, self.log_term.max(1));
         for entry in &self.entries {
             require(entry.index == last.0 + 1, "entry indexes")?;
-            require(entry.term >= last.1 && entry.term <= self.term, "entry terms")?;
+            require(
+                entry.term >= last.1 && entry.term <= self.term,
+                "entry terms",
+            )?;
             last = (entry.index, entry.term);
         }
         Ok(())
@@ -405,117 +503,4 @@ fn number(reader: &mut Reader<'_>, what: &'static str) -> Result<u64, DecodeErro
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::collection::vec;
-    use proptest::prelude::*;
-
-    fn message() -> impl Strategy<Value = (RaftMessage, Vec<u8>)> {
-        let kind = (1u8..=10).prop_map(|number| RaftKind::from_number(number).unwrap());
-        let small = 1u64..1000;
-        let entries = vec((0u64..3, 0u32..40), 0..6);
-        (kind, small.clone(), small, any::<(u16, bool, bool, u64, i64)>(), entries).prop_map(
-            |(kind, a, b, (log, reject, flag, context, priority), entries)| {
-                let mut message = RaftMessage::new(log, kind, a, a + b, a + 5);
-                (message.index, message.log_term) = (b, a);
-                (message.commit, message.commit_term) = (b / 2, a / 2);
-                message.priority = priority;
-                use RaftKind::*;
-                match kind {
-                    Append => {
-                        let mut term = a;
-                        for (place, (step, len)) in entries.iter().enumerate() {
-                            term = (term + step).min(a + 5);
-                            let index = b + 1 + place as u64;
-                            message.entries.push(EntryHeader { index, term, kind: 0, len: *len });
-                        }
-                    }
-                    AppendResponse | VoteResponse | PreVoteResponse => {
-                        message.reject = reject;
-                        message.reject_hint = a;
-                    }
-                    Heartbeat | HeartbeatResponse if flag => message.context = Context::Read(context),
-                    Vote if flag => message.context = Context::Transfer,
-                    Snapshot => {
-                        let members = Members {
-                            voters: vec![1, 2, 3],
-                            voters_outgoing: vec![3, 4],
-                            learners: vec![9],
-                            learners_next: vec![4],
-                            auto_leave: flag,
-                        };
-                        message.snapshot = Some(SnapshotMeta { id: context, index: b, term: a, members });
-                    }
-                    _ => {}
-                }
-                let payload = (0..message.payload_bytes()).map(|byte| byte as u8).collect();
-                (message, payload)
-            },
-        )
-    }
-
-    proptest! {
-        #[test]
-        fn messages_come_back((message, payload) in message()) {
-            let mut bytes = Vec::new();
-            message.encode_header(&mut bytes);
-            let payload_at = bytes.len();
-            bytes.extend_from_slice(&payload);
-            prop_assert_eq!(RaftMessage::decode(&bytes), Ok((message, payload_at)));
-            for cut in 0..bytes.len() {
-                prop_assert!(RaftMessage::decode(&bytes[..cut]).is_err());
-            }
-            bytes.push(0);
-            prop_assert!(RaftMessage::decode(&bytes).is_err());
-        }
-
-        #[test]
-        fn damaged_messages_do_not_panic((message, payload) in message(), at in any::<prop::sample::Index>(), byte: u8) {
-            let mut bytes = Vec::new();
-            message.encode_header(&mut bytes);
-            bytes.extend_from_slice(&payload);
-            let at = at.index(bytes.len());
-            bytes[at] = byte;
-            if let Ok((message, _)) = RaftMessage::decode(&bytes) {
-                prop_assert_eq!(message.check(), Ok(()));
-            }
-        }
-
-        #[test]
-        fn garbage_does_not_panic(bytes in vec(prop_oneof![Just(0u8), 0u8..12, any::<u8>()], 0..300)) {
-            let _ = RaftMessage::decode(&bytes);
-        }
-    }
-
-    #[test]
-    fn a_header_is_as_long_as_it_says() {
-        let mut bytes = Vec::new();
-        RaftMessage::new(0, RaftKind::TimeoutNow, 1, 2, 3).encode_header(&mut bytes);
-        assert_eq!(bytes.len(), HEADER_BYTES);
-    }
-
-    #[test]
-    fn contradictions_are_refused() {
-        let good = RaftMessage { index: 4, log_term: 2, ..RaftMessage::new(0, RaftKind::Append, 1, 2, 3) };
-        assert_eq!(good.check(), Ok(()));
-        let entry = |index, term| EntryHeader { index, term, kind: 0, len: 0 };
-        for bad in [
-            RaftMessage { to: 0, ..good.clone() },
-            RaftMessage { to: 1, ..good.clone() },
-            RaftMessage { term: 0, ..good.clone() },
-            RaftMessage { log_term: 4, ..good.clone() },
-            RaftMessage { index: MAX_NUMBER, ..good.clone() },
-            RaftMessage { request_snapshot: 1, ..good.clone() },
-            RaftMessage { reject: true, ..good.clone() },
-            RaftMessage { context: Context::Read(1), ..good.clone() },
-            RaftMessage { snapshot: Some(SnapshotMeta::default()), ..good.clone() },
-            RaftMessage { entries: vec![entry(6, 2)], ..good.clone() },
-            RaftMessage { entries: vec![entry(5, 1)], ..good.clone() },
-            RaftMessage { entries: vec![entry(5, 4)], ..good.clone() },
-            RaftMessage { entries: vec![entry(5, 3), entry(6, 2)], ..good.clone() },
-            RaftMessage { kind: RaftKind::Vote, entries: vec![entry(5, 3)], ..good },
-        ] {
-            assert!(bad.check().is_err(), "{bad:?}");
-        }
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@ use crate::codec::{DecodeError, Reader, Write};
 use crate::reply::{Failure, Reply};
 
 /// Arrays within arrays that a decoder follows. SCAN needs two.
-pub const MAX_DEPTH: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 const OK: u8 = 0;
 const NIL: u8 = 1;
@@ -38,7 +38,7 @@ fn failure_number(failure: Failure) -> u8 {
 }
 
 impl Reply {
-    /// Appends the reply's bytes to `out`. Replies nested deeper than [`MAX_DEPTH`] do not decode.
+    /// Appends the reply's bytes to `out`. Replies nested deeper than 8 do not decode.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Reply::Ok => out.put_u8(OK),
@@ -66,7 +66,7 @@ impl Reply {
     /// Reads a reply that takes up all of `bytes`.
     ///
     /// # Errors
-    /// Anything that [`Reply::encode`] would not write, and nesting beyond [`MAX_DEPTH`].
+    /// Anything that [`Reply::encode`] would not write, and nesting deeper than 8.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(bytes);
         let reply = Reply::read(&mut reader, MAX_DEPTH)?;
@@ -93,10 +93,20 @@ impl Reply {
                 let number = reader.u8()?;
                 match FAILURES.get(usize::from(number)) {
                     Some(failure) => Reply::Failed(*failure),
-                    None => return Err(DecodeError::Unknown { what: "failure", value: u64::from(number) }),
+                    None => {
+                        return Err(DecodeError::Unknown {
+                            what: "failure",
+                            value: u64::from(number),
+                        });
+                    }
                 }
             }
-            other => return Err(DecodeError::Unknown { what: "reply", value: u64::from(other) }),
+            other => {
+                return Err(DecodeError::Unknown {
+                    what: "reply",
+                    value: u64::from(other),
+                });
+            }
         })
     }
 }

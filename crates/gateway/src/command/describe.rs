@@ -50,7 +50,8 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
             encode::map(out, protocol, chosen.len());
             chosen.iter().for_each(|spec| document(out, protocol, spec));
         }
-        b"getkeys" if args.len() > 2 => return get_keys(context),
+        b"getkeys" if args.len() < 4 => return context.wrong_arity("command|getkeys"),
+        b"getkeys" => return get_keys(context),
         _ => return context.unknown_subcommand("COMMAND"),
     }
     Flow::Replied

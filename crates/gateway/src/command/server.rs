@@ -1,10 +1,11 @@
 //! INFO and CONFIG.
 
+use cyclone_wire::glob;
 use cyclone_wire::resp::encode;
 
 use super::table::Id;
 use super::{Context, Flow};
-use crate::{glob, info};
+use crate::info;
 
 pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
     if id == Id::Info {

@@ -10,6 +10,13 @@
 //! - **Dead ends.** A state that an unplaced operation still has to see is not left when nothing can bring it back.
 //! - **Finished blocks.** On a key with only reads and blind writes, a write whose value no unplaced read has to see
 //!   any more is final: in any solution, the write and its reads can be moved here together.
+//! - **Twins.** Of answered operations with the same effect and answer, the one with the earliest return goes first:
+//!   in any solution that uses another, the two can change places.
+//! - **Plain writes.** Where values are only compared for equality, a value that no unplaced answer shows is as good
+//!   as any other. So of writes whose readers (if any) can all follow at once, and which nothing else can serve, the
+//!   one whose block has the earliest return goes first: again the two blocks can change places.
+//! - **Ranks.** On a key that only grows (increments, or appends), answers tell the size of the state they saw, and
+//!   the state never grows past what an unplaced operation has seen.
 //! - **Unknown operations by class.** They have no deadline, so among equal ones the earliest invoked goes first: if
 //!   a solution uses a later one instead, the two can change places. They are tried last, never when they change
 //!   nothing, and not directly before a blind write, where leaving them out gives a smaller solution.
@@ -21,9 +28,11 @@
 //! operation), so a step costs the same for any number of operations. Two sets out of ten million share a hash with
 //! probability 2^-80.
 
-use crate::history::{After, Answer, Op, Operation, Outcome};
+use super::item::{ABSENT, Effect, Item, Ranks, Shape, State, States};
+use super::list::{List, Mixed, word};
+use crate::history::{After, Operation, Outcome};
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 
 /// What the search found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,47 +48,6 @@ pub(super) fn decide(operations: &[&Operation], max_steps: u64) -> (Verdict, u64
     let mut search = Search::new(operations);
     let verdict = search.run(max_steps);
     (verdict, search.steps)
-}
-
-type State = u32;
-/// The key is absent.
-const ABSENT: State = 0;
-
-/// What placing an operation does, as far as it can be told beforehand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effect {
-    /// Allowed in any state that agrees with `sees`; leads to this one.
-    To(State),
-    /// Allowed in any state that agrees with `sees`; changes nothing.
-    Same,
-    /// Ask the sequential model.
-    Model,
-}
-
-/// An operation made ready for the search.
-#[derive(Clone, Copy, Debug)]
-struct Item<'a> {
-    op: &'a Op,
-    /// `None` for unknown operations.
-    answer: Option<&'a Answer>,
-    /// The only state in which the answer is right, where there is only one.
-    sees: Option<State>,
-    /// The state afterwards, if it changes and does not depend on the state before.
-    leaves: Option<State>,
-    /// Changes the key to something that is not known beforehand.
-    wild: bool,
-    /// Given its answer, it changes nothing.
-    pure: bool,
-    effect: Effect,
-    invoke_us: u64,
-    return_us: u64,
-}
-
-impl Item<'_> {
-    /// Neither its effect nor its answer depends on the state.
-    fn blind(&self) -> bool {
-        matches!(self.op, Op::Set(_)) && matches!(self.effect, Effect::To(_))
-    }
 }
 
 /// Equal unknown operations, by invocation; the first `used` are placed.
@@ -118,8 +86,8 @@ struct Search<'a> {
     register: bool,
     /// Values are only compared for equality, and nothing asks whether the key exists.
     exact_only: bool,
-    /// No state comes back once left.
-    monotone: bool,
+    /// On a key that only grows: what its answers tell about the size.
+    ranks: Option<Ranks>,
     /// On an append-only key, the longest value read.
     grows_to: Option<&'a [u8]>,
     state: State,
@@ -162,7 +130,7 @@ impl<'a> Search<'a> {
             remaining,
             register: shape.register,
             exact_only: shape.exact_only,
-            monotone: shape.monotone,
+            ranks: None,
             grows_to: shape.grows_to,
             state: ABSENT,
             placed: 0,
@@ -195,7 +163,43 @@ impl<'a> Search<'a> {
             }
             search.count(index, 1);
         }
+        search.find_plain_writes(remaining);
+        if shape.monotone {
+            search.ranks = Some(Ranks::new(
+                &search.items[..remaining],
+                &search.states,
+                &shape,
+            ));
+        }
         search
+    }
+
+    /// Marks the writes that [`Item::plain`] means; at the start, when nothing is placed.
+    fn find_plain_writes(&mut self, answered: usize) {
+        let Some(unseen) = self.states.unseen else {
+            return;
+        };
+        let mut earliest: HashMap<State, u64> = HashMap::new();
+        let mut chained: HashSet<State> = HashSet::new();
+        for item in &self.items {
+            let Some(sees) = item.sees else { continue };
+            let first = earliest.entry(sees).or_insert(u64::MAX);
+            *first = item.return_us.min(*first);
+            if !item.pure {
+                chained.insert(sees);
+            }
+        }
+        for item in self.items[..answered]
+            .iter_mut()
+            .filter(|item| item.blind())
+        {
+            let Some(leaves) = item.leaves else { continue };
+            item.plain = leaves == unseen
+                || (counted(&self.producers, leaves) == 1 && !chained.contains(&leaves));
+            item.block_us = earliest
+                .get(&leaves)
+                .map_or(item.return_us, |first| item.return_us.min(*first));
+        }
     }
 
     fn run(&mut self, max_steps: u64) -> Verdict {
@@ -210,11 +214,21 @@ impl<'a> Search<'a> {
             if self.steps > max_steps {
                 return Verdict::Undecided;
             }
-            if self.register
-                && counted(&self.observers, self.state) == 0
-                && let Some(parent) = path.last_mut()
+            let finished = counted(&self.observers, self.state) == 0;
+            if finished && let Some(parent) = path.last_mut() {
+                if self.register {
+                    parent.moves.clear();
+                } else if self.places_plain(after.map(|(last, _)| last)) {
+                    parent
+                        .moves
+                        .retain(|(next, _)| !self.places_plain(Some(*next)));
+                }
+            }
+            if finished
+                && self.state != ABSENT
+                && let Some(unseen) = self.states.unseen
             {
-                parent.moves.clear();
+                self.state = unseen;
             }
             // An unknown operation that nothing has seen yet must not be overwritten blindly.
             let fragile = !reads && matches!(after, Some((Move::Unknown(_), _)));
@@ -248,6 +262,10 @@ impl<'a> Search<'a> {
         }
     }
 
+    fn places_plain(&self, next: Option<Move>) -> bool {
+        matches!(next, Some(Move::Answered(index)) if self.items[index].plain)
+    }
+
     /// Places every answered operation that changes nothing, may come next, and agrees with the state.
     fn place_reads(&mut self) -> bool {
         let mut any = false;
@@ -274,18 +292,31 @@ impl<'a> Search<'a> {
     /// What may come next, the most promising last.
     fn moves(&mut self, fragile: bool) -> Vec<(Move, State)> {
         let mut moves = Vec::new();
-        let mut answered = Vec::new();
+        let mut answered: Vec<(u64, usize, State)> = Vec::new();
+        if let Some(ranks) = &self.ranks
+            && ranks.lowest_needed() < ranks.of(self.state, &self.states)
+        {
+            return moves;
+        }
         let mut at = self.list.first();
         while let Some(index) = self.list.call_at(at) {
             at = self.list.next[at];
             let item = self.items[index];
+            if let Some(sees) = item.sees
+                && sees != self.state
+                && self.wild == 0
+                && counted(&self.producers, sees) == 0
+            {
+                // What it saw never comes again, so nothing can follow its return.
+                return Vec::new();
+            }
             if item.pure || (fragile && item.blind()) {
                 continue;
             }
             if let Some(state) = self.successor(Move::Answered(index))
                 && !self.dead_end(&item, state)
             {
-                answered.push((item.return_us, index, state));
+                answered.push((item.block_us, index, state));
             }
         }
         let limit_us = self
@@ -315,7 +346,20 @@ impl<'a> Search<'a> {
             }
         }
         // What must come first is tried first.
-        answered.sort_unstable_by(|a, b| b.cmp(a));
+        answered.sort_unstable();
+        let mut kept = 0;
+        for next in 0..answered.len() {
+            let item = &self.items[answered[next].1];
+            if !answered[..kept]
+                .iter()
+                .any(|(_, other, _)| self.items[*other].twin_of(item))
+            {
+                answered[kept] = answered[next];
+                kept += 1;
+            }
+        }
+        answered.truncate(kept);
+        answered.reverse();
         moves.extend(
             answered
                 .into_iter()
@@ -333,7 +377,7 @@ impl<'a> Search<'a> {
         if counted(&self.observers, self.state) <= own {
             return false;
         }
-        self.monotone
+        self.ranks.is_some()
             || (counted(&self.producers, self.state) == 0 && self.wild <= u32::from(item.wild))
     }
 
@@ -366,6 +410,8 @@ impl<'a> Search<'a> {
                     After::Same => Some(self.state),
                     After::Nil => Some(ABSENT),
                     After::Value(value) => {
+                        // Long values cost more than a step.
+                        self.steps += value.len() as u64 / 256;
                         if let Some(target) = self.grows_to
                             && !target.starts_with(&value)
                             && !value.starts_with(target)
@@ -384,6 +430,9 @@ impl<'a> Search<'a> {
             Move::Answered(index) => {
                 self.list.take_out(index);
                 self.remaining -= 1;
+                if let Some(ranks) = &mut self.ranks {
+                    ranks.place(index);
+                }
                 index
             }
             Move::Unknown(class) => {
@@ -406,6 +455,9 @@ impl<'a> Search<'a> {
             Move::Answered(index) => {
                 self.list.put_back(index);
                 self.remaining += 1;
+                if let Some(ranks) = &mut self.ranks {
+                    ranks.put_back(index);
+                }
                 index
             }
             Move::Unknown(class) => {
@@ -440,289 +492,4 @@ impl<'a> Search<'a> {
 
 fn counted(counts: &[u32], state: State) -> u32 {
     counts.get(state as usize).copied().unwrap_or(0)
-}
-
-/// The pseudo-random word that stands for an operation in a set (splitmix64, twice).
-fn word(index: usize) -> u128 {
-    let mix = |seed: u64| {
-        let mut z = (index as u64)
-            .wrapping_add(1)
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            ^ seed;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    };
-    u128::from(mix(0x243F_6A88_85A3_08D3)) << 64 | u128::from(mix(0x1319_8A2E_0370_7344))
-}
-
-/// Which operations a key's history has; decides which reductions hold.
-struct Shape<'a> {
-    register: bool,
-    exact_only: bool,
-    /// Values are only compared for equality, but some answers depend on whether the key exists.
-    opaque: bool,
-    monotone: bool,
-    grows_to: Option<&'a [u8]>,
-    shown: HashSet<&'a [u8]>,
-}
-
-impl<'a> Shape<'a> {
-    fn of(operations: &[&'a Operation]) -> Self {
-        let mut shape = Shape {
-            register: true,
-            exact_only: true,
-            opaque: true,
-            monotone: false,
-            grows_to: None,
-            shown: HashSet::new(),
-        };
-        let (mut only_up, mut only_append) = (true, true);
-        let mut longest: Option<&[u8]> = None;
-        for operation in operations {
-            let answer = match &operation.outcome {
-                Outcome::Done { answer, .. } => Some(answer),
-                Outcome::Unknown => None,
-                Outcome::NotDone => continue,
-            };
-            if let Some(Answer::Bytes(value)) = answer {
-                shape.shown.insert(value);
-                if longest.is_none_or(|l| l.len() < value.len()) {
-                    longest = Some(value);
-                }
-            }
-            let op = &operation.op;
-            let refused = answer == Some(&Answer::Refused);
-            shape.register &= matches!(op, Op::Get | Op::Set(_));
-            shape.exact_only &= matches!(op, Op::Get | Op::Set(_) | Op::GetSet(_));
-            shape.opaque &= !matches!(op, Op::Len | Op::Incr(_) | Op::Append(_)) && !refused;
-            only_up &= matches!(op, Op::Incr(1..)) || op.reads_only() || refused;
-            only_append &=
-                matches!(op, Op::Append(v) if !v.is_empty()) || op.reads_only() || refused;
-        }
-        shape.monotone = only_up || only_append;
-        shape.grows_to = longest.filter(|_| only_append);
-        shape
-    }
-}
-
-/// The states met so far, numbered.
-struct States<'a> {
-    values: Vec<Option<Vec<u8>>>,
-    numbers: HashMap<Vec<u8>, State>,
-    shown: HashSet<&'a [u8]>,
-    /// One state for all values that no answer shows, on opaque keys.
-    unseen: Option<State>,
-}
-
-impl<'a> States<'a> {
-    fn new(shape: &Shape<'a>) -> Self {
-        let mut values = vec![None];
-        let unseen = shape.opaque.then(|| {
-            values.push(Some(b"(some value)".to_vec()));
-            1
-        });
-        Self {
-            values,
-            numbers: HashMap::new(),
-            shown: shape.shown.clone(),
-            unseen,
-        }
-    }
-
-    fn intern(&mut self, value: &[u8]) -> State {
-        if let Some(unseen) = self.unseen
-            && !self.shown.contains(value)
-        {
-            return unseen;
-        }
-        if let Some(&number) = self.numbers.get(value) {
-            return number;
-        }
-        let number = State::try_from(self.values.len()).unwrap_or(State::MAX);
-        self.values.push(Some(value.to_vec()));
-        self.numbers.insert(value.to_vec(), number);
-        number
-    }
-
-    /// The state that a value in an answer names.
-    fn shown_by(&mut self, answer: Option<&Answer>) -> Option<State> {
-        match answer? {
-            Answer::Nil => Some(ABSENT),
-            Answer::Bytes(value) => Some(self.intern(value)),
-            _ => None,
-        }
-    }
-
-    /// Makes an operation ready. An answer that its operation never gives is left to the model, which never agrees.
-    fn item<'o>(&mut self, op: &'o Op, answer: Option<&'o Answer>, times: (u64, u64)) -> Item<'o> {
-        let mut item = Item {
-            op,
-            answer,
-            sees: None,
-            leaves: None,
-            wild: false,
-            pure: false,
-            effect: Effect::Model,
-            invoke_us: times.0,
-            return_us: times.1,
-        };
-        match (op, answer) {
-            (_, Some(Answer::Refused)) | (Op::Len, _) => item.pure = true,
-            (Op::Get, _) => {
-                item.pure = true;
-                item.sees = self.shown_by(answer);
-                if item.sees.is_some() {
-                    item.effect = Effect::Same;
-                }
-            }
-            (Op::Set(value), None | Some(Answer::Ok)) => {
-                let to = self.intern(value);
-                item.leaves = Some(to);
-                item.effect = Effect::To(to);
-            }
-            (Op::SetAbsent(_), Some(Answer::Nil)) => item.pure = true,
-            (Op::Del, Some(Answer::Int(0))) | (Op::GetDel, Some(Answer::Nil)) => {
-                item.pure = true;
-                item.sees = Some(ABSENT);
-                item.effect = Effect::Same;
-            }
-            (Op::SetAbsent(value), _) => {
-                item.leaves = Some(self.intern(value));
-                item.sees = answer.map(|_| ABSENT);
-            }
-            (Op::GetSet(value), _) => {
-                let to = self.intern(value);
-                item.leaves = Some(to);
-                item.sees = self.shown_by(answer);
-                if answer.is_none() || item.sees.is_some() {
-                    item.effect = Effect::To(to);
-                }
-            }
-            (Op::Incr(delta), Some(Answer::Int(sum))) => {
-                item.leaves = Some(self.intern(sum.to_string().as_bytes()));
-                // From 0 and from an absent key alike: no single state.
-                if let Some(before) = sum.checked_sub(*delta).filter(|before| *before != 0) {
-                    let before = self.intern(before.to_string().as_bytes());
-                    item.sees = Some(before);
-                }
-            }
-            (Op::GetDel, _) => {
-                item.leaves = Some(ABSENT);
-                item.sees = self.shown_by(answer);
-            }
-            (Op::Del, _) => item.leaves = Some(ABSENT),
-            (Op::Incr(_) | Op::Append(_) | Op::Set(_), _) => item.wild = true,
-        }
-        item
-    }
-}
-
-/// Calls and returns in time order; call of item i is entry 2i, its return 2i + 1, the anchor comes last.
-struct List {
-    next: Vec<usize>,
-    previous: Vec<usize>,
-}
-
-impl List {
-    fn new(items: &[Item<'_>]) -> Self {
-        let anchor = 2 * items.len();
-        let mut entries: Vec<usize> = (0..anchor).collect();
-        // At the same time, calls come before returns: then the operations overlap, which is the lenient reading.
-        entries.sort_by_key(|&entry| {
-            let item = &items[entry / 2];
-            (
-                if entry % 2 == 0 {
-                    item.invoke_us
-                } else {
-                    item.return_us
-                },
-                entry % 2,
-                entry,
-            )
-        });
-        let mut list = Self {
-            next: vec![anchor; anchor + 1],
-            previous: vec![anchor; anchor + 1],
-        };
-        let mut last = anchor;
-        for entry in entries {
-            list.next[last] = entry;
-            list.previous[entry] = last;
-            last = entry;
-        }
-        list.next[last] = anchor;
-        list.previous[anchor] = last;
-        list
-    }
-
-    fn anchor(&self) -> usize {
-        self.next.len() - 1
-    }
-
-    fn first(&self) -> usize {
-        self.next[self.anchor()]
-    }
-
-    /// The item whose call is at this entry; `None` at a return and at the end.
-    fn call_at(&self, entry: usize) -> Option<usize> {
-        (entry != self.anchor() && entry.is_multiple_of(2)).then_some(entry / 2)
-    }
-
-    fn return_at(&self, entry: usize) -> Option<usize> {
-        (entry != self.anchor() && !entry.is_multiple_of(2)).then_some(entry / 2)
-    }
-
-    fn return_of(index: usize) -> usize {
-        2 * index + 1
-    }
-
-    fn take_out(&mut self, index: usize) {
-        for entry in [2 * index, 2 * index + 1] {
-            let (before, after) = (self.previous[entry], self.next[entry]);
-            self.next[before] = after;
-            self.previous[after] = before;
-        }
-    }
-
-    /// Reverses the latest `take_out` not reversed yet: the entries still know their neighbours.
-    fn put_back(&mut self, index: usize) {
-        for entry in [2 * index + 1, 2 * index] {
-            let (before, after) = (self.previous[entry], self.next[entry]);
-            self.next[before] = entry;
-            self.previous[after] = entry;
-        }
-    }
-}
-
-/// A hasher for keys that are random already.
-#[derive(Default)]
-struct Mixed(u64);
-
-impl Hasher for Mixed {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u8(&mut self, n: u8) {
-        self.write_u64(u64::from(n));
-    }
-
-    fn write_u32(&mut self, n: u32) {
-        self.write_u64(u64::from(n));
-    }
-
-    fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(29) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-
-    fn write_u128(&mut self, n: u128) {
-        self.0 ^= (n as u64) ^ ((n >> 64) as u64).rotate_left(32);
-    }
 }

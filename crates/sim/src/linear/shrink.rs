@@ -8,28 +8,23 @@ use super::search::{Verdict, decide};
 use crate::history::{Operation, Outcome};
 
 /// Attempts at weakening; each is a whole check of the window.
-const ATTEMPTS: usize = 2_000;
+const ATTEMPTS: usize = 1_000;
 /// Search steps over all attempts.
-const STEPS: u64 = 4_000_000;
+const STEPS: u64 = 1_500_000;
 
 /// A small window of a key's failing history.
-pub(super) fn explain(key: &[u8], operations: &[&Operation], steps_per_key: u64) -> Violation {
+pub(super) fn explain(key: &[u8], operations: &[&Operation]) -> Violation {
     let mut budget = Budget {
         attempts: ATTEMPTS,
-        steps: STEPS.max(steps_per_key),
+        steps: STEPS,
     };
-    let mut window = shortest_prefix(operations, &mut budget);
-    window.sort_by_key(|operation| operation.invoke_us);
-    weaken(&mut window, &mut budget);
-    let others = window
-        .iter()
-        .filter(|o| o.outcome == Outcome::Unknown)
-        .count();
-    window.retain(|o| matches!(o.outcome, Outcome::Done { .. }));
+    let mut prefix = shortest_prefix(operations, &mut budget);
+    prefix.sort_by_key(|operation| operation.invoke_us);
+    let (window, others) = weaken(prefix, &mut budget);
     Violation {
         key: key.to_vec(),
         window,
-        others,
+        others: others.len(),
     }
 }
 
@@ -40,17 +35,15 @@ struct Budget {
 
 impl Budget {
     /// Whether these operations still fail; "don't know" counts as no.
-    fn fails(&mut self, operations: &[Operation]) -> bool {
+    fn fails<'a>(&mut self, operations: impl IntoIterator<Item = &'a Operation>) -> bool {
         if self.attempts == 0 || self.steps == 0 {
             return false;
         }
         self.attempts -= 1;
-        let __t = std::time::Instant::now();
-        let borrowed: Vec<&Operation> = operations.iter().collect();
-        let (verdict, steps) = decide(&borrowed, self.steps.min(STEPS / 8));
+        let operations: Vec<&Operation> = operations.into_iter().collect();
+        let (verdict, steps) = decide(&operations, self.steps / 2);
         // Preparing a check costs about a step per operation.
         self.steps = self.steps.saturating_sub(steps + operations.len() as u64);
-        eprintln!("dbg n={} {verdict:?} {steps} {:?}", operations.len(), __t.elapsed());
         verdict == Verdict::NotLinearizable
     }
 }
@@ -103,39 +96,36 @@ fn shortest_prefix(operations: &[&Operation], budget: &mut Budget) -> Vec<Operat
     up_to(operations, returns.get(high).copied().unwrap_or(last))
 }
 
-/// Forgets reads and answers of writes, in ever smaller chunks, as long as the rest still fails.
-fn weaken(window: &mut Vec<Operation>, budget: &mut Budget) {
-    let mut chunk = window.len().div_ceil(2).max(1);
+/// Forgets reads and answers of writes, in ever smaller chunks, as long as the rest still fails. Answers the
+/// operations that had to stay, and those whose answers were forgotten or unknown.
+fn weaken(window: Vec<Operation>, budget: &mut Budget) -> (Vec<Operation>, Vec<Operation>) {
+    let (mut unknown, mut definite): (Vec<_>, Vec<_>) = window
+        .into_iter()
+        .partition(|o| o.outcome == Outcome::Unknown);
+    let mut chunk = definite.len().div_ceil(2).max(1);
     loop {
         let mut from = 0;
-        while from < window.len() {
-            let to = (from + chunk).min(window.len());
-            let mut weaker = Vec::with_capacity(window.len());
-            let mut changed = false;
-            let mut kept = 0;
-            for (position, operation) in window.iter().enumerate() {
-                if (from..to).contains(&position) && operation.outcome != Outcome::Unknown {
-                    changed = true;
-                    if operation.op.reads_only() {
-                        continue;
-                    }
-                    let mut operation = operation.clone();
-                    operation.outcome = Outcome::Unknown;
-                    weaker.push(operation);
-                } else {
-                    weaker.push(operation.clone());
-                }
-                kept += usize::from((from..to).contains(&position));
-            }
-            if changed && budget.fails(&weaker) {
-                *window = weaker;
-                from += kept;
+        while from < definite.len() {
+            let to = (from + chunk).min(definite.len());
+            let writes = definite[from..to].iter().filter(|o| !o.op.reads_only());
+            let known_unknown = unknown.len();
+            unknown.extend(writes.map(|write| Operation {
+                outcome: Outcome::Unknown,
+                ..write.clone()
+            }));
+            let rest = definite[..from]
+                .iter()
+                .chain(&definite[to..])
+                .chain(&unknown);
+            if budget.fails(rest) {
+                definite.drain(from..to);
             } else {
+                unknown.truncate(known_unknown);
                 from = to;
             }
         }
         if chunk == 1 {
-            return;
+            return (definite, unknown);
         }
         chunk = chunk.div_ceil(2);
     }

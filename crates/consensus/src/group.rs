@@ -1,0 +1,522 @@
+//! The group: raft-rs behind a guarded door.
+
+use cyclone_pmem::Payload;
+use cyclone_wal::ring::{Batch, Ring};
+use cyclone_wire::raftmsg::{Members, RaftKind, RaftMessage, SnapshotMeta};
+use raft::eraftpb::{Entry, Message, MessageType};
+use raft::{RawNode, SnapshotStatus, StateRole};
+
+use crate::config::Config;
+use crate::error::{ConsensusError, ProposeError, RequestError, StepError};
+use crate::message::{self, EncodedMessage, OutMessage};
+use crate::outbox::Ready;
+use crate::staging::{self, Staging};
+use crate::status::Role;
+use crate::view::{self, LogView, record_bound};
+
+/// Reads that may wait for confirmation at once.
+const MAX_READS: usize = 4096;
+/// Ring bytes and slots that proposals leave free, for the entries that new leaders begin their terms with.
+const RESERVE_BYTES: u64 = 8 << 10;
+const RESERVE_SLOTS: u64 = 8;
+
+/// One replica of one physical log's Raft group.
+pub struct Group {
+    pub(crate) config: Config,
+    pub(crate) raw: RawNode<LogView>,
+    pub(crate) staging: Staging,
+    /// Proposals that have an index and are handed to raft-rs all at once.
+    pending: Vec<Entry>,
+    pub(crate) uncommitted_bytes: u64,
+    /// Commit index that `uncommitted_bytes` was counted from.
+    pub(crate) uncommitted_from: u64,
+    /// Last index delivered as committed.
+    pub(crate) delivered: u64,
+    /// Committed entries up to here are in an installed checkpoint and are not delivered.
+    pub(crate) skip_through: u64,
+    /// The commit index is to be written with the next step.
+    pub(crate) commit_due: bool,
+    /// Campaigns begun; varies the election time-out.
+    attempts: u64,
+    pub(crate) failed: bool,
+}
+
+impl Group {
+    /// Starts the replica over a ring that has been opened or created.
+    ///
+    /// # Errors
+    /// Settings that make no sense; a store that does not fit the log; a ring that fails.
+    pub fn open(config: Config, mut ring: Ring) -> Result<Group, ConsensusError> {
+        config.check()?;
+        let mut state = ring.hard_state().clone();
+        if config.applied > ring.last_index() {
+            // A checkpoint was installed and the crash came before the ring was reset to it.
+            let (applied, term) = (config.applied, config.applied_term);
+            if term == 0 {
+                return Err(ConsensusError::AppliedBeyondLog {
+                    applied,
+                    last: ring.last_index(),
+                });
+            }
+            ring.reset(applied, term);
+            if term > state.term {
+                (state.term, state.vote) = (term, 0);
+            }
+        }
+        let first = ring.first_index();
+        if config.applied + 1 < first {
+            return Err(ConsensusError::AppliedBelowLog {
+                applied: config.applied,
+                first,
+            });
+        }
+        if state.voters.is_empty() {
+            view::set_members(&mut state, &Members::of_voters(&config.voters), 0);
+        }
+        let members = view::members_of(&state);
+        let everyone = members
+            .voters
+            .iter()
+            .chain(&members.voters_outgoing)
+            .chain(&members.learners);
+        if !members.is_sane() || !everyone.into_iter().any(|id| *id == config.id) {
+            return Err(ConsensusError::NotMember { id: config.id });
+        }
+        // raft-rs may answer in the current term, and refuses to send a vote without one.
+        state.term = state.term.max(1);
+        state.commit = state.commit.max(config.applied);
+        if state != *ring.hard_state() {
+            // Opening sends nothing, so nothing waits for this witness.
+            let _durable = ring.persist(Batch {
+                entries: &[],
+                hard_state: Some(state),
+            })?;
+        }
+        let max_append_bytes = config.max_append_bytes;
+        let (commit, applied) = (ring.hard_state().commit, config.applied);
+        let view = LogView {
+            ring,
+            available: None,
+            wants_snapshot: false.into(),
+            max_append_bytes,
+        };
+        let logger = slog::Logger::root(slog::Discard, slog::o!());
+        let raw = RawNode::new(&config.raft(applied), view, &logger)
+            .map_err(|error| ConsensusError::Raft(error.to_string()))?;
+        let mut group = Group {
+            config,
+            raw,
+            staging: Staging::default(),
+            pending: Vec::new(),
+            uncommitted_bytes: 0,
+            uncommitted_from: commit,
+            delivered: applied,
+            skip_through: 0,
+            commit_due: false,
+            attempts: 0,
+            failed: false,
+        };
+        group.settle();
+        Ok(group)
+    }
+
+    /// What this replica is.
+    pub fn role(&self) -> Role {
+        match self.raw.raft.state {
+            StateRole::Follower => Role::Follower,
+            StateRole::PreCandidate => Role::PreCandidate,
+            StateRole::Candidate => Role::Candidate,
+            StateRole::Leader => Role::Leader,
+        }
+    }
+
+    /// Whether this replica takes proposals.
+    pub fn is_leader(&self) -> bool {
+        self.raw.raft.state == StateRole::Leader
+    }
+
+    /// The leader, if known.
+    pub fn leader(&self) -> Option<u64> {
+        Some(self.raw.raft.leader_id).filter(|id| *id != raft::INVALID_ID)
+    }
+
+    /// The current term.
+    pub fn term(&self) -> u64 {
+        self.raw.raft.term
+    }
+
+    /// Commit index.
+    pub fn commit(&self) -> u64 {
+        self.raw.raft.raft_log.committed
+    }
+
+    /// First index still in the ring.
+    pub fn first_index(&self) -> u64 {
+        self.raw.store().ring.first_index()
+    }
+
+    /// Last index, proposals that are not persisted yet included.
+    pub fn last_index(&self) -> u64 {
+        self.raw.raft.raft_log.last_index() + self.pending.len() as u64
+    }
+
+    /// The term of the entry at `index`, if the log knows it.
+    pub fn entry_term(&self, index: u64) -> Option<u64> {
+        self.raw.store().ring.term(index)
+    }
+
+    /// Who takes part.
+    pub fn members(&self) -> Members {
+        view::members_of(self.raw.store().ring.hard_state())
+    }
+
+    pub(crate) fn max_entry_bytes(&self) -> u64 {
+        self.config
+            .max_entry_bytes
+            .min(self.raw.store().ring.max_payload())
+    }
+
+    /// Takes an entry; answers its index. It is committed when an [`crate::Outbox`] delivers that index with the
+    /// current term, and lost when one delivers it with another term.
+    ///
+    /// # Errors
+    /// Nothing was done: not the leader, no room, too large.
+    pub fn propose(&mut self, payload: Payload) -> Result<u64, ProposeError> {
+        let raft = &self.raw.raft;
+        if !self.is_leader() || self.failed {
+            return Err(ProposeError::NotLeader {
+                leader: self.leader(),
+            });
+        }
+        if let Some(to) = raft.lead_transferee {
+            return Err(ProposeError::Transferring { to });
+        }
+        let (len, limit) = (payload.len() as u64, self.max_entry_bytes());
+        if len > limit {
+            return Err(ProposeError::TooLarge { len, limit });
+        }
+        let (bytes, limit) = (
+            self.uncommitted_bytes + len,
+            self.config.max_uncommitted_bytes,
+        );
+        if bytes > limit && self.uncommitted_bytes > 0 {
+            return Err(ProposeError::Uncommitted { bytes, limit });
+        }
+        let index = self.last_index() + 1;
+        let cost = staging::cost(&payload);
+        self.check_room(cost + RESERVE_BYTES, 1 + RESERVE_SLOTS, cost, index)
+            .map_err(|(needed, free)| ProposeError::Full { needed, free })?;
+        self.staging.push(index, self.term(), payload);
+        self.pending.push(Entry::default());
+        self.uncommitted_bytes = bytes;
+        Ok(index)
+    }
+
+    /// Hands the proposals to raft-rs in one message. Nothing else may reach raft-rs before: their indexes are promised.
+    fn flush_proposals(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let mut message = Message::default();
+        message.set_msg_type(MessageType::MsgPropose);
+        message.from = self.config.id;
+        message.set_entries(std::mem::take(&mut self.pending).into());
+        // All reasons for a refusal were ruled out when the proposals were taken.
+        self.failed |= self.raw.raft.step(message).is_err();
+    }
+
+    /// Takes a message from another replica; `payloads` is what followed its header. Frames of entries that are not
+    /// needed are released at once.
+    ///
+    /// # Errors
+    /// The message was dropped; the group is unchanged.
+    pub fn step(&mut self, message: RaftMessage, payloads: Payload) -> Result<(), StepError> {
+        self.flush_proposals();
+        let new = self.admit(&message, &payloads)?;
+        self.raw
+            .step(message::to_raft(&message))
+            .map_err(|_| StepError::Refused)?;
+        if let Some(new) = new {
+            self.stage(&message, new, payloads);
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// Keeps the payloads of the entries that raft-rs has just appended.
+    fn stage(&mut self, message: &RaftMessage, new: usize, payloads: Payload) {
+        self.staging.truncate(message.entries[new].index);
+        if let [only] = &message.entries[..] {
+            return self.staging.push(only.index, only.term, payloads);
+        }
+        let mut at: usize = message.entries[..new]
+            .iter()
+            .map(|entry| entry.len as usize)
+            .sum();
+        for entry in &message.entries[new..] {
+            let end = at + entry.len as usize;
+            self.staging
+                .push(entry.index, entry.term, payloads.slice(at..end));
+            at = end;
+        }
+    }
+
+    /// Whether everything in the log is durable.
+    pub(crate) fn is_settled(&self) -> bool {
+        let log = &self.raw.raft.raft_log;
+        log.persisted == log.last_index() && log.unstable_snapshot().is_none()
+    }
+
+    /// Whether an election may begin: everything is durable and a new leader's first entry has room.
+    pub(crate) fn may_campaign(&self) -> bool {
+        self.is_settled()
+            && !self.failed
+            && self.check_room(record_bound(0, 0), 1, 0, u64::MAX).is_ok()
+    }
+
+    /// Lets time pass.
+    pub fn tick(&mut self, ticks: u32) {
+        self.flush_proposals();
+        for _ in 0..ticks {
+            if !self.is_leader() && !self.may_campaign() {
+                break;
+            }
+            let electing = !self.is_leader();
+            if self.raw.tick() && electing {
+                self.attempts += 1;
+            }
+            self.settle();
+        }
+        let raft = &self.raw.raft;
+        self.commit_due = raft.raft_log.committed > raft.store().ring.hard_state().commit;
+    }
+
+    /// Follows up on what raft-rs did by itself. The entry a new leader begins its term with needs its (empty) place in
+    /// the staging queue. And raft-rs draws election time-outs from the thread's generator; they are replaced by a function
+    /// of seed, term and attempts, so that a run can be repeated.
+    fn settle(&mut self) {
+        let raft = &mut self.raw.raft;
+        let unstable = raft.raft_log.unstable_entries();
+        if let Some(own) = unstable.get(self.staging.len()..) {
+            own.iter()
+                .for_each(|entry| self.staging.push(entry.index, entry.term, Payload::new()));
+        }
+        let base = u64::from(self.config.election_ticks);
+        let mut mixed =
+            self.config.seed ^ raft.term.rotate_left(32) ^ self.attempts.rotate_left(48);
+        for factor in [0xbf58_476d_1ce4_e5b9u64, 0x94d0_49bb_1331_11eb] {
+            mixed = mixed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(factor);
+        }
+        let wanted = (base + (mixed >> 20) % base) as usize;
+        if raft.randomized_election_timeout() != wanted {
+            raft.set_randomized_election_timeout(wanted);
+        }
+    }
+
+    /// Begins an election without waiting for the time-out.
+    ///
+    /// # Errors
+    /// [`RequestError::NotYet`] when something is not persisted yet or the ring is full.
+    pub fn campaign(&mut self) -> Result<(), RequestError> {
+        self.flush_proposals();
+        if self.is_leader() {
+            return Ok(());
+        }
+        if !self.may_campaign() {
+            return Err(RequestError::NotYet);
+        }
+        self.attempts += 1;
+        let begun = self.raw.campaign().map_err(|_| RequestError::NotYet);
+        self.settle();
+        begun
+    }
+
+    /// Asks for the index that a linearizable read must see. `context` names the read in
+    /// [`crate::Outbox::read_states`]; it must not have been used before. The answer may fail to come: ask again.
+    ///
+    /// # Errors
+    /// Not the leader, no entry of this term committed yet, too many reads waiting.
+    pub fn read_index(&mut self, context: u64) -> Result<(), RequestError> {
+        self.flush_proposals();
+        if !self.is_leader() {
+            return Err(RequestError::NotLeader {
+                leader: self.leader(),
+            });
+        }
+        let waiting = self.raw.raft.pending_read_count();
+        if waiting >= MAX_READS {
+            return Err(RequestError::Busy { waiting });
+        }
+        if !self.raw.raft.commit_to_current_term() {
+            return Err(RequestError::NotYet);
+        }
+        self.raw.read_index(context.to_le_bytes().to_vec());
+        Ok(())
+    }
+
+    /// Hands leadership to another voter; proposals are refused until it is done or an election time-out has passed.
+    ///
+    /// # Errors
+    /// Not the leader, no such voter.
+    pub fn transfer_leader(&mut self, to: u64) -> Result<(), RequestError> {
+        self.flush_proposals();
+        if !self.is_leader() {
+            return Err(RequestError::NotLeader {
+                leader: self.leader(),
+            });
+        }
+        if !self.members().voters.contains(&to) {
+            return Err(RequestError::NotVoter { id: to });
+        }
+        self.raw.transfer_leader(to);
+        Ok(())
+    }
+
+    /// What is to be persisted, sent or delivered, if anything. Call until it gives `None`.
+    pub fn take_ready(&mut self) -> Option<Ready<'_>> {
+        self.flush_proposals();
+        let commit_due =
+            self.commit_due && self.commit() > self.raw.store().ring.hard_state().commit;
+        (self.failed || commit_due || self.raw.has_ready()).then_some(Ready { group: self })
+    }
+
+    /// A message's bytes, ready to be sent piece by piece. Entries that the log has dropped since are left out.
+    pub fn encode<'a>(&'a self, message: &OutMessage) -> EncodedMessage<'a> {
+        let ring = &self.raw.store().ring;
+        let mut payloads = Vec::with_capacity(message.header.entries.len());
+        for (place, entry) in message.header.entries.iter().enumerate() {
+            match ring.entry(entry.index) {
+                Some(view) if view.term == entry.term => payloads.extend(view.segments()),
+                _ => {
+                    let mut header = message.header.clone();
+                    header.entries.truncate(place);
+                    return EncodedMessage {
+                        prefix: message::prefix(&header),
+                        payloads,
+                    };
+                }
+            }
+        }
+        EncodedMessage {
+            prefix: message::prefix(&message.header),
+            payloads,
+        }
+    }
+
+    /// Appends the payload of the entry at `index` to `out`; `false` if the log does not hold it.
+    pub fn copy_payload(&self, index: u64, out: &mut Vec<u8>) -> bool {
+        match self.raw.store().ring.entry(index) {
+            Some(view) => {
+                view.segments()
+                    .for_each(|segment| out.extend_from_slice(segment));
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The store has applied everything up to `index`.
+    pub fn applied_to(&mut self, index: u64) {
+        let log = &self.raw.raft.raft_log;
+        let index = index
+            .min(log.committed)
+            .min(log.persisted)
+            .min(self.delivered);
+        if index > log.applied {
+            self.raw.advance_apply_to(index);
+        }
+    }
+
+    /// Drops entries up to `through`, as far as they are applied. Answers the new first index.
+    ///
+    /// # Errors
+    /// The ring failed; the group is of no further use.
+    pub fn trim(&mut self, through: u64) -> Result<u64, ConsensusError> {
+        let through = through.min(self.raw.raft.raft_log.applied);
+        let ring = &mut self.raw.mut_store().ring;
+        if through >= ring.first_index() {
+            let trimmed = ring.trim(through);
+            let first = ring.first_index();
+            self.failed |= trimmed.is_err();
+            trimmed?;
+            return Ok(first);
+        }
+        Ok(ring.first_index())
+    }
+
+    /// Names the checkpoint that followers may be offered when their next entries are gone.
+    pub fn set_snapshot_available(&mut self, meta: Option<SnapshotMeta>) {
+        self.raw.mut_store().available =
+            meta.filter(|meta| meta.index > 0 && meta.members.is_sane());
+    }
+
+    /// Whether a follower has needed a checkpoint since the last call and there was none to offer.
+    pub fn take_wants_snapshot(&mut self) -> bool {
+        self.raw.store().wants_snapshot.take()
+    }
+
+    /// The checkpoint of an offer ([`RaftKind::Snapshot`]) has been fetched and installed in the store: the log begins
+    /// anew behind it, unless it holds that entry already. Persist and send what [`Group::take_ready`] gives.
+    ///
+    /// # Errors
+    /// The offer makes no sense here; the group is unchanged.
+    pub fn install_snapshot(&mut self, offer: &RaftMessage) -> Result<(), StepError> {
+        self.flush_proposals();
+        offer.check()?;
+        self.check_term(offer.term)?;
+        let misdirected = StepError::Misdirected {
+            log: offer.log,
+            from: offer.from,
+            to: offer.to,
+        };
+        let raft = &self.raw.raft;
+        let Some(meta) = offer
+            .snapshot
+            .as_ref()
+            .filter(|_| offer.kind == RaftKind::Snapshot)
+        else {
+            return Err(StepError::NotForStep { kind: offer.kind });
+        };
+        let members = &meta.members;
+        let included = members.voters.contains(&raft.id) || members.learners.contains(&raft.id);
+        let known = raft.prs().get(offer.from).is_some();
+        if offer.to != raft.id || offer.log != self.config.log || !included || !known {
+            return Err(misdirected);
+        }
+        self.skip_through = self.skip_through.max(meta.index);
+        if self.is_leader() {
+            // Elected meanwhile: the log holds every committed entry, so nothing needs to be replaced.
+            return Ok(());
+        }
+        // The offer may be older than the term by now; what it holds is committed all the same.
+        let mut message = message::to_raft(offer);
+        message.term = raft.term.max(meta.term);
+        message.set_snapshot(view::snapshot(meta));
+        self.raw.step(message).map_err(|_| StepError::Refused)?;
+        if self.raw.snap().is_some() {
+            self.staging.clear();
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// Tells how the sending of a checkpoint ended; the leader then probes the follower again.
+    pub fn report_snapshot(&mut self, to: u64, ok: bool) {
+        self.flush_proposals();
+        self.raw.report_snapshot(
+            to,
+            if ok {
+                SnapshotStatus::Finish
+            } else {
+                SnapshotStatus::Failure
+            },
+        );
+    }
+
+    /// Messages to this peer are known to be lost: send one at a time until it answers.
+    pub fn report_unreachable(&mut self, to: u64) {
+        self.flush_proposals();
+        self.raw.report_unreachable(to);
+    }
+}

@@ -1,0 +1,271 @@
+//! Whole clusters, seeded: what is committed stays committed and in its place, whatever is lost, doubled, reordered or
+//! crashed.
+
+mod support;
+
+use cyclone_consensus::{PeerState, ProposeError, RequestError, Role};
+use cyclone_pmem::Payload;
+use support::Cluster;
+
+fn payload(number: u64, len: usize) -> Payload {
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.resize(len.max(8), number as u8);
+    Payload::from_vec(bytes)
+}
+
+fn chaos(seed: u64, steps: u64) -> Cluster {
+    let mut cluster = Cluster::new(3, seed);
+    let mut proposed = 0;
+    for _ in 0..steps {
+        let at = cluster.dice.below(3) as usize;
+        match cluster.dice.below(100) {
+            0..30 if !cluster.network.is_empty() => {
+                let pick = cluster.dice.below(cluster.network.len() as u64) as usize;
+                let (to, bytes) = cluster.network.swap_remove(pick);
+                if cluster.dice.chance(10) {
+                    continue;
+                }
+                if cluster.dice.chance(10) {
+                    cluster.network.push((to, bytes.clone()));
+                }
+                cluster.deliver(to, &bytes);
+            }
+            30..50 if !cluster.network.is_empty() => {
+                let (to, bytes) = cluster.network.remove(0);
+                cluster.deliver(to, &bytes);
+            }
+            50..60 => cluster.nodes[at].group.tick(1),
+            60..75 => {
+                let len = cluster.dice.below(500) as usize;
+                let burst = cluster.dice.below(6);
+                if let Some(leader) = cluster.leader() {
+                    for _ in 0..burst {
+                        proposed += 1;
+                        let _ = cluster.nodes[leader].group.propose(payload(proposed, len));
+                    }
+                }
+            }
+            75..98 => cluster.drain(at),
+            98 if cluster.dice.chance(30) => cluster.crash(at),
+            99 => {
+                let to = cluster.dice.below(3) + 1;
+                let node = &mut cluster.nodes[at];
+                let _ = node.group.transfer_leader(to);
+                node.flushed = node.applied;
+                node.group.trim(node.flushed.saturating_sub(10)).unwrap();
+            }
+            _ => {}
+        }
+        if cluster.network.len() > 200 {
+            cluster.network.truncate(100);
+        }
+    }
+    cluster
+}
+
+#[test]
+fn what_is_committed_stays() {
+    let (mut committed, mut snapshots) = (0, 0);
+    for seed in 0..40 {
+        println!("seed {seed}");
+        let mut cluster = chaos(seed, 3000);
+        cluster.quiesce();
+        for node in &cluster.nodes {
+            let status = node.group.status();
+            assert_eq!(status.staged, (0, 0), "payloads left in staging");
+            assert_eq!(status.uncommitted_bytes, 0);
+            // Log matching, over what is still in each log.
+            for index in status.first..=status.last {
+                let (term, expected) = &cluster.committed[&index];
+                let mut found = Vec::new();
+                assert!(node.group.copy_payload(index, &mut found));
+                assert_eq!(
+                    (node.group.entry_term(index), &found),
+                    (Some(*term), expected)
+                );
+            }
+        }
+        committed += cluster.committed.len();
+        snapshots += cluster.snapshots;
+    }
+    assert!(committed > 2000, "the runs did too little: {committed}");
+    assert!(snapshots > 0, "no run needed a checkpoint");
+}
+
+/// Runs are repeated exactly from their seed: nothing in the group draws on chance or time of its own.
+#[test]
+fn runs_repeat() {
+    let (first, second) = (chaos(7, 2000), chaos(7, 2000));
+    assert_eq!(first.committed, second.committed);
+    assert_eq!(first.leaders, second.leaders);
+    assert_eq!(first.network, second.network);
+}
+
+fn elect(cluster: &mut Cluster) -> usize {
+    cluster.quiesce();
+    cluster.leader().unwrap()
+}
+
+#[test]
+fn a_single_replica_serves() {
+    let mut cluster = Cluster::new(1, 1);
+    let leader = elect(&mut cluster);
+    let index = cluster.nodes[leader]
+        .group
+        .propose(payload(1, 100))
+        .unwrap();
+    cluster.nodes[leader].group.read_index(9).unwrap();
+    cluster.drain(leader);
+    assert_eq!(cluster.nodes[leader].applied, index);
+    assert_eq!(cluster.reads.len(), 1);
+    cluster.nodes[leader].flushed = 1;
+    cluster.crash(leader);
+    cluster.quiesce();
+    assert!(cluster.nodes[leader].applied > index);
+}
+
+#[test]
+fn reads_are_confirmed_by_a_majority_and_transfers_move_the_leader() {
+    let mut cluster = Cluster::new(3, 2);
+    let leader = elect(&mut cluster);
+    let follower = (leader + 1) % 3;
+    let index = cluster.nodes[leader].group.propose(payload(1, 10)).unwrap();
+    cluster.quiesce();
+    cluster.nodes[leader].group.read_index(77).unwrap();
+    cluster.drain(leader);
+    assert!(cluster.reads.is_empty(), "confirmed without having asked");
+    cluster.quiesce();
+    let id = cluster.nodes[leader].id;
+    assert_eq!(cluster.reads, [(id, 77, index)]);
+    let refused = cluster.nodes[follower].group.read_index(78);
+    assert_eq!(refused, Err(RequestError::NotLeader { leader: Some(id) }));
+    let refused = cluster.nodes[follower].group.propose(payload(2, 10));
+    assert_eq!(refused, Err(ProposeError::NotLeader { leader: Some(id) }));
+
+    let to = cluster.nodes[follower].id;
+    cluster.nodes[leader].group.transfer_leader(to).unwrap();
+    assert!(matches!(
+        cluster.nodes[leader].group.propose(payload(2, 10)),
+        Err(ProposeError::Transferring { .. })
+    ));
+    cluster.quiesce();
+    assert_eq!(cluster.nodes[follower].group.role(), Role::Leader);
+    assert_eq!(cluster.nodes[leader].group.leader(), Some(to));
+}
+
+#[test]
+fn a_full_ring_refuses_and_lives_on() {
+    let mut cluster = Cluster::new(3, 3);
+    let leader = elect(&mut cluster);
+    let mut refused = 0;
+    for round in 0..600 {
+        match cluster.nodes[leader].group.propose(payload(round, 2000)) {
+            Ok(_) => cluster.drain(leader),
+            Err(ProposeError::Full { .. }) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(refused > 400);
+    cluster.quiesce();
+    for node in &mut cluster.nodes {
+        node.flushed = node.applied;
+        node.group.trim(node.applied).unwrap();
+    }
+    let index = cluster.nodes[leader]
+        .group
+        .propose(payload(1, 2000))
+        .unwrap();
+    cluster.quiesce();
+    assert_eq!(cluster.nodes[leader].applied, index);
+    let huge = cluster.nodes[leader].group.propose(payload(1, AREA));
+    assert!(matches!(huge, Err(ProposeError::TooLarge { .. })));
+}
+const AREA: usize = support::AREA_BYTES as usize;
+
+/// A follower with a full ring drops appends until it has room; then it catches up.
+#[test]
+fn a_follower_without_room_is_waited_for() {
+    let mut cluster = Cluster::new(3, 4);
+    let leader = elect(&mut cluster);
+    let slow = (leader + 1) % 3;
+    for round in 0..400 {
+        if cluster.nodes[leader]
+            .group
+            .propose(payload(round, 1500))
+            .is_ok()
+        {
+            (0..20).for_each(|_| {
+                (0..3).for_each(|at| cluster.drain(at));
+                for (to, bytes) in std::mem::take(&mut cluster.network) {
+                    cluster.deliver(to, &bytes);
+                }
+            });
+        }
+        for at in [leader, 3 - leader - slow] {
+            let node = &mut cluster.nodes[at];
+            node.flushed = node.applied;
+            // Keep what the slow one lacks, as long as there is room.
+            let peers = node.group.status().peers;
+            let slowest = peers
+                .iter()
+                .map(|peer| peer.matched)
+                .min()
+                .unwrap_or(node.applied.saturating_sub(120));
+            node.group.trim(slowest.min(node.flushed)).unwrap();
+        }
+    }
+    assert!(
+        cluster.refused.get("Full").is_some_and(|count| *count > 0),
+        "{:?}",
+        cluster.refused
+    );
+    let node = &mut cluster.nodes[slow];
+    node.flushed = node.applied;
+    node.group.trim(node.applied).unwrap();
+    cluster.quiesce();
+}
+
+/// The crash comes between the installation of a checkpoint in the store and the ring's reset.
+#[test]
+fn a_checkpoint_installed_before_the_crash_counts() {
+    let mut cluster = Cluster::new(3, 5);
+    let leader = elect(&mut cluster);
+    for round in 0..20 {
+        cluster.nodes[leader]
+            .group
+            .propose(payload(round, 50))
+            .unwrap();
+    }
+    cluster.quiesce();
+    let behind = (leader + 1) % 3;
+    for _ in 0..50 {
+        let _ = cluster.nodes[leader].group.propose(payload(0, 50));
+        for at in 0..3 {
+            cluster.drain(at);
+        }
+        for (to, bytes) in std::mem::take(&mut cluster.network) {
+            if to != cluster.nodes[behind].id {
+                cluster.deliver(to, &bytes);
+            }
+        }
+    }
+    let node = &mut cluster.nodes[leader];
+    let index = node.applied;
+    node.flushed = index;
+    node.group.trim(index).unwrap();
+    cluster.nodes[behind].flushed = index;
+    cluster.crash(behind);
+    assert_eq!(cluster.nodes[behind].group.status().first, index + 1);
+    cluster.quiesce();
+    let peers = cluster.nodes[cluster.leader().unwrap()]
+        .group
+        .status()
+        .peers;
+    let last = cluster.nodes[leader].applied;
+    assert!(
+        peers
+            .iter()
+            .all(|peer| peer.state != PeerState::Snapshot && peer.matched == last),
+        "{peers:?}"
+    );
+}

@@ -1,0 +1,270 @@
+//! A cluster of groups in one thread: simulated memory, a network that loses, doubles and reorders, crashes.
+#![allow(dead_code, missing_docs)]
+
+use std::collections::BTreeMap;
+
+use cyclone_consensus::{Config, Group, Outbox, PeerState, StepError};
+use cyclone_pmem::{CrashSim, Payload, Region};
+use cyclone_wal::HardState;
+use cyclone_wal::ring::{Ring, RingSpec};
+use cyclone_wire::raftmsg::{RaftKind, RaftMessage, SnapshotMeta};
+
+pub const SPEC: RingSpec = RingSpec { log: 3, slots: 256 };
+pub const AREA_BYTES: u64 = 256 << 10;
+
+/// A small generator: runs are repeated from the seed.
+#[derive(Clone)]
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+pub struct Node {
+    pub id: u64,
+    pub group: Group,
+    pub sim: Option<CrashSim>,
+    pub applied: u64,
+    /// What the store would still have after a crash; the log is trimmed no further.
+    pub flushed: u64,
+}
+
+pub struct Cluster {
+    pub nodes: Vec<Node>,
+    pub network: Vec<(u64, Vec<u8>)>,
+    /// Every entry ever seen committed, by any node.
+    pub committed: BTreeMap<u64, (u64, Vec<u8>)>,
+    pub leaders: BTreeMap<u64, u64>,
+    pub reads: Vec<(u64, u64, u64)>,
+    pub refused: BTreeMap<String, u64>,
+    pub snapshots: u64,
+    pub dice: Dice,
+}
+
+pub fn config(id: u64, voters: &[u64], seed: u64) -> Config {
+    let mut config = Config::new(SPEC.log, id, voters);
+    config.seed = seed.wrapping_mul(31).wrapping_add(id);
+    config.eager_commit = seed.is_multiple_of(2);
+    config.max_message_bytes = 700;
+    config.max_append_bytes = 3000;
+    config
+}
+
+impl Cluster {
+    pub fn new(count: u64, seed: u64) -> Cluster {
+        let voters: Vec<u64> = (1..=count).collect();
+        let node = |id: &u64| {
+            let (region, sim) = Region::simulated(AREA_BYTES).unwrap();
+            let area = region.take(0, AREA_BYTES).unwrap();
+            let ring = Ring::create(area, SPEC, None, &HardState::default()).unwrap();
+            let group = Group::open(config(*id, &voters, seed), ring).unwrap();
+            Node {
+                id: *id,
+                group,
+                sim: Some(sim),
+                applied: 0,
+                flushed: 0,
+            }
+        };
+        Cluster {
+            nodes: voters.iter().map(node).collect(),
+            network: Vec::new(),
+            committed: BTreeMap::new(),
+            leaders: BTreeMap::new(),
+            reads: Vec::new(),
+            refused: BTreeMap::new(),
+            snapshots: 0,
+            dice: Dice(seed),
+        }
+    }
+
+    /// Persists and sends everything a node has ready, and checks what it says.
+    pub fn drain(&mut self, at: usize) {
+        while let Some(ready) = self.nodes[at].group.take_ready() {
+            let outbox = ready.persist().unwrap();
+            self.take(at, outbox);
+        }
+    }
+
+    fn take(&mut self, at: usize, outbox: Outbox) {
+        let node = &mut self.nodes[at];
+        for message in &outbox.messages {
+            let encoded = node.group.encode(message);
+            let mut bytes = encoded.prefix;
+            encoded
+                .payloads
+                .iter()
+                .for_each(|part| bytes.extend_from_slice(part));
+            assert_eq!(bytes[0], cyclone_wire::envelope::RAFT);
+            assert_eq!(
+                u32::from_le_bytes(bytes[1..5].try_into().unwrap()) as usize,
+                bytes.len() - 5
+            );
+            self.network.push((message.to, bytes.split_off(5)));
+        }
+        for entry in &outbox.committed {
+            assert_eq!(
+                entry.index,
+                node.applied + 1,
+                "node {} skipped or repeated an entry",
+                node.id
+            );
+            node.applied = entry.index;
+            let mut payload = Vec::new();
+            assert!(node.group.copy_payload(entry.index, &mut payload));
+            assert_eq!(payload.len(), entry.len as usize);
+            let known = self
+                .committed
+                .entry(entry.index)
+                .or_insert_with(|| (entry.term, payload.clone()));
+            assert_eq!(
+                *known,
+                (entry.term, payload),
+                "a committed entry changed at {}",
+                entry.index
+            );
+        }
+        node.group.applied_to(node.applied);
+        self.reads.extend(
+            outbox
+                .read_states
+                .iter()
+                .map(|(context, index)| (node.id, *context, *index)),
+        );
+        if node.group.is_leader() {
+            let leader = self.leaders.entry(node.group.term()).or_insert(node.id);
+            assert_eq!(
+                *leader,
+                node.id,
+                "two leaders in term {}",
+                node.group.term()
+            );
+            if node.group.take_wants_snapshot() {
+                let (index, members) = (node.applied, node.group.members());
+                let term = node.group.entry_term(index).unwrap();
+                let meta = SnapshotMeta {
+                    id: self.snapshots,
+                    index,
+                    term,
+                    members,
+                };
+                node.group
+                    .set_snapshot_available((index > 0).then_some(meta));
+            }
+        }
+    }
+
+    /// Hands one message to its receiver.
+    pub fn deliver(&mut self, to: u64, bytes: &[u8]) {
+        let at = (to - 1) as usize;
+        let (message, payload_at) = RaftMessage::decode(bytes).unwrap();
+        let node = &mut self.nodes[at];
+        if message.kind == RaftKind::Snapshot {
+            let meta = message.snapshot.as_ref().unwrap();
+            if meta.index > node.applied {
+                // The store is replaced first, as it would be by a checkpoint.
+                (node.applied, node.flushed) = (meta.index, meta.index);
+                node.group.install_snapshot(&message).unwrap();
+                self.snapshots += 1;
+            }
+            return;
+        }
+        let payloads = Payload::from_vec(bytes[payload_at..].to_vec());
+        if let Err(error) = node.group.step(message, payloads) {
+            assert!(
+                !matches!(
+                    error,
+                    StepError::ContradictsCommitted { .. } | StepError::BeyondLog { .. }
+                ),
+                "{error}"
+            );
+            let name = format!("{error:?}")
+                .split([' ', '('])
+                .next()
+                .unwrap()
+                .to_owned();
+            *self.refused.entry(name).or_default() += 1;
+        }
+    }
+
+    /// Kills a node and brings it back from what its memory may hold.
+    pub fn crash(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        let Some(sim) = node.sim.take() else { return };
+        let image = sim.sampled(self.dice.next());
+        let (region, sim) = Region::from_image(&image).unwrap();
+        let area = region.take(0, AREA_BYTES).unwrap();
+        let (ring, _) = Ring::open(area, SPEC, None).unwrap();
+        let voters: Vec<u64> = node.group.members().voters;
+        let mut config = config(node.id, &voters, self.dice.next());
+        node.applied = node.flushed;
+        config.applied = node.applied;
+        config.applied_term = self
+            .committed
+            .get(&node.applied)
+            .map_or(0, |(term, _)| *term);
+        node.group = Group::open(config, ring).unwrap();
+        node.sim = Some(sim);
+    }
+
+    /// No losses any more: everything is delivered, time passes, until all agree.
+    pub fn quiesce(&mut self) {
+        for round in 0..4000 {
+            for at in 0..self.nodes.len() {
+                self.drain(at);
+            }
+            let network = std::mem::take(&mut self.network);
+            if network.is_empty() {
+                let last = self.nodes[0].applied;
+                let agree = self.nodes.iter().all(|node| {
+                    let status = node.group.status();
+                    node.applied == last && status.last == last && status.commit == last
+                });
+                if round > 40 && agree && self.nodes.iter().any(|node| node.group.is_leader()) {
+                    return;
+                }
+                for node in &mut self.nodes {
+                    // An offer that nobody takes up is withdrawn after a while.
+                    for peer in node.group.status().peers {
+                        if round % 50 == 0 && peer.state == PeerState::Snapshot {
+                            node.group.report_snapshot(peer.id, false);
+                        }
+                    }
+                    node.flushed = node.applied;
+                    node.group.trim(node.applied.saturating_sub(100)).unwrap();
+                    node.group.tick(1);
+                }
+            }
+            for (to, bytes) in network {
+                self.deliver(to, &bytes);
+            }
+        }
+        let status: Vec<_> = self.nodes.iter().map(|node| node.group.status()).collect();
+        panic!("no agreement: {status:#?} refused {:?}", self.refused);
+    }
+
+    pub fn leader(&self) -> Option<usize> {
+        let leaders = self
+            .nodes
+            .iter()
+            .enumerate()
+            .filter(|(_, node)| node.group.is_leader());
+        leaders
+            .max_by_key(|(_, node)| node.group.term())
+            .map(|(at, _)| at)
+    }
+}

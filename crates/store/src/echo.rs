@@ -1,0 +1,84 @@
+//! The engine that keeps nothing: for measuring the log alone (cyclone §6's stub server).
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use cyclone_wire::batch;
+use cyclone_wire::command::Query;
+use cyclone_wire::reply::{Failure, Reply};
+
+use crate::machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, StateMachine};
+
+/// Answers Ok to every command.
+pub struct Echo {
+    applied: Mutex<Vec<(u64, u64)>>,
+}
+
+impl Echo {
+    /// For this many logs.
+    pub fn new(logs: u16) -> Echo {
+        Echo { applied: Mutex::new(vec![(0, 0); usize::from(logs)]) }
+    }
+
+    fn table(&self) -> std::sync::MutexGuard<'_, Vec<(u64, u64)>> {
+        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StateMachine for Echo {
+    fn apply(&self, log: u16, entries: &[EntryInput<'_>], _mode: Mode) -> Result<Applied, ApplyError> {
+        let mut table = self.table();
+        let Some(applied) = table.get_mut(usize::from(log)) else {
+            return Err(ApplyError::Fatal(format!("no log {log}")));
+        };
+        let mut answers = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let fresh = entry.index > applied.0;
+            *applied = (entry.index.max(applied.0), entry.term);
+            let commands = batch::iter(entry.payload).map_or(0, |commands| commands.len());
+            answers.push(if fresh { vec![Reply::Ok; commands] } else { Vec::new() });
+        }
+        Ok(answers)
+    }
+
+    fn query(&self, _query: &Query<'_>, _mode: Mode) -> Result<Reply, ApplyError> {
+        Ok(Reply::Failed(Failure::Unsupported))
+    }
+
+    fn applied(&self, log: u16) -> (u64, u64) {
+        self.table().get(usize::from(log)).copied().unwrap_or_default()
+    }
+
+    fn flushed(&self, log: u16) -> u64 {
+        self.applied(log).0
+    }
+
+    fn flush(&self) -> Result<(), ApplyError> {
+        Ok(())
+    }
+
+    fn checkpoint(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
+        let meta = CheckpointMeta { applied: self.table().clone() };
+        let text: Vec<String> = meta.applied.iter().map(|(index, term)| format!("{index} {term}")).collect();
+        std::fs::create_dir_all(directory)
+            .and_then(|()| std::fs::write(directory.join("applied"), text.join("\n")))
+            .map_err(|error| ApplyError::Fatal(error.to_string()))?;
+        Ok(meta)
+    }
+
+    fn install(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
+        let text = std::fs::read_to_string(directory.join("applied"))
+            .map_err(|error| ApplyError::Fatal(error.to_string()))?;
+        let applied: Option<Vec<(u64, u64)>> = text
+            .lines()
+            .map(|line| line.split_once(' ').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?))))
+            .collect();
+        let applied = applied.ok_or_else(|| ApplyError::Fatal("not an echo checkpoint".into()))?;
+        *self.table() = applied.clone();
+        Ok(CheckpointMeta { applied })
+    }
+
+    fn digest(&self) -> Result<String, ApplyError> {
+        Ok("echo".into())
+    }
+}

@@ -1,0 +1,73 @@
+//! The ordered map below the commands.
+
+use std::path::Path;
+
+use crate::machine::{ApplyError, Mode};
+
+/// One change of an atomic batch.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Change<'a> {
+    /// Stores a value.
+    Put(&'a [u8], &'a [u8]),
+    /// Removes a key.
+    Delete(&'a [u8]),
+    /// Removes every key from the first (inclusive) to the second (exclusive).
+    DeleteRange(&'a [u8], &'a [u8]),
+}
+
+/// An ordered map of byte strings with atomic batches. Changes apply in order. Durable only by `flush`.
+pub(crate) trait Kv: Send + Sync {
+    fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError>;
+    fn write(&self, changes: &mut dyn Iterator<Item = Change<'_>>, mode: Mode) -> Result<(), ApplyError>;
+    /// Visits keys in order from `from` on until `visit` answers false. Sees one moment's state. Blocks.
+    fn scan(&self, from: &[u8], visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), ApplyError>;
+    /// Whether `scan` may be called from the event loop.
+    fn scans_without_blocking(&self) -> bool;
+    fn flush(&self) -> Result<(), ApplyError>;
+    fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError>;
+    fn install(&self, directory: &Path) -> Result<(), ApplyError>;
+}
+
+/// Key spaces, by first byte. Ordered: a scan of the data ends where the next space begins.
+pub(crate) mod space {
+    /// User data: `d`, slot (u16 BE), hash (u32 BE), key.
+    pub(crate) const DATA: u8 = b'd';
+    /// One past the user data.
+    pub(crate) const DATA_END: u8 = b'e';
+    /// Applied index and term per log: `m`, log (u16 BE) → index, term (u64 LE).
+    pub(crate) const META: u8 = b'm';
+    /// Session records: `s`, log (u16 BE), session (u64 BE), entry index (u64 BE).
+    pub(crate) const SESSION: u8 = b's';
+}
+
+/// Bytes of a data key before the user's key: space, slot, hash.
+pub(crate) const DATA_PREFIX: usize = 7;
+
+/// The place of a key in the key order, which SCAN cursors name: slot and hash.
+pub(crate) fn place(key: &[u8]) -> u64 {
+    let hash = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, key) & 0xffff_ffff;
+    (u64::from(cyclone_wire::slot::slot(key)) << 32) | hash
+}
+
+/// The first stored key of a place.
+pub(crate) fn place_key(place: u64) -> [u8; DATA_PREFIX] {
+    let mut bytes = [0; DATA_PREFIX];
+    bytes[0] = space::DATA;
+    bytes[1..7].copy_from_slice(&place.to_be_bytes()[2..]);
+    bytes
+}
+
+/// Where a user's key is stored.
+pub(crate) fn data_key(key: &[u8]) -> Vec<u8> {
+    let mut stored = Vec::with_capacity(DATA_PREFIX + key.len());
+    stored.extend_from_slice(&place_key(place(key)));
+    stored.extend_from_slice(key);
+    stored
+}
+
+/// The place of a stored data key.
+pub(crate) fn stored_place(stored: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[2..].copy_from_slice(&stored[1..DATA_PREFIX]);
+    u64::from_be_bytes(bytes)
+}

@@ -1,0 +1,246 @@
+//! The state machine over any ordered map: commands, sessions and applied indexes become one atomic batch per call.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cyclone_wire::batch;
+use cyclone_wire::command::{Command, Operation, Query};
+use cyclone_wire::reply::{Failure, Reply};
+
+use crate::commands::{self, Overlay};
+use crate::kv::{Change, Kv, space};
+use crate::machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, StateMachine};
+use crate::session::{SessionChanges, Sessions, Verdict};
+
+/// Limits that are part of what commands mean: all replicas must have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest value that a command may produce, in bytes.
+    pub max_value_bytes: usize,
+}
+
+struct Log {
+    applied: u64,
+    term: u64,
+    sessions: Sessions,
+}
+
+/// A [`StateMachine`] over an ordered map.
+pub struct KvMachine<K> {
+    kv: K,
+    limits: Limits,
+    logs: Vec<Mutex<Log>>,
+    flushed: Vec<AtomicU64>,
+}
+
+fn meta_key(log: u16) -> [u8; 3] {
+    let [high, low] = log.to_be_bytes();
+    [space::META, high, low]
+}
+
+fn meta_value(applied: u64, term: u64) -> [u8; 16] {
+    let mut value = [0; 16];
+    value[..8].copy_from_slice(&applied.to_le_bytes());
+    value[8..].copy_from_slice(&term.to_le_bytes());
+    value
+}
+
+#[allow(private_bounds)]
+impl<K: Kv> KvMachine<K> {
+    /// Takes the map as it was left: what it holds is what survived.
+    ///
+    /// # Errors
+    /// When the map cannot be read, or holds what this program did not write.
+    pub fn open(kv: K, logs: u16, limits: Limits) -> Result<Self, ApplyError> {
+        let fresh = |log| Mutex::new(Log { applied: 0, term: 0, sessions: Sessions::new(log) });
+        let machine = KvMachine {
+            kv,
+            limits,
+            logs: (0..logs).map(fresh).collect(),
+            flushed: (0..logs).map(|_| AtomicU64::new(0)).collect(),
+        };
+        machine.load()?;
+        for (flushed, log) in machine.flushed.iter().zip(0..) {
+            flushed.store(machine.applied(log).0, Ordering::Release);
+        }
+        Ok(machine)
+    }
+
+    fn log(&self, log: u16) -> Result<MutexGuard<'_, Log>, ApplyError> {
+        let log = self.logs.get(usize::from(log)).ok_or_else(|| ApplyError::Fatal(format!("no log {log}")))?;
+        Ok(log.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn load(&self) -> Result<(), ApplyError> {
+        for number in 0..self.logs.len() as u16 {
+            let mut log = self.log(number)?;
+            log.sessions = Sessions::new(number);
+            (log.applied, log.term) = match self.kv.get(&meta_key(number), Mode::Blocking)? {
+                None => (0, 0),
+                Some(value) => {
+                    let word = |at: usize| value.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+                    match (word(0), word(8)) {
+                        (Some(applied), Some(term)) => (u64::from_le_bytes(applied), u64::from_le_bytes(term)),
+                        _ => return Err(ApplyError::Fatal(format!("the applied index of log {number} is damaged"))),
+                    }
+                }
+            };
+        }
+        let mut damaged = None;
+        self.kv.scan(&[space::SESSION], &mut |key, value| {
+            if key[0] != space::SESSION {
+                return false;
+            }
+            let loaded = (key.len() == 19)
+                .then(|| self.log(u16::from_be_bytes([key[1], key[2]])).ok())
+                .flatten()
+                .map(|mut log| log.sessions.load(key, value));
+            if !matches!(loaded, Some(Ok(()))) {
+                damaged = Some(key.to_vec());
+            }
+            damaged.is_none()
+        })?;
+        damaged.map_or(Ok(()), |key| Err(ApplyError::Fatal(format!("the session record {key:?} is damaged"))))
+    }
+
+    fn run<'a>(
+        &self,
+        overlay: &mut Overlay<'a>,
+        sessions: &mut Sessions,
+        changes: &mut SessionChanges,
+        entry: &EntryInput<'a>,
+    ) -> Result<Vec<Reply>, ApplyError> {
+        // What does not decode was refused by the leader already; here it is only answered, on all replicas alike.
+        let Ok(commands) = batch::iter(entry.payload) else { return Ok(vec![Reply::Failed(Failure::Unsupported)]) };
+        let mut replies = Vec::with_capacity(commands.len());
+        for (position, bytes) in commands.enumerate() {
+            let Ok(command) = Command::decode(bytes) else {
+                replies.push(Reply::Failed(Failure::Unsupported));
+                continue;
+            };
+            if let Some(tag) = &command.session {
+                match sessions.admit(tag, entry.index) {
+                    Verdict::Answer(reply) => {
+                        replies.push(reply);
+                        continue;
+                    }
+                    Verdict::Execute => {}
+                }
+            }
+            let reply = match command.operation {
+                Operation::OpenSession => {
+                    let session = (entry.index << 12) | position as u64;
+                    sessions.open(session, entry.index, changes);
+                    Reply::Int(session as i64)
+                }
+                Operation::CloseSession { session } => {
+                    sessions.close(session, changes);
+                    Reply::Ok
+                }
+                ref operation => overlay.execute(operation)?,
+            };
+            if let Some(tag) = &command.session {
+                sessions.record(tag, &reply);
+            }
+            replies.push(reply);
+        }
+        sessions.end_entry(entry.index, changes);
+        Ok(replies)
+    }
+}
+
+impl<K: Kv> StateMachine for KvMachine<K> {
+    fn apply(&self, log: u16, entries: &[EntryInput<'_>], mode: Mode) -> Result<Applied, ApplyError> {
+        let mut guard = self.log(log)?;
+        let state = &mut *guard;
+        let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes);
+        let mut changes = SessionChanges::default();
+        let mut answers = Vec::with_capacity(entries.len());
+        let (mut applied, mut term) = (state.applied, state.term);
+        let mut attempt = || -> Result<(), ApplyError> {
+            for entry in entries {
+                if entry.index <= applied {
+                    answers.push(Vec::new());
+                    continue;
+                }
+                answers.push(self.run(&mut overlay, &mut state.sessions, &mut changes, entry)?);
+                (applied, term) = (entry.index, entry.term);
+            }
+            if applied == state.applied {
+                return Ok(());
+            }
+            let (meta_key, meta_value) = (meta_key(log), meta_value(applied, term));
+            let puts = changes.puts.iter().map(|(key, value)| Change::Put(key, value));
+            let deletes = changes.deletes.iter().map(|key| Change::Delete(key));
+            let meta = std::iter::once(Change::Put(&meta_key, &meta_value));
+            self.kv.write(&mut overlay.changes().chain(puts).chain(deletes).chain(meta), mode)
+        };
+        match attempt() {
+            Ok(()) => {
+                state.sessions.commit();
+                (state.applied, state.term) = (applied, term);
+                Ok(answers)
+            }
+            Err(error) => {
+                state.sessions.roll_back();
+                Err(error)
+            }
+        }
+    }
+
+    fn query(&self, query: &Query<'_>, mode: Mode) -> Result<Reply, ApplyError> {
+        commands::query(&self.kv, query, mode)
+    }
+
+    fn applied(&self, log: u16) -> (u64, u64) {
+        self.log(log).map_or((0, 0), |log| (log.applied, log.term))
+    }
+
+    fn flushed(&self, log: u16) -> u64 {
+        self.flushed.get(usize::from(log)).map_or(0, |flushed| flushed.load(Ordering::Acquire))
+    }
+
+    fn flush(&self) -> Result<(), ApplyError> {
+        // Read before the flush begins: at least this much is in it.
+        let applied: Vec<u64> = (0..self.logs.len() as u16).map(|log| self.applied(log).0).collect();
+        self.kv.flush()?;
+        for (flushed, applied) in self.flushed.iter().zip(applied) {
+            flushed.fetch_max(applied, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
+        // All logs are held, so that the files show one moment of every log.
+        let logs: Vec<MutexGuard<'_, Log>> =
+            self.logs.iter().map(|log| log.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+        self.kv.checkpoint(directory)?;
+        Ok(CheckpointMeta { applied: logs.iter().map(|log| (log.applied, log.term)).collect() })
+    }
+
+    fn install(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
+        self.kv.install(directory)?;
+        self.load()?;
+        let applied: Vec<(u64, u64)> = (0..self.logs.len() as u16).map(|log| self.applied(log)).collect();
+        for (flushed, (index, _)) in self.flushed.iter().zip(&applied) {
+            flushed.store(*index, Ordering::Release);
+        }
+        Ok(CheckpointMeta { applied })
+    }
+
+    fn digest(&self) -> Result<String, ApplyError> {
+        let mut sum = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
+        let mut count = 0u64;
+        self.kv.scan(&[], &mut |key, value| {
+            for part in [key, value] {
+                sum.update(&(part.len() as u64).to_le_bytes());
+                sum.update(part);
+            }
+            count += 1;
+            true
+        })?;
+        let applied: Vec<String> = (0..self.logs.len() as u16).map(|log| self.applied(log).0.to_string()).collect();
+        Ok(format!("{:016x}-{count}-{}", sum.finalize(), applied.join(",")))
+    }
+}

@@ -1,0 +1,93 @@
+//! The trait between the log and what it is applied to.
+
+use std::path::Path;
+
+use cyclone_wire::command::Query;
+use cyclone_wire::reply::Reply;
+
+/// Whether a call may wait for the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Never: what would wait answers [`ApplyError::WouldBlock`] and has done nothing.
+    NonBlocking,
+    /// As long as it takes. For worker threads.
+    Blocking,
+}
+
+/// A committed entry.
+#[derive(Clone, Copy, Debug)]
+pub struct EntryInput<'a> {
+    /// Its index.
+    pub index: u64,
+    /// Its term.
+    pub term: u64,
+    /// A batch of commands ([`cyclone_wire::batch`]); empty for entries that only mark a term.
+    pub payload: &'a [u8],
+}
+
+/// Per entry, per command, the answer.
+pub type Applied = Vec<Vec<Reply>>;
+
+/// Why a call did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// It would have to wait; nothing was done. Call again from a thread that may.
+    #[error("the store would block")]
+    WouldBlock,
+    /// The store cannot go on.
+    #[error("{0}")]
+    Fatal(String),
+}
+
+/// What a checkpoint holds, per physical log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointMeta {
+    /// Applied index and its term, by log number.
+    pub applied: Vec<(u64, u64)>,
+}
+
+/// A replicated state machine. One handle is shared by the event loop and its worker threads.
+pub trait StateMachine: Send + Sync {
+    /// Applies committed entries of one log, all or nothing, together with the applied index. Entries at or below it are
+    /// skipped and answered with an empty list. Bytes that do not decode are answered, not refused: every replica has them.
+    ///
+    /// # Errors
+    /// [`ApplyError::WouldBlock`] only in [`Mode::NonBlocking`].
+    fn apply(&self, log: u16, entries: &[EntryInput<'_>], mode: Mode) -> Result<Applied, ApplyError>;
+
+    /// Answers a question about the state as applied so far.
+    ///
+    /// # Errors
+    /// As for [`StateMachine::apply`].
+    fn query(&self, query: &Query<'_>, mode: Mode) -> Result<Reply, ApplyError>;
+
+    /// Applied index and term of one log.
+    fn applied(&self, log: u16) -> (u64, u64);
+
+    /// Index of one log up to which the state survives a crash without the log.
+    fn flushed(&self, log: u16) -> u64;
+
+    /// Makes what is applied survive without the log. Blocks.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    fn flush(&self) -> Result<(), ApplyError>;
+
+    /// Writes the whole state as files into a new directory. Blocks.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    fn checkpoint(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError>;
+
+    /// Replaces the whole state by a checkpoint's, atomically across a crash. Blocks; nothing may be applied meanwhile.
+    ///
+    /// # Errors
+    /// When the files are not a checkpoint, or the device refuses.
+    fn install(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError>;
+
+    /// A hash over the whole state, equal on replicas that have applied the same. Blocks.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    fn digest(&self) -> Result<String, ApplyError>;
+}

@@ -1,0 +1,151 @@
+//! A sorted map in DRAM. What survives a restart is the last flush: one file, replaced whole.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
+
+use crate::kv::{Change, Kv};
+use crate::machine::{ApplyError, Mode};
+
+const MAGIC: &[u8; 8] = b"CYMEMKV1";
+
+/// The map and where its file lies.
+pub struct MemoryKv {
+    map: RwLock<BTreeMap<Vec<u8>, Vec<u8>>>,
+    file: Option<PathBuf>,
+}
+
+fn fatal(error: impl std::fmt::Display) -> ApplyError {
+    ApplyError::Fatal(format!("memory engine: {error}"))
+}
+
+impl MemoryKv {
+    /// Opens the map; `directory` is where `flush` writes. Without one nothing survives a restart but the log.
+    ///
+    /// # Errors
+    /// When the file is there but damaged, or cannot be read.
+    pub fn open(directory: Option<&Path>) -> Result<MemoryKv, ApplyError> {
+        let file = directory.map(|directory| directory.join("memory.kv"));
+        let map = match &file {
+            Some(path) if path.exists() => read(path)?,
+            _ => BTreeMap::new(),
+        };
+        if let Some(directory) = directory {
+            fs::create_dir_all(directory).map_err(fatal)?;
+        }
+        Ok(MemoryKv { map: RwLock::new(map), file })
+    }
+
+    fn write_to(&self, path: &Path) -> Result<(), ApplyError> {
+        let map = self.map.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let attempt = || -> std::io::Result<()> {
+            let draft = path.with_extension("new");
+            let mut out = BufWriter::new(fs::File::create(&draft)?);
+            let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+            out.write_all(MAGIC)?;
+            out.write_all(&(map.len() as u64).to_le_bytes())?;
+            for (key, value) in &map {
+                for part in [key, value] {
+                    out.write_all(&(part.len() as u32).to_le_bytes())?;
+                    out.write_all(part)?;
+                    digest.update(part);
+                }
+            }
+            out.write_all(&digest.finalize().to_le_bytes())?;
+            out.into_inner()?.sync_all()?;
+            fs::rename(&draft, path)?;
+            path.parent().map_or(Ok(()), |parent| fs::File::open(parent)?.sync_all())
+        };
+        attempt().map_err(fatal)
+    }
+}
+
+fn read(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, ApplyError> {
+    let mut input = BufReader::new(fs::File::open(path).map_err(fatal)?);
+    let mut word = [0; 8];
+    input.read_exact(&mut word).map_err(fatal)?;
+    if &word != MAGIC {
+        return Err(fatal(format!("{} is not a state file", path.display())));
+    }
+    input.read_exact(&mut word).map_err(fatal)?;
+    let mut map = BTreeMap::new();
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    for _ in 0..u64::from_le_bytes(word) {
+        let mut part = || -> Result<Vec<u8>, ApplyError> {
+            let mut length = [0; 4];
+            input.read_exact(&mut length).map_err(fatal)?;
+            let mut bytes = Vec::new();
+            let length = u64::from(u32::from_le_bytes(length));
+            // `take` bounds what a damaged length can make us allocate by what the file holds.
+            (&mut input).take(length).read_to_end(&mut bytes).map_err(fatal)?;
+            if bytes.len() as u64 != length {
+                return Err(fatal("the state file ends early"));
+            }
+            digest.update(&bytes);
+            Ok(bytes)
+        };
+        let key = part()?;
+        map.insert(key, part()?);
+    }
+    input.read_exact(&mut word).map_err(fatal)?;
+    if u64::from_le_bytes(word) != digest.finalize() {
+        return Err(fatal("the state file does not match its checksum"));
+    }
+    Ok(map)
+}
+
+impl Kv for MemoryKv {
+    fn get(&self, key: &[u8], _mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
+        Ok(self.map.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned())
+    }
+
+    fn write(&self, changes: &mut dyn Iterator<Item = Change<'_>>, _mode: Mode) -> Result<(), ApplyError> {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        for change in changes {
+            match change {
+                Change::Put(key, value) => {
+                    map.insert(key.to_vec(), value.to_vec());
+                }
+                Change::Delete(key) => {
+                    map.remove(key);
+                }
+                Change::DeleteRange(from, to) => {
+                    let mut tail = map.split_off(from);
+                    map.append(&mut tail.split_off(to));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn scan(&self, from: &[u8], visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), ApplyError> {
+        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
+        for (key, value) in map.range(from.to_vec()..) {
+            if !visit(key, value) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn scans_without_blocking(&self) -> bool {
+        false
+    }
+
+    fn flush(&self) -> Result<(), ApplyError> {
+        self.file.as_ref().map_or(Ok(()), |file| self.write_to(file))
+    }
+
+    fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
+        fs::create_dir_all(directory).map_err(fatal)?;
+        self.write_to(&directory.join("memory.kv"))
+    }
+
+    fn install(&self, directory: &Path) -> Result<(), ApplyError> {
+        let map = read(&directory.join("memory.kv"))?;
+        *self.map.write().unwrap_or_else(PoisonError::into_inner) = map;
+        self.flush()
+    }
+}

@@ -1,0 +1,212 @@
+//! RocksDB without its own log: the replicated log is the log. Data, sessions and applied index lie in one column family, so
+//! that a memtable flush carries all of them or none.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
+
+use rocksdb::checkpoint::Checkpoint;
+use rocksdb::{
+    BlockBasedOptions, Cache, DB, DBCompressionType, Direction, ErrorKind, FlushOptions, IteratorMode, Options,
+    ReadOptions, ReadTier, WriteBatch, WriteOptions,
+};
+
+use crate::kv::{Change, Kv};
+use crate::machine::{ApplyError, Mode};
+
+/// What can be tuned.
+#[derive(Clone, Debug)]
+pub struct RocksOptions {
+    /// Block cache in bytes.
+    pub block_cache_bytes: usize,
+    /// Memtable size in bytes; a flush begins when one is full.
+    pub write_buffer_bytes: usize,
+}
+
+impl Default for RocksOptions {
+    fn default() -> Self {
+        RocksOptions { block_cache_bytes: 64 << 20, write_buffer_bytes: 64 << 20 }
+    }
+}
+
+/// The database and the directory of its generations: an installed checkpoint becomes a new generation, and the file `CURRENT_GENERATION`,
+/// replaced atomically, says which one counts.
+pub struct RocksKv {
+    db: RwLock<Option<(DB, u64)>>,
+    directory: PathBuf,
+    options: RocksOptions,
+}
+
+fn fatal(error: impl std::fmt::Display) -> ApplyError {
+    ApplyError::Fatal(format!("rocksdb: {error}"))
+}
+
+fn store_error(error: rocksdb::Error) -> ApplyError {
+    match error.kind() {
+        ErrorKind::Incomplete | ErrorKind::Busy | ErrorKind::TryAgain => ApplyError::WouldBlock,
+        _ => fatal(error),
+    }
+}
+
+impl RocksKv {
+    /// Opens or creates the database below `directory`.
+    ///
+    /// # Errors
+    /// What RocksDB or the file system says.
+    pub fn open(directory: &Path, options: &RocksOptions) -> Result<RocksKv, ApplyError> {
+        fs::create_dir_all(directory).map_err(fatal)?;
+        let generation = current(directory)?;
+        remove_others(directory, generation);
+        let db = open_db(&path_of(directory, generation), options)?;
+        Ok(RocksKv {
+            db: RwLock::new(Some((db, generation))),
+            directory: directory.to_owned(),
+            options: options.clone(),
+        })
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&DB) -> Result<T, ApplyError>) -> Result<T, ApplyError> {
+        let guard = self.db.read().unwrap_or_else(PoisonError::into_inner);
+        match &*guard {
+            Some((db, _)) => call(db),
+            None => Err(fatal("the database is closed: installing a checkpoint failed")),
+        }
+    }
+}
+
+fn path_of(directory: &Path, generation: u64) -> PathBuf {
+    directory.join(format!("gen-{generation}"))
+}
+
+fn current(directory: &Path) -> Result<u64, ApplyError> {
+    match fs::read_to_string(directory.join("CURRENT_GENERATION")) {
+        Ok(text) => text.trim().parse().map_err(|_| fatal(format!("CURRENT_GENERATION reads {text:?}"))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(fatal(error)),
+    }
+}
+
+/// What an interrupted installation left behind is only in the way.
+fn remove_others(directory: &Path, generation: u64) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with("gen-") && entry.path() != path_of(directory, generation) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn open_db(path: &Path, tuning: &RocksOptions) -> Result<DB, ApplyError> {
+    let mut table = BlockBasedOptions::default();
+    table.set_block_cache(&Cache::new_lru_cache(tuning.block_cache_bytes));
+    table.set_bloom_filter(10.0, false);
+    table.set_format_version(5);
+    let mut options = Options::default();
+    options.create_if_missing(true);
+    options.set_block_based_table_factory(&table);
+    options.set_compression_type(DBCompressionType::Lz4);
+    options.set_write_buffer_size(tuning.write_buffer_bytes);
+    options.set_max_write_buffer_number(4);
+    options.set_max_background_jobs(2);
+    options.set_max_open_files(-1);
+    options.set_avoid_flush_during_shutdown(true);
+    options.set_atomic_flush(true);
+    options.set_keep_log_file_num(2);
+    options.set_stats_dump_period_sec(0);
+    let mut env = rocksdb::Env::new().map_err(fatal)?;
+    // Flushes and compactions give way to the event loops.
+    env.lower_thread_pool_cpu_priority();
+    env.lower_high_priority_thread_pool_cpu_priority();
+    options.set_env(&env);
+    DB::open(&options, path).map_err(fatal)
+}
+
+impl Kv for RocksKv {
+    fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
+        self.with(|db| {
+            let mut options = ReadOptions::default();
+            if mode == Mode::NonBlocking {
+                options.set_read_tier(ReadTier::BlockCache);
+            }
+            db.get_opt(key, &options).map_err(store_error)
+        })
+    }
+
+    fn write(&self, changes: &mut dyn Iterator<Item = Change<'_>>, mode: Mode) -> Result<(), ApplyError> {
+        let mut batch = WriteBatch::default();
+        for change in changes {
+            match change {
+                Change::Put(key, value) => batch.put(key, value),
+                Change::Delete(key) => batch.delete(key),
+                Change::DeleteRange(from, to) => batch.delete_range(from, to),
+            }
+        }
+        let mut options = WriteOptions::default();
+        options.disable_wal(true);
+        options.set_no_slowdown(mode == Mode::NonBlocking);
+        self.with(|db| db.write_opt(&batch, &options).map_err(store_error))
+    }
+
+    fn scan(&self, from: &[u8], visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), ApplyError> {
+        self.with(|db| {
+            let mut options = ReadOptions::default();
+            options.fill_cache(false);
+            for item in db.iterator_opt(IteratorMode::From(from, Direction::Forward), options) {
+                let (key, value) = item.map_err(fatal)?;
+                if !visit(&key, &value) {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn scans_without_blocking(&self) -> bool {
+        false
+    }
+
+    fn flush(&self) -> Result<(), ApplyError> {
+        let mut options = FlushOptions::default();
+        options.set_wait(true);
+        self.with(|db| db.flush_opt(&options).map_err(fatal))
+    }
+
+    fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
+        self.with(|db| Checkpoint::new(db).and_then(|checkpoint| checkpoint.create_checkpoint(directory)).map_err(fatal))
+    }
+
+    fn install(&self, directory: &Path) -> Result<(), ApplyError> {
+        let mut guard = self.db.write().unwrap_or_else(PoisonError::into_inner);
+        let generation = guard.as_ref().map_or(0, |(_, generation)| *generation);
+        let next = generation + 1;
+        let target = path_of(&self.directory, next);
+        let _ = fs::remove_dir_all(&target);
+        copy_directory(directory, &target).map_err(fatal)?;
+        // Opened before it counts: a checkpoint that does not open replaces nothing.
+        let db = open_db(&target, &self.options)?;
+        let draft = self.directory.join("CURRENT_GENERATION.new");
+        let switch = || -> std::io::Result<()> {
+            fs::write(&draft, next.to_string())?;
+            fs::File::open(&draft)?.sync_all()?;
+            fs::rename(&draft, self.directory.join("CURRENT_GENERATION"))?;
+            fs::File::open(&self.directory)?.sync_all()
+        };
+        switch().map_err(fatal)?;
+        *guard = Some((db, next));
+        remove_others(&self.directory, next);
+        Ok(())
+    }
+}
+
+/// Copies a checkpoint's files, synced: links would tie the database to the transfer directory's fate.
+fn copy_directory(from: &Path, to: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        fs::copy(entry.path(), &target)?;
+        fs::File::open(&target)?.sync_all()?;
+    }
+    fs::File::open(to)?.sync_all()
+}

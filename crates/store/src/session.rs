@@ -1,0 +1,269 @@
+//! Client sessions: which commands of which client have been executed, and what they were answered.
+//!
+//! A session keeps the replies above what its client has acknowledged, so that a retried command is answered again and
+//! not executed again. Everything here is a function of the log: the same entries give the same table on every replica, however
+//! they are grouped into calls.
+//!
+//! On the store: one record per (session, entry) with that entry's replies and what was acknowledged by then; a record goes when all its
+//! replies are acknowledged and it is not the session's newest. So a session costs one put and about one delete per entry, not per command.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use cyclone_wire::codec::{DecodeError, Reader, Write};
+use cyclone_wire::command::SessionTag;
+use cyclone_wire::reply::{Failure, Reply};
+
+use crate::kv::space;
+
+/// Sessions per log; opening one more forgets the one unused for longest.
+pub(crate) const MAX_SESSIONS: usize = 10_000;
+/// Replies kept per session; beyond, the oldest count as acknowledged.
+pub(crate) const MAX_REPLIES: usize = 4096;
+/// Bytes of replies kept per session, the newest excepted.
+const MAX_REPLY_BYTES: usize = 4 << 20;
+
+#[derive(Clone, Debug, Default)]
+struct Session {
+    acked_below: u64,
+    /// Index of the entry that last named it.
+    used: u64,
+    replies: BTreeMap<u64, Reply>,
+    reply_bytes: usize,
+    /// Stored records: entry index → its highest seq.
+    records: BTreeMap<u64, u64>,
+}
+
+/// What a call has changed so far, for the store.
+#[derive(Default)]
+pub(crate) struct SessionChanges {
+    pub(crate) puts: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) deletes: Vec<Vec<u8>>,
+}
+
+/// One step of a call, reversed.
+enum Undo {
+    Opened(u64),
+    Closed(u64, Session),
+    Used(u64, u64),
+    Acked(u64, u64),
+    Kept(u64, u64),
+    Forgot(u64, u64, Reply),
+    Stored(u64, u64),
+    Dropped(u64, u64, u64),
+}
+
+/// The sessions of one log.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    log: u16,
+    table: HashMap<u64, Session>,
+    /// How to take back what the current call has done, newest last.
+    undo: Vec<Undo>,
+    /// Replies of the entry being applied, by session.
+    fresh: BTreeMap<u64, Vec<(u64, Reply)>>,
+    touched: HashSet<u64>,
+}
+
+fn reply_bytes(reply: &Reply) -> usize {
+    match reply {
+        Reply::Bytes(bytes) => bytes.len() + 16,
+        Reply::Array(items) => items.iter().map(reply_bytes).sum::<usize>() + 16,
+        _ => 16,
+    }
+}
+
+/// What to do with a tagged command.
+pub(crate) enum Verdict {
+    Execute,
+    Answer(Reply),
+}
+
+impl Sessions {
+    pub(crate) fn new(log: u16) -> Sessions {
+        Sessions { log, ..Sessions::default() }
+    }
+
+    pub(crate) fn key(log: u16, session: u64, index: u64) -> Vec<u8> {
+        let mut key = Vec::with_capacity(19);
+        key.push(space::SESSION);
+        key.extend_from_slice(&log.to_be_bytes());
+        key.extend_from_slice(&session.to_be_bytes());
+        key.extend_from_slice(&index.to_be_bytes());
+        key
+    }
+
+    /// Takes in a stored record.
+    pub(crate) fn load(&mut self, key: &[u8], value: &[u8]) -> Result<(), DecodeError> {
+        let mut place = Reader::new(&key[3..]);
+        let session = u64::from_be_bytes(place.array()?);
+        let index = u64::from_be_bytes(place.array()?);
+        place.finish()?;
+        let mut reader = Reader::new(value);
+        let acked_below = reader.u64()?;
+        let count = reader.count(12)?;
+        let entry = self.table.entry(session).or_default();
+        let mut highest = 0;
+        for _ in 0..count {
+            let seq = reader.u64()?;
+            let reply = Reply::decode(reader.bytes()?)?;
+            highest = highest.max(seq);
+            entry.reply_bytes += reply_bytes(&reply);
+            entry.replies.insert(seq, reply);
+        }
+        reader.finish()?;
+        entry.acked_below = entry.acked_below.max(acked_below);
+        entry.used = entry.used.max(index);
+        entry.records.insert(index, highest);
+        let below = entry.acked_below;
+        entry.forget_below(session, below, &mut self.undo);
+        self.undo.clear();
+        Ok(())
+    }
+
+    /// Opens a session.
+    pub(crate) fn open(&mut self, session: u64, index: u64, changes: &mut SessionChanges) {
+        if self.table.len() >= MAX_SESSIONS
+            && let Some(oldest) = self.table.iter().map(|(id, session)| (session.used, *id)).min()
+        {
+            self.close(oldest.1, changes);
+        }
+        self.table.insert(session, Session { used: index, ..Session::default() });
+        self.undo.push(Undo::Opened(session));
+        self.fresh.entry(session).or_default();
+        self.touched.insert(session);
+    }
+
+    /// Forgets a session.
+    pub(crate) fn close(&mut self, session: u64, changes: &mut SessionChanges) {
+        self.fresh.remove(&session);
+        self.touched.remove(&session);
+        if let Some(closed) = self.table.remove(&session) {
+            changes.deletes.extend(closed.records.keys().map(|&index| Self::key(self.log, session, index)));
+            self.undo.push(Undo::Closed(session, closed));
+        }
+    }
+
+    /// Whether a tagged command is to be executed.
+    pub(crate) fn admit(&mut self, tag: &SessionTag, index: u64) -> Verdict {
+        let Some(session) = self.table.get_mut(&tag.session) else {
+            return Verdict::Answer(Reply::Failed(Failure::SessionExpired));
+        };
+        if session.used != index {
+            self.undo.push(Undo::Used(tag.session, session.used));
+            session.used = index;
+            self.touched.insert(tag.session);
+        }
+        session.forget_below(tag.session, tag.acked_below.min(tag.seq), &mut self.undo);
+        if tag.seq < session.acked_below {
+            return Verdict::Answer(Reply::Failed(Failure::StaleSequence));
+        }
+        match session.replies.get(&tag.seq) {
+            Some(reply) => Verdict::Answer(reply.clone()),
+            None => Verdict::Execute,
+        }
+    }
+
+    /// Keeps the answer to a command that was executed.
+    pub(crate) fn record(&mut self, tag: &SessionTag, reply: &Reply) {
+        let Some(session) = self.table.get_mut(&tag.session) else { return };
+        session.reply_bytes += reply_bytes(reply);
+        session.replies.insert(tag.seq, reply.clone());
+        self.undo.push(Undo::Kept(tag.session, tag.seq));
+        self.fresh.entry(tag.session).or_default().push((tag.seq, reply.clone()));
+    }
+
+    /// An entry has been applied: bounds are kept and records written.
+    pub(crate) fn end_entry(&mut self, index: u64, changes: &mut SessionChanges) {
+        for id in std::mem::take(&mut self.touched) {
+            let Some(session) = self.table.get_mut(&id) else { continue };
+            while session.replies.len() > MAX_REPLIES
+                || (session.reply_bytes > MAX_REPLY_BYTES && session.replies.len() > 1)
+            {
+                let Some((&oldest, _)) = session.replies.first_key_value() else { break };
+                session.forget_below(id, oldest + 1, &mut self.undo);
+            }
+            let fresh = self.fresh.remove(&id).unwrap_or_default();
+            let mut value = Vec::with_capacity(16 + fresh.len() * 20);
+            value.put_u64(session.acked_below);
+            value.put_u32(fresh.len() as u32);
+            for (seq, reply) in &fresh {
+                value.put_u64(*seq);
+                value.put_sized(|out| reply.encode(out));
+            }
+            changes.puts.push((Self::key(self.log, id, index), value));
+            session.records.insert(index, fresh.iter().map(|(seq, _)| *seq).max().unwrap_or(0));
+            self.undo.push(Undo::Stored(id, index));
+            while session.records.len() > 1 {
+                let Some((&oldest, &highest)) = session.records.first_key_value() else { break };
+                if highest >= session.acked_below {
+                    break;
+                }
+                session.records.remove(&oldest);
+                self.undo.push(Undo::Dropped(id, oldest, highest));
+                changes.deletes.push(Self::key(self.log, id, oldest));
+            }
+        }
+        self.fresh.clear();
+    }
+
+    /// The call's changes stand.
+    pub(crate) fn commit(&mut self) {
+        self.undo.clear();
+    }
+
+    /// The call did nothing after all.
+    pub(crate) fn roll_back(&mut self) {
+        while let Some(step) = self.undo.pop() {
+            match step {
+                Undo::Opened(id) => {
+                    self.table.remove(&id);
+                }
+                Undo::Closed(id, session) => {
+                    self.table.insert(id, session);
+                }
+                Undo::Used(id, used) => self.with(id, |session| session.used = used),
+                Undo::Acked(id, acked_below) => self.with(id, |session| session.acked_below = acked_below),
+                Undo::Kept(id, seq) => self.with(id, |session| {
+                    if let Some(reply) = session.replies.remove(&seq) {
+                        session.reply_bytes -= reply_bytes(&reply);
+                    }
+                }),
+                Undo::Forgot(id, seq, reply) => self.with(id, |session| {
+                    session.reply_bytes += reply_bytes(&reply);
+                    session.replies.insert(seq, reply);
+                }),
+                Undo::Stored(id, index) => self.with(id, |session| {
+                    session.records.remove(&index);
+                }),
+                Undo::Dropped(id, index, highest) => self.with(id, |session| {
+                    session.records.insert(index, highest);
+                }),
+            }
+        }
+        self.fresh.clear();
+        self.touched.clear();
+    }
+
+    fn with(&mut self, id: u64, change: impl FnOnce(&mut Session)) {
+        if let Some(session) = self.table.get_mut(&id) {
+            change(session);
+        }
+    }
+}
+
+impl Session {
+    fn forget_below(&mut self, id: u64, seq: u64, undo: &mut Vec<Undo>) {
+        while let Some((&oldest, _)) = self.replies.first_key_value()
+            && oldest < seq
+        {
+            if let Some(reply) = self.replies.remove(&oldest) {
+                self.reply_bytes -= reply_bytes(&reply);
+                undo.push(Undo::Forgot(id, oldest, reply));
+            }
+        }
+        if seq > self.acked_below {
+            undo.push(Undo::Acked(id, self.acked_below));
+            self.acked_below = seq;
+        }
+    }
+}

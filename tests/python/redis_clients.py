@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""Unmodified Redis clients against a cluster: redis-py's Redis and RedisCluster, RESP2 and RESP3.
+
+    redis_clients.py HOST:PORT [HOST:PORT...] [--password PASSWORD]
+
+The ports are those of the nodes, in any order. All keys are removed. The exit status is 1 when an answer is not the
+one Redis would give; a real Redis with all slots (cluster-enabled) passes too.
+"""
+
+import argparse
+import sys
+import time
+import traceback
+
+import redis
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import MovedError, RedisError, ResponseError
+
+MIB = 1024 * 1024
+failures = 0
+checks = 0
+
+
+def same(what, got, wanted):
+    """One check: reports a difference and goes on."""
+    global failures, checks
+    checks += 1
+    if got != wanted or type(got) is not type(wanted):
+        failures += 1
+        print(f"FAIL {what}: got {got!r:.200}, wanted {wanted!r:.200}")
+
+
+def true(what, condition, detail=""):
+    same(f"{what} {detail!r:.200}" if not condition else what, bool(condition), True)
+
+
+def refused(what, text, call):
+    """The call must fail with exactly this error text."""
+    try:
+        same(what, call(), ResponseError(text))
+    except RedisError as error:
+        same(what, str(error), text)
+
+
+def raw(r, *words):
+    """Sends a command as it is and gives the answer as it is."""
+    connection = r.connection_pool.get_connection()
+    try:
+        connection.send_command(*words)
+        return connection.read_response()
+    finally:
+        r.connection_pool.release(connection)
+
+
+def connection_commands(r, protocol, options):
+    same("PING", r.ping(), True)
+    same("PING message", raw(r, "PING", "hi"), b"hi")
+    same("ECHO", r.echo("hello"), b"hello")
+    same("SELECT 0", r.select(0), True)
+    hello = raw(r, "HELLO", protocol)
+    fields = hello if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2]))
+    same("HELLO form", isinstance(hello, dict), protocol == 3)
+    same("HELLO proto", fields[b"proto"], protocol)
+    true("HELLO role", fields[b"role"] in (b"master", b"replica"), fields)
+    refused("HELLO 9", "NOPROTO unsupported protocol version", lambda: raw(r, "HELLO", "9"))
+    if not options.password:
+        refused(
+            "AUTH",
+            "AUTH <password> called without any password configured for the default user. "
+            "Are you sure your configuration is correct?",
+            lambda: raw(r, "AUTH", "x"),
+        )
+    same("CLIENT SETNAME", r.client_setname("tester"), True)
+    with r.client() as one:
+        same("CLIENT SETNAME, same connection", one.client_setname("tester"), True)
+        same("CLIENT GETNAME", one.client_getname(), b"tester")
+        true("CLIENT ID", one.client_id() > 0)
+        same("RESET", one.execute_command("RESET"), b"RESET")
+    where = r.get_connection_kwargs()
+    fresh = redis.Redis(host=where["host"], port=where["port"], password=options.password)
+    same("QUIT", fresh.execute_command("QUIT") in (True, b"OK"), True)
+    true("COMMAND COUNT", r.command_count() > 20)
+    true("COMMAND", b"get" in {name.encode() if isinstance(name, str) else name for name in r.command()})
+    true("INFO", "redis_version" in r.info(), r.info())
+    true("INFO server", "tcp_port" in r.info("server"))
+    true("CONFIG GET", isinstance(r.config_get("maxmemory"), dict))
+    refused("unknown command", "unknown command 'NOSUCH', with args beginning with: 'a' 'b' ",
+            lambda: raw(r, "NOSUCH", "a", "b"))
+    refused("arity", "wrong number of arguments for 'get' command", lambda: raw(r, "GET"))
+    refused("arity of a container's command", "wrong number of arguments for 'client|setname' command",
+            lambda: raw(r, "CLIENT", "SETNAME"))
+
+
+def string_commands(r):
+    same("SET", r.set("{t}a", "1"), True)
+    same("GET", r.get("{t}a"), b"1")
+    same("GET absent", r.get("{t}none"), None)
+    same("SET NX, there", r.set("{t}a", "2", nx=True), None)
+    same("SET NX, absent", r.set("{t}nx", "2", nx=True), True)
+    same("SET XX, absent", r.set("{t}xx", "2", xx=True), None)
+    same("SET XX, there", r.set("{t}a", "3", xx=True), True)
+    same("SET GET", r.set("{t}a", "4", get=True), b"3")
+    same("SET GET, absent", r.set("{t}g", "4", get=True), None)
+    same("SET NX GET, there", r.set("{t}g", "5", nx=True, get=True), b"4")
+    same("SET NX GET kept it", r.get("{t}g"), b"4")
+    refused("SET NX XX", "syntax error", lambda: raw(r, "SET", "{t}a", "1", "NX", "XX"))
+    refused("SET junk", "syntax error", lambda: raw(r, "SET", "{t}a", "1", "JUNK"))
+    same("SETNX, there", r.setnx("{t}a", "9"), False)
+    same("SETNX, absent", r.setnx("{t}b", "9"), True)
+    same("GETSET", r.getset("{t}b", "10"), b"9")
+    same("GETSET, absent", r.getset("{t}c", "x"), None)
+    same("GETDEL", r.getdel("{t}c"), b"x")
+    same("GETDEL, absent", r.getdel("{t}c"), None)
+    same("MGET", r.mget("{t}a", "{t}none", "{t}b"), [b"4", None, b"10"])
+    same("EXISTS counts twice", r.exists("{t}a", "{t}a", "{t}none"), 2)
+    same("TYPE", r.type("{t}a"), b"string")
+    same("TYPE, absent", r.type("{t}none"), b"none")
+    same("STRLEN", r.strlen("{t}b"), 2)
+    same("STRLEN, absent", r.strlen("{t}none"), 0)
+    same("APPEND", r.append("{t}b", "xyz"), 5)
+    same("APPEND, absent", r.append("{t}ap", "xyz"), 3)
+    same("GETRANGE", r.getrange("{t}b", 1, 3), b"0xy")
+    same("GETRANGE, from the end", r.getrange("{t}b", -3, -1), b"xyz")
+    same("GETRANGE, beyond", r.getrange("{t}b", 3, 100), b"yz")
+    same("GETRANGE, nothing", r.getrange("{t}b", 4, 2), b"")
+    same("GETRANGE, absent", r.getrange("{t}none", 0, -1), b"")
+    same("SETRANGE", r.setrange("{t}b", 1, "ZZ"), 5)
+    same("SETRANGE result", r.get("{t}b"), b"1ZZyz")
+    same("SETRANGE pads", r.setrange("{t}pad", 3, "x"), 4)
+    same("SETRANGE padded", r.get("{t}pad"), b"\0\0\0x")
+    same("SETRANGE empty, absent", r.setrange("{t}none", 5, ""), 0)
+    refused("SETRANGE negative", "offset is out of range", lambda: r.setrange("{t}b", -1, "x"))
+    same("DEL", r.delete("{t}ap", "{t}pad", "{t}none", "{t}ap"), 2)
+    same("UNLINK", r.unlink("{t}nx", "{t}none"), 1)
+    binary = bytes(range(256)) + b"\r\n$5\r\n"
+    same("SET binary", r.set(b"{t}" + binary, binary), True)
+    same("GET binary", r.get(b"{t}" + binary), binary)
+    same("SET empty", r.set("{t}empty", ""), True)
+    same("GET empty", r.get("{t}empty"), b"")
+
+
+def number_commands(r):
+    same("INCR, absent", r.incr("{t}n"), 1)
+    same("INCRBY", r.incrby("{t}n", 41), 42)
+    same("DECR", r.decr("{t}n"), 41)
+    same("DECRBY", r.decrby("{t}n", 50), -9)
+    same("GET number", r.get("{t}n"), b"-9")
+    r.set("{t}s", "abc")
+    wrong = "value is not an integer or out of range"
+    refused("INCR of text", wrong, lambda: r.incr("{t}s"))
+    refused("INCRBY text", wrong, lambda: raw(r, "INCRBY", "{t}n", "1.5"))
+    r.set("{t}s", " 1")
+    refused("INCR of a blank and 1", wrong, lambda: r.incr("{t}s"))
+    r.set("{t}max", str(2**63 - 1))
+    refused("INCR overflow", "increment or decrement would overflow", lambda: r.incr("{t}max"))
+    same("INCR overflow changed nothing", r.get("{t}max"), str(2**63 - 1).encode())
+    r.set("{t}max", str(2**63))
+    refused("INCR beyond 64 bits", wrong, lambda: r.incr("{t}max"))
+    refused("DECRBY minimum", "decrement would overflow", lambda: raw(r, "DECRBY", "{t}n", str(-(2**63))))
+    same("INCRBYFLOAT", float(raw(r, "INCRBYFLOAT", "{t}f", "10.5")), 10.5)
+    same("INCRBYFLOAT text", raw(r, "INCRBYFLOAT", "{t}f", "0.1"), b"10.6")
+    same("INCRBYFLOAT whole", raw(r, "INCRBYFLOAT", "{t}f", "-5.6"), b"5")
+    same("INCRBYFLOAT exponent", raw(r, "INCRBYFLOAT", "{t}f", "5.0e3"), b"5005")
+    r.set("{t}s", "abc")
+    refused("INCRBYFLOAT of text", "value is not a valid float", lambda: raw(r, "INCRBYFLOAT", "{t}s", "1"))
+    refused("INCRBYFLOAT by text", "value is not a valid float", lambda: raw(r, "INCRBYFLOAT", "{t}f", "x"))
+    refused("INCRBYFLOAT infinite", "increment would produce NaN or Infinity",
+            lambda: raw(r, "INCRBYFLOAT", "{t}f", "+inf"))
+
+
+def keyspace_commands(r):
+    r.flushall()
+    same("DBSIZE, empty", r.dbsize(), 0)
+    same("SCAN, empty", list(r.scan_iter()), [])
+    names = sorted(f"key:{i}".encode() for i in range(500))
+    with r.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.set(name, b"v")
+        pipe.set("other", "v")
+        same("pipelined SETs", pipe.execute(), [True] * 501)
+    same("DBSIZE", r.dbsize(), 501)
+    same("SCAN finds all", sorted(set(r.scan_iter(count=37))), sorted(names + [b"other"]))
+    same("SCAN MATCH", sorted(set(r.scan_iter(match="key:1?", count=100))),
+         sorted(f"key:1{i}".encode() for i in range(10)))
+    same("SCAN MATCH set", sorted(set(r.scan_iter(match="[m-p]t*"))), [b"other"])
+    same("KEYS", sorted(r.keys("key:*")), names)
+    same("KEYS all", len(r.keys("*")), 501)
+    refused("SCAN cursor", "invalid cursor", lambda: raw(r, "SCAN", "x"))
+    refused("SCAN COUNT 0", "syntax error", lambda: raw(r, "SCAN", "0", "COUNT", "0"))
+    same("FLUSHALL", r.flushall(), True)
+    same("DBSIZE after FLUSHALL", r.dbsize(), 0)
+    true("WAIT", r.wait(0, 100) >= 0)
+
+
+def pipelines(r):
+    with r.pipeline(transaction=False) as pipe:
+        for i in range(2_000):
+            pipe.set("{p}k", i).get("{p}k").incr("{p}n")
+        answers = pipe.execute()
+    same("pipeline reads its own writes", answers[1::3], [str(i).encode() for i in range(2_000)])
+    same("pipeline increments once each", answers[2::3], list(range(1, 2_001)))
+    with r.pipeline(transaction=False) as pipe:
+        pipe.set("{p}s", "x").incr("{p}s").get("{p}s")
+        answers = pipe.execute(raise_on_error=False)
+    same("error inside a pipeline", [answers[0], str(answers[1]), answers[2]],
+         [True, "Command # 2 (INCR {p}s) of pipeline caused error: value is not an integer or out of range", b"x"]
+         if "Command #" in str(answers[1]) else [True, "value is not an integer or out of range", b"x"])
+
+
+def large_values(r):
+    for length in (1_000, 4_095, 4_096, 60_000, 65_536, 300_000, MIB - 1, MIB):
+        value = bytes((i * 31 + length) % 251 for i in range(1_000)) * (length // 1_000 + 1)
+        value = value[:length]
+        same(f"SET of {length} bytes", r.set("{large}k", value), True)
+        true(f"GET of {length} bytes", r.get("{large}k") == value)
+        same(f"STRLEN of {length} bytes", r.strlen("{large}k"), length)
+    same("GETRANGE of a large value", r.getrange("{large}k", MIB - 10, -1), value[-10:])
+    with r.pipeline(transaction=False) as pipe:
+        for i in range(8):
+            pipe.set(f"{{large}}{i}", value)
+        same("pipelined large SETs", pipe.execute(), [True] * 8)
+    true("MGET of large values", r.mget([f"{{large}}{i}" for i in range(8)]) == [value] * 8)
+    r.delete("{large}k", *[f"{{large}}{i}" for i in range(8)])
+
+
+def cluster_commands(r):
+    same("CLUSTER KEYSLOT", r.execute_command("CLUSTER KEYSLOT", "foo"), 12182)
+    same("CLUSTER KEYSLOT, tag", r.execute_command("CLUSTER KEYSLOT", "x{foo}y"), 12182)
+    same("CLUSTER KEYSLOT, empty tag", r.execute_command("CLUSTER KEYSLOT", "{}foo"), 9500)
+    slots = raw(r, "CLUSTER", "SLOTS")
+    covered = sorted((row[0], row[1]) for row in slots)
+    true("CLUSTER SLOTS covers all", covered[0][0] == 0 and covered[-1][1] == 16383, slots)
+    me = raw(r, "CLUSTER", "MYID")
+    true("CLUSTER MYID", len(me) == 40 and not me.strip(b"0123456789abcdef"), me)
+    nodes = raw(r, "CLUSTER", "NODES").decode().strip().split("\n")
+    same("CLUSTER NODES says who is asked", [n.split()[0].encode() for n in nodes if "myself" in n], [me])
+    true("CLUSTER SHARDS", len(raw(r, "CLUSTER", "SHARDS")) >= 1)
+    info = dict(line.split(":") for line in raw(r, "CLUSTER", "INFO").decode().split())
+    same("CLUSTER INFO state", info["cluster_state"], "ok")
+    same("CLUSTER INFO slots", info["cluster_slots_assigned"], "16384")
+
+
+def find_leader(addresses, options):
+    """The first node that takes a write; waits for an election."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for host, port in addresses:
+            try:
+                redis.Redis(host=host, port=port, password=options.password).set("{t}probe", "1")
+                return host, port
+            except (ResponseError, redis.ConnectionError):
+                continue
+        time.sleep(0.1)
+    sys.exit("no node takes writes")
+
+
+def redirects(addresses, leader, options):
+    """A follower sends clients to the leader, and a cluster client that starts there finds its way."""
+    for host, port in addresses:
+        if (host, port) != leader:
+            follower = redis.Redis(host=host, port=port, password=options.password)
+            try:
+                same(f"SET on follower {port}", follower.set("foo", "1"), "MOVED")
+            except MovedError as error:
+                same("MOVED slot", error.slot_id, 12182)
+                same("MOVED port", error.port, leader[1])
+            same("follower answers PING", follower.ping(), True)
+        for protocol in (2, 3):
+            client = RedisCluster(startup_nodes=[ClusterNode(host, port)], protocol=protocol,
+                                  password=options.password)
+            with client:
+                cluster_client(client, f"via {port}, RESP{protocol}")
+
+
+def cluster_client(client, name):
+    client.flushall(target_nodes=RedisCluster.PRIMARIES)
+    keys = [f"cluster:{i}" for i in range(200)]
+    for key in keys:
+        same(f"{name}: SET", client.set(key, key), True)
+    same(f"{name}: GET", [client.get(key) for key in keys], [key.encode() for key in keys])
+    same(f"{name}: INCR", [client.incr("counter") for _ in range(20)], list(range(1, 21)))
+    pipe = client.pipeline()
+    for key in keys:
+        pipe.get(key)
+    same(f"{name}: pipeline", pipe.execute(), [key.encode() for key in keys])
+    same(f"{name}: MGET", client.mget_nonatomic(keys), [key.encode() for key in keys])
+    same(f"{name}: SCAN", len(set(client.scan_iter(match="cluster:*"))), 200)
+    same(f"{name}: DBSIZE", client.dbsize(target_nodes=RedisCluster.PRIMARIES), 201)
+    large = b"x" * MIB
+    same(f"{name}: SET of 1 MiB", client.set("large", large), True)
+    true(f"{name}: GET of 1 MiB", client.get("large") == large)
+    same(f"{name}: DEL", client.delete(*keys), 200)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("address", nargs="+", help="host:port of a node")
+    parser.add_argument("--password")
+    options = parser.parse_args()
+    addresses = []
+    for address in options.address:
+        host, _, port = address.rpartition(":")
+        addresses.append((host, int(port)))
+    leader = find_leader(addresses, options)
+    print(f"leader at {leader[0]}:{leader[1]}, redis-py {redis.__version__}")
+    steps = [
+        ("strings", string_commands),
+        ("numbers", number_commands),
+        ("key space", keyspace_commands),
+        ("pipelines", pipelines),
+        ("large values", large_values),
+        ("cluster", cluster_commands),
+    ]
+    for protocol in (2, 3):
+        with redis.Redis(host=leader[0], port=leader[1], protocol=protocol, password=options.password) as r:
+            r.flushall()
+            run(f"RESP{protocol}: connection", lambda: connection_commands(r, protocol, options))
+            for name, step in steps:
+                run(f"RESP{protocol}: {name}", lambda step=step: step(r))
+    run("redirects", lambda: redirects(addresses, leader, options))
+    print(f"{checks - failures} passed, {failures} failed")
+    sys.exit(1 if failures else 0)
+
+
+def run(name, step):
+    """Runs a group of checks; an error nobody expected fails the group and not the run."""
+    global failures, checks
+    before, start = failures, time.monotonic()
+    try:
+        step()
+    except Exception:
+        failures += 1
+        checks += 1
+        traceback.print_exc(file=sys.stdout)
+    print(f"{'ok  ' if failures == before else 'FAIL'} {name} ({time.monotonic() - start:.1f} s)")
+
+
+if __name__ == "__main__":
+    main()
