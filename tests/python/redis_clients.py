@@ -52,6 +52,12 @@ def raw(r, *words):
         r.connection_pool.release(connection)
 
 
+def node_client(address, options, protocol=2):
+    """A client of one node. Nothing here takes long, so that no answer within 20 s means there is none."""
+    host, port = address
+    return redis.Redis(host=host, port=port, protocol=protocol, password=options.password, socket_timeout=20)
+
+
 def connection_commands(r, protocol, options):
     same("PING", r.ping(), True)
     same("PING message", raw(r, "PING", "hi"), b"hi")
@@ -71,14 +77,17 @@ def connection_commands(r, protocol, options):
             lambda: raw(r, "AUTH", "x"),
         )
     same("CLIENT SETNAME", r.client_setname("tester"), True)
-    with r.client() as one:
-        same("CLIENT SETNAME, same connection", one.client_setname("tester"), True)
-        same("CLIENT GETNAME", one.client_getname(), b"tester")
-        true("CLIENT ID", one.client_id() > 0)
-        same("RESET", one.execute_command("RESET"), b"RESET")
     where = r.get_connection_kwargs()
-    fresh = redis.Redis(host=where["host"], port=where["port"], password=options.password)
+    fresh = node_client((where["host"], where["port"]), options, protocol)
+    with fresh.client() as one:
+        same("CLIENT SETNAME, same connection", one.client_setname("tester"), True)
+        true("CLIENT GETNAME", one.client_getname() in ("tester", b"tester"))
+        true("CLIENT ID", one.client_id() > 0)
+        # Back to RESP2 and no name: this connection must not return to the pool.
+        true("RESET", one.execute_command("RESET") in ("RESET", b"RESET"))
+        one.connection.disconnect()
     same("QUIT", fresh.execute_command("QUIT") in (True, b"OK"), True)
+    fresh.close()
     true("COMMAND COUNT", r.command_count() > 20)
     true("COMMAND", b"get" in {name.encode() if isinstance(name, str) else name for name in r.command()})
     true("INFO", "redis_version" in r.info(), r.info())
@@ -246,7 +255,7 @@ def find_leader(addresses, options):
     while time.monotonic() < deadline:
         for host, port in addresses:
             try:
-                redis.Redis(host=host, port=port, password=options.password).set("{t}probe", "1")
+                node_client((host, port), options).set("{t}probe", "1")
                 return host, port
             except (ResponseError, redis.ConnectionError):
                 continue
@@ -258,7 +267,7 @@ def redirects(addresses, leader, options):
     """A follower sends clients to the leader, and a cluster client that starts there finds its way."""
     for host, port in addresses:
         if (host, port) != leader:
-            follower = redis.Redis(host=host, port=port, password=options.password)
+            follower = node_client((host, port), options)
             try:
                 same(f"SET on follower {port}", follower.set("foo", "1"), "MOVED")
             except MovedError as error:
@@ -267,7 +276,7 @@ def redirects(addresses, leader, options):
             same("follower answers PING", follower.ping(), True)
         for protocol in (2, 3):
             client = RedisCluster(startup_nodes=[ClusterNode(host, port)], protocol=protocol,
-                                  password=options.password)
+                                  password=options.password, socket_timeout=20)
             with client:
                 cluster_client(client, f"via {port}, RESP{protocol}")
 
@@ -312,7 +321,7 @@ def main():
         ("cluster", cluster_commands),
     ]
     for protocol in (2, 3):
-        with redis.Redis(host=leader[0], port=leader[1], protocol=protocol, password=options.password) as r:
+        with node_client(leader, options, protocol) as r:
             r.flushall()
             run(f"RESP{protocol}: connection", lambda: connection_commands(r, protocol, options))
             for name, step in steps:

@@ -416,6 +416,11 @@ impl Group {
         }
     }
 
+    /// How full the log is, by bytes or by slots, whichever is fuller: 0 to 1.
+    pub fn fullness(&self) -> f64 {
+        self.raw.store().ring.fill()
+    }
+
     /// The store has applied everything up to `index`.
     pub fn applied_to(&mut self, index: u64) {
         let log = &self.raw.raft.raft_log;

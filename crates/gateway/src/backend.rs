@@ -73,6 +73,9 @@ pub trait Backend {
     /// Submits a read; its answer must show every write submitted before it on this node.
     fn submit_read(&mut self, ticket: u64, query: &Query<'_>);
 
+    /// Submits a computation of the hash of this node's whole state; its answer is `Reply::Bytes`.
+    fn submit_digest(&mut self, ticket: u64);
+
     /// Hands over outcomes that are ready. Called during [`Gateway::step`](crate::Gateway::step), so a command that
     /// is answered at once costs no second round. A backend that uses `Gateway::complete` leaves this alone.
     fn drain(&mut self, _done: &mut dyn FnMut(u64, Outcome)) {}

@@ -247,6 +247,10 @@ impl Backend for MemoryBackend {
         self.submit(ticket, true, |backend| backend.write(operation));
     }
 
+    fn submit_digest(&mut self, ticket: u64) {
+        self.submit_read(ticket, &Query::DbSize);
+    }
+
     fn submit_read(&mut self, ticket: u64, query: &Query<'_>) {
         self.submit(ticket, false, |backend| backend.read(query));
     }

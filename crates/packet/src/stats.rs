@@ -72,3 +72,40 @@ pub struct PortStats {
     /// Gauge: messages partly received.
     pub partials: u64,
 }
+
+impl PortStats {
+    /// Every counter with its name, for INFO and metrics.
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("messages_sent", self.messages_sent),
+            ("messages_received", self.messages_received),
+            ("bytes_sent", self.bytes_sent),
+            ("bytes_received", self.bytes_received),
+            ("queued", self.queued),
+            ("queue_dropped", self.queue_dropped),
+            ("no_association", self.no_association),
+            ("too_large", self.too_large),
+            ("send_dropped", self.send_dropped),
+            ("malformed", self.malformed),
+            ("forged", self.forged),
+            ("replayed", self.replayed),
+            ("unknown_association", self.unknown_association),
+            ("notices_sent", self.notices_sent),
+            ("notices_heeded", self.notices_heeded),
+            ("notices_ignored", self.notices_ignored),
+            ("handshakes_started", self.handshakes_started),
+            ("associations_made", self.associations_made),
+            ("handshake_timeouts", self.handshake_timeouts),
+            ("handshake_stale", self.handshake_stale),
+            ("wrong_node", self.wrong_node),
+            ("mode_mismatch", self.mode_mismatch),
+            ("associations_refused", self.associations_refused),
+            ("associations_dropped", self.associations_dropped),
+            ("partials_dropped", self.partials_dropped),
+            ("copied_spare_bytes", self.copied_spare_bytes),
+            ("copied_crypt_bytes", self.copied_crypt_bytes),
+            ("associations", self.associations),
+            ("partials", self.partials),
+        ]
+    }
+}

@@ -32,6 +32,11 @@ impl Area {
         self.len == 0
     }
 
+    /// The bytes' range, if they are part of this mapping.
+    pub(crate) fn range_in(&self, mapping: &Arc<Mapping>) -> Option<(u64, u64)> {
+        Arc::ptr_eq(&self.mapping, mapping).then_some((self.base, self.base + self.len))
+    }
+
     fn check(&self, offset: u64, len: u64) {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len);
         assert!(fits, "{offset}+{len} outside an area of {} bytes", self.len);

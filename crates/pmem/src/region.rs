@@ -344,6 +344,14 @@ impl Region {
         taken.push((offset, end));
         Ok(Area::new(Arc::clone(&self.mapping), offset, len))
     }
+
+    /// Takes an area back, so that its bytes can be handed out again.
+    pub fn give_back(&self, area: Area) {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(range) = area.range_in(&self.mapping) {
+            taken.retain(|other| *other != range);
+        }
+    }
 }
 
 fn anonymous_mapping(len: u64, tracker: Option<Box<Tracker>>) -> Result<Mapping, RegionError> {

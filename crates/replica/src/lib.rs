@@ -1,1 +1,39 @@
-//! Under construction.
+//! A replica as a library: one step function over packets, timers, the log and the store, and the loop around it.
+//!
+//! ```text
+//!   Reactor::run     the loop: clocks, readiness, how to wait            run.rs
+//!   Node::step       everything that is ready, never blocking            node.rs
+//!     PhysicalLog    proposals, commitment, apply of one log             physical.rs, requests.rs
+//!     Reads          one ReadIndex round per burst of reads              reads.rs
+//!     ClientReplies  answers to native clients                           clients.rs
+//!     Snapshots      checkpoints for replicas that lag                   snapshot.rs
+//!     Workers        threads for what would block                        workers.rs
+//!   Node::start      region, identity, store, port                       start.rs, identity.rs
+//!   Embedded         a replica inside another program                    embed.rs
+//! ```
+//!
+//! May depend on consensus, store, wal, packet, pmem and wire; knows nothing of the Redis protocol.
+#![forbid(unsafe_code)]
+
+mod clients;
+mod config;
+pub mod embed;
+pub mod identity;
+mod node;
+mod physical;
+mod reads;
+mod requests;
+mod run;
+mod snapshot;
+mod start;
+mod status;
+mod workers;
+
+pub use config::{Config, ConfigError, Engine, Member, Polling, Transport};
+pub use cyclone_packet::Security;
+pub use embed::{Embedded, EmbeddedError};
+pub use node::{Node, NodeError, Now};
+pub use requests::{Outcome, Ticket};
+pub use run::{COMPANION, Companion, Reactor, now};
+pub use start::StartError;
+pub use status::{Counters, LogStatus, Status};

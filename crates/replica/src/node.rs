@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cyclone_consensus::{Outbox, StepError};
 use cyclone_packet::{Message, Outgoing, Peer, Port};
-use cyclone_pmem::Payload;
+use cyclone_pmem::{Payload, Survives};
 use cyclone_store::{Applied, ApplyError, Mode, StateMachine};
 use cyclone_wire::client::Status;
 use cyclone_wire::command::{Command, Operation, Query};
@@ -50,6 +50,8 @@ pub enum NodeError {
 pub(crate) enum Done {
     Applied { log: usize, result: Result<Applied, ApplyError> },
     Read { origin: Origin, result: Result<Reply, ApplyError> },
+    Digest { ticket: Ticket, result: Result<String, ApplyError> },
+    Flushed(Result<(), ApplyError>),
     Snapshot(crate::snapshot::Done),
 }
 
@@ -62,9 +64,12 @@ pub struct Node {
     pub(crate) workers: Workers<Done>,
     pub(crate) snapshots: Snapshots,
     pub(crate) counters: Counters,
+    pub(crate) survives: Survives,
+    pub(crate) region_description: String,
     clients: ClientReplies,
     inbox: Vec<Message>,
-    answers: Vec<(Origin, Outcome)>,
+    pub(crate) answers: Vec<(Origin, Outcome)>,
+    flushing: bool,
     completions: Vec<(Ticket, Outcome)>,
     next_tick_us: u64,
     next_upkeep_us: u64,
@@ -75,6 +80,12 @@ pub struct Node {
 
 /// How often trimming, time-outs and snapshot deadlines are looked after.
 const UPKEEP_US: u64 = 20_000;
+/// Fill of the log from which on it is trimmed.
+const TRIM_AT: f64 = 0.25;
+/// Fill from which on the store is asked to flush.
+const FLUSH_AT: f64 = 0.4;
+/// Fill from which on lagging followers no longer hold entries back.
+const LAGGARDS_UNTIL: f64 = 0.7;
 /// Messages taken from the port in one step.
 const RECEIVE_BURST: usize = 64;
 
@@ -86,8 +97,10 @@ impl Node {
         store: Arc<dyn StateMachine>,
         waker: Arc<Waker>,
         tick_us: u64,
+        salt: u64,
+        region: (Survives, String),
     ) -> std::io::Result<Node> {
-        let snapshots = Snapshots::new(config.data.join("snapshots"));
+        let snapshots = Snapshots::new(config.data.join("snapshots"), salt)?;
         Ok(Node {
             config,
             port,
@@ -96,6 +109,9 @@ impl Node {
             workers: Workers::new(2, waker)?,
             snapshots,
             counters: Counters::default(),
+            survives: region.0,
+            region_description: region.1,
+            flushing: false,
             clients: ClientReplies::default(),
             inbox: Vec::new(),
             answers: Vec::new(),
@@ -190,7 +206,7 @@ impl Node {
     pub fn deadline_us(&self) -> u64 {
         let pending = self.logs.iter().any(|log| log.reads.is_waiting_to_ask());
         let retry = if pending { self.now.steady_us + 1000 } else { u64::MAX };
-        let timers = self.next_tick_us.min(retry).min(self.snapshots.deadline_us());
+        let timers = self.next_tick_us.min(retry);
         self.port.next_timeout().map_or(timers, |port| timers.min(port))
     }
 
@@ -323,7 +339,7 @@ impl Node {
         self.counters.writes += 1;
         let Ok(command) = Command::decode(&bytes[range.clone()]) else {
             self.counters.malformed += 1;
-            self.clients.refuse(origin, Status::Malformed);
+            self.clients.refuse(origin, &Status::Malformed);
             return;
         };
         if !self.within_limits(&command.operation) {
@@ -340,7 +356,7 @@ impl Node {
     fn native_read(&mut self, origin: Origin, query: &[u8], through_log: bool) {
         let Ok(decoded) = Query::decode(query) else {
             self.counters.malformed += 1;
-            self.clients.refuse(origin, Status::Malformed);
+            self.clients.refuse(origin, &Status::Malformed);
             return;
         };
         let log = self.log_of(decoded.key());
@@ -397,8 +413,16 @@ impl Node {
             for &(context, index) in &outbox.read_states {
                 self.logs[log].reads.confirm(context, index);
             }
+            for message in &outbox.messages {
+                if message.header.kind == RaftKind::Snapshot {
+                    self.offering(message.to);
+                }
+            }
             self.send(log, &outbox)?;
             self.logs[log].committed(&mut outbox, &mut self.answers);
+        }
+        if self.snapshots.is_installing() {
+            return Ok(work);
         }
         let store = Arc::clone(&self.store);
         let job = self.logs[log].apply(&*store, &mut self.answers)?;
@@ -477,6 +501,14 @@ impl Node {
             match done {
                 Done::Applied { log, result } => self.logs[log].finish_job(result?, &mut self.answers),
                 Done::Read { origin, result } => self.answers.push((origin, Outcome::Done(result?))),
+                Done::Digest { ticket, result } => {
+                    let reply = Reply::Bytes(result?.into_bytes());
+                    self.completions.push((ticket, Outcome::Done(reply)));
+                }
+                Done::Flushed(result) => {
+                    self.flushing = false;
+                    result?;
+                }
                 Done::Snapshot(done) => self.snapshot_done(done)?,
             }
         }
@@ -487,9 +519,111 @@ impl Node {
         for log in &mut self.logs {
             log.expire(self.now.steady_us, &mut self.answers);
         }
-        self.trim();
+        self.trim()?;
         self.snapshot_upkeep();
         Ok(())
+    }
+
+    /// Drops what no longer needs to be in the log, and asks the store to flush before the log runs short.
+    ///
+    /// An entry may go once the store survives without it. Followers that lag hold it back, but only while there is room:
+    /// after that they are brought up with a checkpoint.
+    fn trim(&mut self) -> Result<(), NodeError> {
+        let mut flush = false;
+        for log in &mut self.logs {
+            let used = log.group.fullness();
+            if used < TRIM_AT {
+                continue;
+            }
+            let status = log.group.status();
+            let flushed = self.store.flushed(log.id);
+            let mut through = flushed.min(log.applied);
+            if used < LAGGARDS_UNTIL {
+                let slowest = status.peers.iter().map(|peer| peer.matched).min();
+                through = slowest.map_or(through, |slowest| through.min(slowest));
+            }
+            if through >= status.first {
+                log.group.trim(through)?;
+            }
+            // Only what has been applied since the last flush can be freed by another one.
+            flush |= used >= FLUSH_AT && log.applied > flushed;
+        }
+        if flush && !self.flushing {
+            self.flushing = true;
+            let store = Arc::clone(&self.store);
+            self.workers.run(move || Done::Flushed(store.flush()));
+        }
+        Ok(())
+    }
+
+    /// Computes the state's hash on a worker; the outcome comes back under `ticket`.
+    pub fn digest(&mut self, ticket: Ticket) {
+        let store = Arc::clone(&self.store);
+        self.workers.run(move || Done::Digest { ticket, result: store.digest() });
+    }
+
+    /// A client of this process has work: the polling policy may spin for a while.
+    pub fn note_work(&mut self) {
+        self.active_us = self.now.steady_us;
+    }
+
+    /// Last index of the log: at or behind every write answered so far.
+    pub fn last_index(&self) -> u64 {
+        self.logs[0].group.last_index()
+    }
+
+    /// The packet port's counters by name.
+    pub fn packet_stats(&self) -> Vec<(&'static str, u64)> {
+        let (port, driver) = (self.port.stats(), self.port.driver_stats());
+        let mut counters = port.named();
+        counters.extend([("datagrams_sent", driver.sent), ("datagrams_received", driver.received)]);
+        counters.extend([("send_calls", driver.send_calls), ("receive_calls", driver.receive_calls)]);
+        counters.extend([("send_full", driver.send_full), ("truncated", driver.truncated), ("pool_empty", driver.pool_empty)]);
+        counters
+    }
+
+    /// The configuration it was started with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Whether this replica leads every log.
+    pub fn leads(&self) -> bool {
+        self.logs.iter().all(|log| log.group.is_leader())
+    }
+
+    /// The leader of the log that a slot lives in, if known.
+    pub fn leader_of(&self, slot: u16) -> Option<u64> {
+        self.logs[usize::from(slot) % self.logs.len()].group.leader()
+    }
+
+    /// Descriptors that are readable when packets wait.
+    pub fn port_descriptors(&self) -> Vec<std::os::fd::RawFd> {
+        self.port.fds()
+    }
+
+    /// Hands leadership to the follower that has most of the log, log by log.
+    pub fn resign(&mut self) {
+        for log in &mut self.logs {
+            let peers = log.group.status().peers;
+            let best = peers.iter().filter(|peer| peer.recent_active).max_by_key(|peer| peer.matched);
+            if let Some(best) = best {
+                // Refused when leadership is gone already: then there is nothing to hand over.
+                let _ = log.group.transfer_leader(best.id);
+            }
+        }
+    }
+
+    /// A clean end: the store takes over what it has not written, so that the next start replays little.
+    ///
+    /// # Errors
+    /// When the store refuses; nothing is lost, the log still has it.
+    pub fn close(&mut self) -> Result<(), NodeError> {
+        Ok(self.store.flush()?)
+    }
+
+    pub(crate) fn now_us(&self) -> u64 {
+        self.now.steady_us
     }
 
     /// Hands out answers: to this process as completions, to native clients as one message each.
@@ -499,7 +633,6 @@ impl Node {
             match origin {
                 Origin::Local(ticket) => self.completions.push((ticket, outcome)),
                 Origin::Native { .. } => self.clients.add(origin, outcome, &self.config.members),
-                Origin::Internal => {}
             }
         }
         self.clients.flush(self.now.steady_us, &mut self.port).map_err(NodeError::Port)?;

@@ -32,9 +32,21 @@ pub(crate) struct ToApply {
     origins: Vec<Origin>,
 }
 
-/// Entries taken out of the queue for a worker.
+/// Committed entries for a worker: index, term, payload.
 pub(crate) struct ApplyJob {
-    pub(crate) entries: Vec<(u64, u64, Vec<u8>)>,
+    entries: Vec<(u64, u64, Vec<u8>)>,
+}
+
+impl ApplyJob {
+    /// Applies them, waiting as long as it takes.
+    pub(crate) fn apply(&self, store: &dyn StateMachine, log: u16) -> Result<Applied, ApplyError> {
+        let entries: Vec<EntryInput<'_>> = self
+            .entries
+            .iter()
+            .map(|(index, term, payload)| EntryInput { index: *index, term: *term, payload })
+            .collect();
+        store.apply(log, &entries, Mode::Blocking)
+    }
 }
 
 pub(crate) struct PhysicalLog {
@@ -54,7 +66,7 @@ pub(crate) struct PhysicalLog {
 }
 
 impl PhysicalLog {
-    pub(crate) fn new(id: u16, group: Group, applied: u64, salt: u64) -> Self {
+    pub(crate) fn new(id: u16, group: Group, applied: u64, applied_term: u64, salt: u64) -> Self {
         PhysicalLog {
             id,
             group,
@@ -64,7 +76,7 @@ impl PhysicalLog {
             apply_queue: VecDeque::new(),
             applying: 0,
             applied,
-            applied_term: 0,
+            applied_term,
             reads: Reads::new(salt),
             pending: 0,
             scratch: Vec::new(),

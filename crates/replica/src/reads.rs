@@ -104,10 +104,9 @@ impl Reads {
         failed
     }
 
-    /// When [`Reads::ask`] wants to be called again at the latest.
-    pub(crate) fn deadline_us(&self) -> Option<u64> {
-        let stale = self.asked.front().map(|round| round.asked_us + ROUND_TIMEOUT_US);
-        if self.new.is_empty() { stale } else { Some(stale.unwrap_or(0).min(0)) }
+    /// Whether reads have not been asked for yet: Raft was not ready to confirm any.
+    pub(crate) fn is_waiting_to_ask(&self) -> bool {
+        !self.new.is_empty()
     }
 }
 

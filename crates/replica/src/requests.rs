@@ -37,8 +37,6 @@ pub(crate) enum Origin {
         /// The client's number for the request.
         id: u64,
     },
-    /// The replica itself.
-    Internal,
 }
 
 /// A log entry's payload in the making: up to [`BatchBuilder::MAX_COMMANDS`] commands become one entry

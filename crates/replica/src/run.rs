@@ -33,7 +33,7 @@ pub trait Companion {
     /// Moves what is ready: submits to the node, delivers its completions. Answers how much was done.
     fn step(&mut self, now: Now, node: &mut Node) -> usize;
     /// When it wants to be called again at the latest, in microseconds of the steady clock.
-    fn deadline_us(&self) -> u64 {
+    fn deadline_us(&mut self, _now: Now) -> u64 {
         u64::MAX
     }
 }
@@ -116,8 +116,8 @@ impl Reactor {
     }
 
     /// How long to wait for readiness; 0 looks without waiting.
-    fn wait_us(&self, polling: Polling, now: Now, node: &Node, companion: &dyn Companion) -> Option<u64> {
-        let deadline = node.deadline_us().min(companion.deadline_us());
+    fn wait_us(&self, polling: Polling, now: Now, node: &Node, companion: &mut dyn Companion) -> Option<u64> {
+        let deadline = node.deadline_us().min(companion.deadline_us(now));
         let until = deadline.saturating_sub(now.steady_us).min(LONGEST_SLEEP_US);
         match polling {
             Polling::Busy => Some(0),

@@ -3,36 +3,38 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, Read as _, Seek, SeekFrom, Write as _};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cyclone_packet::{Outgoing, Peer};
 use cyclone_pmem::Payload;
-use cyclone_store::{ApplyError, CheckpointMeta};
-use cyclone_wire::envelope::{self, SnapshotChunk, SnapshotFetch};
+use cyclone_store::{ApplyError, CheckpointMeta, StateMachine};
+use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch, decode_files, encode_files};
 use cyclone_wire::raftmsg::{RaftMessage, SnapshotMeta};
 
-use crate::node::{Node, NodeError};
+use crate::node::{Done as NodeDone, Node, NodeError};
 
 /// Bytes asked for in one request.
-const PIECE_BYTES: u32 = 128 << 10;
-/// Requests outstanding at once.
-const WINDOW: usize = 4;
+const PIECE_BYTES: u32 = 64 << 10;
+/// Requests outstanding at once: with [`PIECE_BYTES`] well below what a socket buffers.
+const WINDOW: usize = 8;
 /// A request without an answer for this long is sent again.
-const PIECE_TIMEOUT_US: u64 = 50_000;
+const PIECE_TIMEOUT_US: u64 = 60_000;
 /// A follower that asks for nothing for this long has given up; Raft probes it again.
 const FOLLOWER_TIMEOUT_US: u64 = 2_000_000;
 /// A leader that answers nothing for this long is given up on.
-const LEADER_TIMEOUT_US: u64 = 3_000_000;
-/// A checkpoint nobody has asked for in this time is removed.
+const LEADER_TIMEOUT_US: u64 = 1_500_000;
+/// A checkpoint that nobody has asked for in this time is removed.
 const IDLE_US: u64 = 10_000_000;
 
 /// What a worker brings back.
 pub(crate) enum Done {
-    Made { id: u64, result: Result<CheckpointMeta, String> },
-    Piece { to: u64, chunk: Result<SnapshotChunk, String> },
-    Installed { offer: Box<RaftMessage>, result: Result<(), ApplyError> },
+    Made { id: u64, directory: PathBuf, result: Result<(CheckpointMeta, Vec<(String, u64)>), String> },
+    Piece { to: u64, chunk: SnapshotChunk },
+    Written { id: u64, piece: usize, result: io::Result<()> },
+    Installed { id: u64, result: Result<CheckpointMeta, ApplyError> },
 }
 
 /// A checkpoint this replica offers to others.
@@ -41,58 +43,402 @@ struct Offered {
     directory: PathBuf,
     files: Vec<(String, u64)>,
     used_us: u64,
-    /// When each follower last asked.
+    /// When each follower that was offered it last asked.
     followers: HashMap<u64, u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PieceState {
+    Wanted,
+    Asked(u64),
+    Writing,
+    Done,
 }
 
 struct Piece {
     file: u32,
     offset: u64,
     length: u32,
-    asked_us: u64,
-    done: bool,
+    state: PieceState,
 }
 
 /// A checkpoint being fetched.
 struct Fetching {
     offer: RaftMessage,
-    from: u64,
     id: u64,
     directory: PathBuf,
-    /// Learnt from the first piece: file 0 is the list of files.
-    files: Option<Vec<(String, u64)>>,
+    /// Names of files 1, 2, …; learnt from file 0.
+    files: Vec<(String, u64)>,
     pieces: Vec<Piece>,
-    first_undone: usize,
+    /// Every piece before this one is done.
+    done_before: usize,
     heard_us: u64,
     installing: bool,
 }
 
 /// The state of both roles.
 pub(crate) struct Snapshots {
-    directory: PathBuf,
-    making: Option<u64>,
+    root: PathBuf,
+    making: bool,
     offered: Option<Offered>,
     fetching: Option<Fetching>,
     next_id: u64,
-    wake_us: u64,
 }
 
 impl Snapshots {
-    pub(crate) fn new(directory: PathBuf) -> Self {
-        Snapshots { directory, making: None, offered: None, fetching: None, next_id: 1, wake_us: u64::MAX }
-    }
-
-    pub(crate) fn deadline_us(&self) -> u64 {
-        self.wake_us
+    /// What an earlier process left behind is removed.
+    pub(crate) fn new(root: PathBuf, salt: u64) -> io::Result<Self> {
+        match fs::remove_dir_all(&root) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => fs::create_dir_all(&root)?,
+        }
+        Ok(Snapshots { root, making: false, offered: None, fetching: None, next_id: salt << 16 })
     }
 
     /// Whether this replica's state is about to be replaced: nothing may be applied meanwhile.
     pub(crate) fn is_installing(&self) -> bool {
         self.fetching.as_ref().is_some_and(|fetching| fetching.installing)
     }
+}
 
-    /// Whether a checkpoint is being fetched, with pieces fetched and total.
-    pub(crate) fn progress(&self) -> Option<(usize, usize)> {
-        self.fetching.as_ref().map(|f| (f.pieces.iter().filter(|p| p.done).count(), f.pieces.len()))
+/// Names and lengths of a directory's files, in the order in which they are numbered.
+fn list_files(directory: &Path) -> io::Result<Vec<(String, u64)>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        files.push((entry.file_name().to_string_lossy().into_owned(), entry.metadata()?.len()));
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read_piece(path: &Path, fetch: &SnapshotFetch, total: u64) -> SnapshotChunk {
+    let length = u64::from(fetch.length).min(total.saturating_sub(fetch.offset));
+    let mut bytes = vec![0; length as usize];
+    let read = fs::File::open(path).and_then(|file| file.read_exact_at(&mut bytes, fetch.offset));
+    match read {
+        Ok(()) => SnapshotChunk { id: fetch.id, file: fetch.file, offset: fetch.offset, total, bytes },
+        // Says "gone": the follower gives up and is offered another.
+        Err(_) => SnapshotChunk { id: fetch.id, file: fetch.file, offset: fetch.offset, total: 0, bytes: Vec::new() },
+    }
+}
+
+impl Node {
+    fn spawn_snapshot(&mut self, job: impl FnOnce() -> Done + Send + 'static) {
+        self.workers.run(move || NodeDone::Snapshot(job()));
+    }
+
+    /// Leader: makes a checkpoint if a follower needs one, forgets what nobody uses, gives up on silent followers.
+    pub(crate) fn snapshot_upkeep(&mut self) {
+        let now_us = self.now_us();
+        let wanted = self.logs.iter_mut().fold(false, |wanted, log| log.group.take_wants_snapshot() || wanted);
+        if wanted && !self.snapshots.making && self.snapshots.offered.is_none() {
+            self.snapshots.making = true;
+            self.snapshots.next_id += 1;
+            let id = self.snapshots.next_id;
+            let directory = self.snapshots.root.join(format!("made-{id}"));
+            let store = Arc::clone(&self.store);
+            self.spawn_snapshot(move || {
+                let made = store.checkpoint(&directory).map_err(|error| error.to_string());
+                let result = made.and_then(|meta| Ok((meta, list_files(&directory).map_err(|e| e.to_string())?)));
+                Done::Made { id, directory, result }
+            });
+        }
+        let mut silent = Vec::new();
+        if let Some(offered) = &mut self.snapshots.offered {
+            offered.followers.retain(|&follower, &mut asked_us| {
+                let gone = now_us.saturating_sub(asked_us) > FOLLOWER_TIMEOUT_US;
+                if gone {
+                    silent.push(follower);
+                }
+                !gone
+            });
+            if offered.followers.is_empty() && now_us.saturating_sub(offered.used_us) > IDLE_US {
+                self.withdraw();
+            }
+        }
+        for follower in silent {
+            for log in &mut self.logs {
+                log.group.report_snapshot(follower, false);
+            }
+        }
+        self.fetch_upkeep(now_us);
+    }
+
+    fn withdraw(&mut self) {
+        if let Some(offered) = self.snapshots.offered.take() {
+            for log in &mut self.logs {
+                log.group.set_snapshot_available(None);
+            }
+            // Left-overs are removed at the next start as well.
+            let _ = fs::remove_dir_all(offered.directory);
+        }
+    }
+
+    /// Leader: an offer is about to be sent to this follower.
+    pub(crate) fn offering(&mut self, follower: u64) {
+        let now_us = self.now_us();
+        if let Some(offered) = &mut self.snapshots.offered {
+            offered.followers.entry(follower).or_insert(now_us);
+        }
+    }
+
+    /// Leader: a follower asks for a piece.
+    pub(crate) fn snapshot_fetch(&mut self, from: u64, body: &Payload) {
+        let Ok(fetch) = SnapshotFetch::decode(&body.to_vec()) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let now_us = self.now_us();
+        let gone = SnapshotChunk { id: fetch.id, file: fetch.file, offset: fetch.offset, total: 0, bytes: Vec::new() };
+        let Some(offered) = self.snapshots.offered.as_mut().filter(|offered| offered.id == fetch.id) else {
+            return self.send_chunk(from, &gone);
+        };
+        offered.used_us = now_us;
+        offered.followers.insert(from, now_us);
+        if fetch.file == 0 {
+            let list = encode_files(&offered.files);
+            let chunk = SnapshotChunk { offset: 0, total: list.len() as u64, bytes: list, ..gone };
+            return self.send_chunk(from, &chunk);
+        }
+        let Some((name, total)) = offered.files.get(fetch.file as usize - 1) else {
+            return self.send_chunk(from, &gone);
+        };
+        let (path, total) = (offered.directory.join(name), *total);
+        self.spawn_snapshot(move || Done::Piece { to: from, chunk: read_piece(&path, &fetch, total) });
+    }
+
+    fn send_chunk(&mut self, to: u64, chunk: &SnapshotChunk) {
+        let mut bytes = Vec::new();
+        chunk.encode(&mut bytes);
+        self.send_to(to, &bytes);
+    }
+
+    fn send_to(&mut self, to: u64, bytes: &[u8]) {
+        let (now_us, parts) = (self.now_us(), [bytes]);
+        // A piece that is lost is asked for again.
+        let _ = self.port.send(now_us, &[Outgoing { to: Peer::Node(to), parts: &parts }]);
+    }
+
+    /// Follower: the leader has no longer what this replica lacks, and offers a checkpoint.
+    pub(crate) fn offered_snapshot(&mut self, offer: RaftMessage) {
+        let Some(meta) = offer.snapshot.clone() else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let now_us = self.now_us();
+        if let Some(fetching) = &mut self.snapshots.fetching {
+            if fetching.installing || (fetching.id == meta.id && fetching.offer.from == offer.from) {
+                fetching.offer.term = fetching.offer.term.max(offer.term);
+                return;
+            }
+        }
+        if meta.index <= self.logs[usize::from(offer.log)].applied {
+            // Nothing to fetch: Raft only needs to hear that the offer was taken.
+            let log = usize::from(offer.log);
+            if self.logs[log].group.install_snapshot(&offer).is_err() {
+                self.counters.malformed += 1;
+            }
+            return;
+        }
+        self.abandon_fetch();
+        let directory = self.snapshots.root.join(format!("fetched-{}-{}", offer.from, meta.id));
+        if fs::create_dir_all(&directory).is_err() {
+            return;
+        }
+        tracing::info!(from = offer.from, index = meta.index, "fetching a checkpoint");
+        let list = Piece { file: 0, offset: 0, length: 1 << 20, state: PieceState::Wanted };
+        self.snapshots.fetching = Some(Fetching {
+            offer,
+            id: meta.id,
+            directory,
+            files: Vec::new(),
+            pieces: vec![list],
+            done_before: 0,
+            heard_us: now_us,
+            installing: false,
+        });
+        self.fetch_upkeep(now_us);
+    }
+
+    fn abandon_fetch(&mut self) {
+        if let Some(fetching) = self.snapshots.fetching.take() {
+            // Left-overs are removed at the next start as well.
+            let _ = fs::remove_dir_all(fetching.directory);
+        }
+    }
+
+    /// Follower: keeps the window of requests full; asks again for what got lost.
+    fn fetch_upkeep(&mut self, now_us: u64) {
+        let Some(fetching) = self.snapshots.fetching.as_mut().filter(|fetching| !fetching.installing) else { return };
+        if now_us.saturating_sub(fetching.heard_us) > LEADER_TIMEOUT_US {
+            return self.abandon_fetch();
+        }
+        while fetching.pieces.get(fetching.done_before).is_some_and(|piece| piece.state == PieceState::Done) {
+            fetching.done_before += 1;
+        }
+        let mut requests = Vec::new();
+        let (id, from) = (fetching.id, fetching.offer.from);
+        let window = fetching.pieces.iter_mut().skip(fetching.done_before).take(WINDOW);
+        for piece in window {
+            let due = match piece.state {
+                PieceState::Wanted => true,
+                PieceState::Asked(asked_us) => now_us.saturating_sub(asked_us) > PIECE_TIMEOUT_US,
+                PieceState::Writing | PieceState::Done => false,
+            };
+            if due {
+                piece.state = PieceState::Asked(now_us);
+                requests.push(SnapshotFetch { id, file: piece.file, offset: piece.offset, length: piece.length });
+            }
+        }
+        for request in requests {
+            let mut bytes = Vec::new();
+            request.encode(&mut bytes);
+            self.send_to(from, &bytes);
+        }
+        self.install_when_whole();
+    }
+
+    /// Follower: a piece has come.
+    pub(crate) fn snapshot_chunk(&mut self, from: u64, body: &Payload) {
+        let Ok(chunk) = SnapshotChunk::decode(&body.to_vec()) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let now_us = self.now_us();
+        let Some(fetching) = self.snapshots.fetching.as_mut().filter(|fetching| {
+            fetching.id == chunk.id && fetching.offer.from == from && !fetching.installing
+        }) else {
+            return;
+        };
+        if chunk.total == 0 && chunk.bytes.is_empty() && !fetching.is_empty_file(chunk.file) {
+            return self.abandon_fetch();
+        }
+        fetching.heard_us = now_us;
+        let wanted = |piece: &Piece| piece.file == chunk.file && piece.offset == chunk.offset;
+        let Some(position) = fetching.pieces.iter().position(wanted) else { return };
+        if !matches!(fetching.pieces[position].state, PieceState::Asked(_)) {
+            return;
+        }
+        if chunk.file == 0 {
+            if !fetching.take_list(&chunk.bytes) {
+                self.counters.malformed += 1;
+                return self.abandon_fetch();
+            }
+            return self.fetch_upkeep(now_us);
+        }
+        if chunk.bytes.len() != fetching.pieces[position].length as usize {
+            self.counters.malformed += 1;
+            return;
+        }
+        fetching.pieces[position].state = PieceState::Writing;
+        let path = fetching.directory.join(&fetching.files[chunk.file as usize - 1].0);
+        self.spawn_snapshot(move || {
+            let open = fs::OpenOptions::new().create(true).truncate(false).write(true).open(path);
+            let result = open.and_then(|file| file.write_all_at(&chunk.bytes, chunk.offset));
+            Done::Written { id: chunk.id, piece: position, result }
+        });
+    }
+
+    fn install_when_whole(&mut self) {
+        // A worker that is applying would write into the state that is being replaced.
+        let applying = self.logs.iter().any(|log| log.is_applying());
+        let Some(fetching) = self.snapshots.fetching.as_mut() else { return };
+        let whole = !fetching.files.is_empty() && fetching.done_before == fetching.pieces.len();
+        if !whole || fetching.installing || applying {
+            return;
+        }
+        fetching.installing = true;
+        let (id, directory) = (fetching.id, fetching.directory.clone());
+        let store: Arc<dyn StateMachine> = Arc::clone(&self.store);
+        self.spawn_snapshot(move || Done::Installed { id, result: store.install(&directory) });
+    }
+
+    /// A worker has finished something for a snapshot.
+    pub(crate) fn snapshot_done(&mut self, done: Done) -> Result<(), NodeError> {
+        let now_us = self.now_us();
+        match done {
+            Done::Made { id, directory, result } => {
+                self.snapshots.making = false;
+                match result {
+                    Ok((meta, files)) => self.offer(id, directory, files, &meta),
+                    Err(error) => tracing::warn!(error, "no checkpoint could be made"),
+                }
+            }
+            Done::Piece { to, chunk } => self.send_chunk(to, &chunk),
+            Done::Written { id, piece, result } => {
+                let fetching = self.snapshots.fetching.as_mut().filter(|fetching| fetching.id == id);
+                let Some(piece) = fetching.and_then(|fetching| fetching.pieces.get_mut(piece)) else { return Ok(()) };
+                match result {
+                    Ok(()) => piece.state = PieceState::Done,
+                    Err(error) => {
+                        tracing::warn!(%error, "a checkpoint's piece could not be written");
+                        self.abandon_fetch();
+                    }
+                }
+                self.fetch_upkeep(now_us);
+            }
+            Done::Installed { id, result } => self.installed(id, result)?,
+        }
+        Ok(())
+    }
+
+    fn offer(&mut self, id: u64, directory: PathBuf, files: Vec<(String, u64)>, meta: &CheckpointMeta) {
+        self.counters.snapshots_made += 1;
+        for (log, &(index, term)) in self.logs.iter_mut().zip(&meta.applied) {
+            let members = log.group.members();
+            log.group.set_snapshot_available(Some(SnapshotMeta { id, index, term, members }));
+        }
+        tracing::info!(id, files = files.len(), "offering a checkpoint");
+        let used_us = self.now_us();
+        self.snapshots.offered = Some(Offered { id, directory, files, used_us, followers: HashMap::new() });
+    }
+
+    fn installed(&mut self, id: u64, result: Result<CheckpointMeta, ApplyError>) -> Result<(), NodeError> {
+        let Some(fetching) = self.snapshots.fetching.take_if(|fetching| fetching.id == id) else { return Ok(()) };
+        let meta = result?;
+        self.counters.snapshots_installed += 1;
+        for (log, &(index, term)) in self.logs.iter_mut().zip(&meta.applied) {
+            log.skip_to(index, term, &mut self.answers);
+        }
+        let log = usize::from(fetching.offer.log);
+        if self.logs[log].group.install_snapshot(&fetching.offer).is_err() {
+            self.counters.malformed += 1;
+        }
+        tracing::info!(from = fetching.offer.from, "installed a checkpoint");
+        // Left-overs are removed at the next start as well.
+        let _ = fs::remove_dir_all(fetching.directory);
+        Ok(())
+    }
+}
+
+impl Fetching {
+    fn is_empty_file(&self, file: u32) -> bool {
+        file > 0 && self.files.get(file as usize - 1).is_some_and(|(_, length)| *length == 0)
+    }
+
+    /// Takes in the list of files; `false` if it is not one.
+    fn take_list(&mut self, bytes: &[u8]) -> bool {
+        let Ok(files) = decode_files(bytes) else { return false };
+        // A name must stay within the directory.
+        let plain = |name: &str| !name.is_empty() && name != "." && name != ".." && !name.contains('/');
+        if files.is_empty() || !files.iter().all(|(name, _)| plain(name)) {
+            return false;
+        }
+        self.pieces[0].state = PieceState::Done;
+        for (number, (name, length)) in files.iter().enumerate() {
+            if *length == 0 && fs::File::create(self.directory.join(name)).is_err() {
+                return false;
+            }
+            let mut offset = 0;
+            while offset < *length {
+                let piece = u64::from(PIECE_BYTES).min(length - offset) as u32;
+                let state = PieceState::Wanted;
+                self.pieces.push(Piece { file: number as u32 + 1, offset, length: piece, state });
+                offset += u64::from(piece);
+            }
+        }
+        self.files = files;
+        true
     }
 }

@@ -73,6 +73,8 @@ pub struct LocalCluster {
     pub client_key: [u8; 32],
     executable: PathBuf,
     keep: bool,
+    /// Whether the nodes end when this program is killed. Off for clusters that may outlive it.
+    pub end_with_us: bool,
 }
 
 /// 32 random bytes from the kernel.
@@ -168,7 +170,7 @@ impl LocalCluster {
             Some(path) => PathBuf::from(path),
             None => std::env::current_exe().context("own executable")?,
         };
-        Ok(LocalCluster { directory: directory.to_owned(), regions, nodes, client_key, executable, keep: false })
+        Ok(LocalCluster { directory: directory.to_owned(), regions, nodes, client_key, executable, keep: false, end_with_us: true })
     }
 
     /// Starts one node (0-based). Its standard error goes to `nodeN.log` in the directory.
@@ -183,7 +185,9 @@ impl LocalCluster {
         }
         // A group of its own: Ctrl-C reaches only this program, which then ends its nodes in order.
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-        command.arg("--end-with-parent");
+        if self.end_with_us {
+            command.arg("--end-with-parent");
+        }
         process.child = Some(command.spawn().with_context(|| format!("cannot start {}", self.executable.display()))?);
         Ok(())
     }
@@ -298,4 +302,28 @@ impl Drop for LocalCluster {
         }
         let _ = fs::remove_dir_all(&self.regions);
     }
+}
+
+/// `cyclone cluster start`: for scripts.
+pub fn start_and_describe(directory: &Path, first_port: u16, engine: &str) -> Result<()> {
+    let options = Options { first_port, engine: engine.to_owned(), ..Options::default() };
+    let mut cluster = LocalCluster::create(directory, &options)?;
+    cluster.end_with_us = false;
+    cluster.start_all(true)?;
+    let leader = cluster.wait_for_leader(Duration::from_secs(20))?;
+    let nodes: Vec<_> = (0..cluster.nodes.len())
+        .map(|node| {
+            let process = &cluster.nodes[node];
+            serde_json::json!({
+                "id": process.id,
+                "pid": cluster.pid(node),
+                "redis": process.redis.to_string(),
+                "packet": process.packet.to_string(),
+                "leads": node == leader,
+            })
+        })
+        .collect();
+    println!("{}", serde_json::json!({ "regions": cluster.regions, "nodes": nodes, "client_key": hex(&cluster.client_key) }));
+    cluster.keep();
+    Ok(())
 }

@@ -206,6 +206,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
     progress.say(&format!("three replicas, data in {}", directory.display()));
     let options = Options { engine: arguments.engine.clone(), ..Options::default() };
     let mut cluster = LocalCluster::create(&directory, &options)?;
+    cluster.end_with_us = !arguments.keep;
     let outcome = play(&mut cluster, &progress, interrupted);
     let report = match outcome {
         Ok(report) => report,
@@ -395,7 +396,7 @@ fn verify(
         .iter()
         .map(|node| {
             let mut connection = resp::connect(node.redis, Duration::from_secs(10))?;
-            Ok((node.id, redis::cmd("CYCLONE").arg("DIGEST").query::<String>(&mut connection)?))
+            Ok((node.id, redis::cmd("DEBUG").arg("DIGEST").query::<String>(&mut connection)?))
         })
         .collect::<Result<_>>()?;
     let same = digests.values().all(|digest| Some(digest) == digests.values().next());

@@ -1,1 +1,242 @@
-fn main() {}
+//! The `cyclone` program.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod cluster;
+mod config;
+mod ctl;
+mod demo;
+mod resp;
+mod serve;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+
+/// Replicated durability for key-value stores at memory speed.
+#[derive(Parser)]
+#[command(name = "cyclone", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run one node of a cluster.
+    Serve(Serve),
+    /// Three replicas on this machine: load, kill -9 of the leader, failover, return, proof that nothing is lost.
+    Demo(Demo),
+    /// Look at a running cluster.
+    Ctl(Ctl),
+    /// Measure.
+    Bench(Bench),
+    /// Start a cluster on this machine and leave it running; prints a JSON line that describes it.
+    #[command(hide = true)]
+    Cluster(ClusterArgs),
+}
+
+#[derive(Args)]
+struct Serve {
+    /// The node's configuration file (docs/configuration.md).
+    #[arg(long)]
+    config: PathBuf,
+    /// Take an empty directory and region as a new replica of a new cluster. Give it once, when the cluster is created.
+    #[arg(long)]
+    bootstrap: bool,
+    /// Only read and check the configuration.
+    #[arg(long)]
+    check: bool,
+    /// Overrides node.data.
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Overrides node.nvm.
+    #[arg(long)]
+    nvm: Option<PathBuf>,
+    /// Overrides node.engine: rocksdb, memory or echo.
+    #[arg(long)]
+    engine: Option<String>,
+    /// Overrides node.polling: adaptive, busy or event.
+    #[arg(long)]
+    polling: Option<String>,
+    /// End when the parent process ends.
+    #[arg(long, hide = true)]
+    end_with_parent: bool,
+}
+
+#[derive(Args)]
+struct Demo {
+    /// Print one JSON line at the end on standard output.
+    #[arg(long)]
+    json: bool,
+    /// Leave the cluster up and say how to talk to it.
+    #[arg(long)]
+    keep: bool,
+    /// Where to put the data (default: a new directory below the temporary one).
+    #[arg(long)]
+    directory: Option<PathBuf>,
+    /// rocksdb, memory or echo.
+    #[arg(long, default_value = "rocksdb")]
+    engine: String,
+}
+
+#[derive(Args)]
+struct Ctl {
+    #[command(subcommand)]
+    command: CtlCommand,
+}
+
+#[derive(Subcommand)]
+enum CtlCommand {
+    /// Role, indexes and durability of every node.
+    Status {
+        /// The Redis port of any node.
+        #[arg(long, default_value = "127.0.0.1:7101")]
+        connect: SocketAddr,
+        /// The Redis password, if one is set.
+        #[arg(long)]
+        password: Option<String>,
+        /// JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Args)]
+struct Bench {
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
+#[derive(Subcommand)]
+enum BenchCommand {
+    /// Blind writes: throughput and latency at 1, 32 and 256 in flight, beside RocksDB alone.
+    Put {
+        /// One JSON line per point.
+        #[arg(long)]
+        json: bool,
+        /// Under 45 seconds.
+        #[arg(long)]
+        quick: bool,
+        /// Seed of the key sequences.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Also etcd, three members (`make bench-peers` installs it).
+        #[arg(long)]
+        peers: bool,
+        /// rocksdb, memory or echo.
+        #[arg(long, default_value = "rocksdb")]
+        engine: String,
+        /// udp or tcp.
+        #[arg(long, default_value = "udp")]
+        transport: String,
+        /// authenticated, encrypted or off.
+        #[arg(long, default_value = "authenticated")]
+        security: String,
+    },
+}
+
+#[derive(Args)]
+struct ClusterArgs {
+    #[command(subcommand)]
+    command: ClusterCommand,
+}
+
+#[derive(Subcommand)]
+enum ClusterCommand {
+    /// Start it.
+    Start {
+        /// Where to put data and logs.
+        #[arg(long)]
+        directory: PathBuf,
+        /// First port to try.
+        #[arg(long, default_value_t = 7201)]
+        first_port: u16,
+        /// rocksdb, memory or echo.
+        #[arg(long, default_value = "rocksdb")]
+        engine: String,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cyclone: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A flag that SIGINT and SIGTERM set. A second signal ends the process at once.
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop)).context("signal handler")?;
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("signal handler")?;
+    }
+    Ok(stop)
+}
+
+fn run(cli: Cli) -> Result<()> {
+    match cli.command {
+        Command::Serve(arguments) => serve(&arguments),
+        Command::Demo(arguments) => demo::run(
+            &demo::Arguments {
+                json: arguments.json,
+                keep: arguments.keep,
+                directory: arguments.directory,
+                engine: arguments.engine,
+            },
+            &stop_flag()?,
+        ),
+        Command::Ctl(Ctl { command: CtlCommand::Status { connect, password, json } }) => {
+            ctl::status(connect, password.as_deref(), json)
+        }
+        Command::Bench(Bench { command: BenchCommand::Put { json, quick, seed, peers, engine, transport, security } }) => {
+            config::parse_engine(&engine)?;
+            bench::put::run(&bench::put::Arguments { json, quick, seed, peers, engine, transport, security })
+        }
+        Command::Cluster(ClusterArgs { command: ClusterCommand::Start { directory, first_port, engine } }) => {
+            cluster::start_and_describe(&directory, first_port, &engine)
+        }
+    }
+}
+
+fn serve(arguments: &Serve) -> Result<()> {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("CYCLONE_LOG").unwrap_or_else(|_| "info".into()),
+        )
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+    let mut file = config::File::read(&arguments.config)?;
+    if let Some(data) = &arguments.data {
+        file.node.data.clone_from(data);
+    }
+    if let Some(nvm) = &arguments.nvm {
+        file.node.nvm.clone_from(nvm);
+    }
+    if let Some(engine) = &arguments.engine {
+        file.node.engine.clone_from(engine);
+    }
+    if let Some(polling) = &arguments.polling {
+        file.node.polling.clone_from(polling);
+    }
+    if arguments.check {
+        file.to_config(arguments.bootstrap)?;
+        println!("{}: ok", arguments.config.display());
+        return Ok(());
+    }
+    if arguments.end_with_parent {
+        let signal = rustix::process::Signal::KILL;
+        rustix::process::set_parent_process_death_signal(Some(signal)).context("parent death signal")?;
+    }
+    serve::run(&file, arguments.bootstrap, &*stop_flag()?)
+}

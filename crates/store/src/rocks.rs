@@ -110,7 +110,6 @@ fn open_db(path: &Path, tuning: &RocksOptions) -> Result<DB, ApplyError> {
     options.set_max_write_buffer_number(4);
     options.set_max_background_jobs(2);
     options.set_max_open_files(-1);
-    options.set_avoid_flush_during_shutdown(true);
     options.set_atomic_flush(true);
     options.set_keep_log_file_num(2);
     options.set_stats_dump_period_sec(0);
@@ -145,7 +144,7 @@ impl Kv for RocksKv {
         let mut options = WriteOptions::default();
         options.disable_wal(true);
         options.set_no_slowdown(mode == Mode::NonBlocking);
-        self.with(|db| db.write_opt(&batch, &options).map_err(store_error))
+        self.with(|db| db.write_opt(batch, &options).map_err(store_error))
     }
 
     fn scan(&self, from: &[u8], visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), ApplyError> {

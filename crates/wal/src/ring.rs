@@ -230,6 +230,11 @@ impl Ring {
         })
     }
 
+    /// Gives the area back; what is durable in it stays.
+    pub fn into_area(self) -> Area {
+        self.area
+    }
+
     /// Index of the first entry, present or to come.
     pub fn first_index(&self) -> u64 {
         self.anchor.first
@@ -287,6 +292,13 @@ impl Ring {
     /// Entries that still fit by their number.
     pub fn free_slots(&self) -> u64 {
         u64::from(self.spec.slots) - 1 - self.metas.len() as u64
+    }
+
+    /// How full the ring is, by bytes or by slots, whichever is fuller: 0 to 1.
+    pub fn fill(&self) -> f64 {
+        let bytes = self.used as f64 / self.records_bytes as f64;
+        let slots = self.metas.len() as f64 / f64::from(self.spec.slots - 1);
+        bytes.max(slots)
     }
 
     /// The largest payload of an entry.

@@ -159,6 +159,16 @@ impl<'a> Context<'_, 'a> {
         }
     }
 
+    /// Asks for a hash of this node's state, whether it leads or not.
+    pub(crate) fn digest(&mut self) -> Flow {
+        self.backend.submit_digest(self.session.next_ticket());
+        Flow::Submitted {
+            is_read: true,
+            shape: Shape::Plain,
+            slot: 0,
+        }
+    }
+
     pub(crate) fn write(&mut self, slot: u16, shape: Shape, operation: &Operation<'_>) -> Flow {
         self.backend
             .submit_write(self.session.next_ticket(), operation);
@@ -243,7 +253,7 @@ pub(crate) fn run(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
         | Id::Asking => Some(session::run(context, spec.id)),
         Id::Client => Some(client::run(context)),
         Id::Command => Some(describe::run(context)),
-        Id::Info | Id::Config => Some(server::run(context, spec.id)),
+        Id::Info | Id::Config | Id::Debug => Some(server::run(context, spec.id)),
         Id::Cluster => Some(cluster::run(context)),
     };
     // None: a check failed and has answered its error.

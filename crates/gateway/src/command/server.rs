@@ -1,4 +1,4 @@
-//! INFO and CONFIG.
+//! INFO, CONFIG and DEBUG DIGEST.
 
 use cyclone_wire::glob;
 use cyclone_wire::resp::encode;
@@ -16,6 +16,12 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
         return Flow::Replied;
     }
     let args = context.args;
+    if id == Id::Debug {
+        return match context.is(1, "digest") && args.len() == 2 {
+            true => context.digest(),
+            false => context.unknown_subcommand("DEBUG"),
+        };
+    }
     match args.at(1).to_ascii_lowercase().as_slice() {
         b"get" if args.len() < 3 => context.wrong_arity("config|get"),
         b"get" => get(context),

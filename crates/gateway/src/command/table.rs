@@ -13,6 +13,7 @@ pub(crate) enum Id {
     Command,
     Config,
     DbSize,
+    Debug,
     Decr,
     DecrBy,
     Del,
@@ -195,6 +196,15 @@ pub(crate) static COMMANDS: &[Spec] = &[
         NONE,
         "server",
         "Answers the number of keys.",
+    ),
+    spec(
+        Id::Debug,
+        "debug",
+        -2,
+        0,
+        NONE,
+        "server",
+        "DIGEST answers a hash of this node's whole state.",
     ),
     spec(
         Id::Decr,

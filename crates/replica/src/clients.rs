@@ -1,0 +1,73 @@
+//! Answers to native clients: everything a step answers to one client goes out as one message.
+
+use std::collections::HashMap;
+use std::io;
+
+use cyclone_packet::{Outgoing, Peer, Port};
+use cyclone_wire::client::{Status, put_response};
+use cyclone_wire::envelope;
+
+use crate::config::Member;
+use crate::requests::{Origin, Outcome};
+
+/// Bytes after which a client's answers are sent as another message.
+const MESSAGE_BYTES: usize = 32 << 10;
+
+/// Answers collected during a step.
+#[derive(Default)]
+pub(crate) struct ClientReplies {
+    messages: Vec<(Peer, Vec<u8>)>,
+    /// Which message is being filled for a client.
+    open: HashMap<u64, usize>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl ClientReplies {
+    pub(crate) fn add(&mut self, origin: Origin, outcome: Outcome, members: &[Member]) {
+        let status = match outcome {
+            Outcome::Done(reply) => Status::Done(reply),
+            Outcome::NotLeader(leader) => {
+                let address = |id| members.iter().find(|member| member.id == id).map(|member| member.packet.to_string());
+                Status::NotLeader { leader: leader.and_then(|id| Some((id, address(id)?))) }
+            }
+            Outcome::Busy => Status::Busy,
+            Outcome::Lost => Status::Lost,
+            Outcome::Unknown => Status::Unknown,
+            Outcome::TooLarge => Status::TooLarge,
+        };
+        self.refuse(origin, &status);
+    }
+
+    pub(crate) fn refuse(&mut self, origin: Origin, status: &Status) {
+        let Origin::Native { peer, id } = origin else { return };
+        let Peer::Client(client) = peer else { return };
+        let position = match self.open.get(&client) {
+            Some(&position) if self.messages[position].1.len() < MESSAGE_BYTES => position,
+            _ => {
+                let mut message = self.spare.pop().unwrap_or_default();
+                message.clear();
+                message.push(envelope::CLIENT_RESPONSE);
+                self.messages.push((peer, message));
+                self.open.insert(client, self.messages.len() - 1);
+                self.messages.len() - 1
+            }
+        };
+        put_response(&mut self.messages[position].1, id, status);
+    }
+
+    pub(crate) fn flush(&mut self, now_us: u64, port: &mut Port) -> io::Result<()> {
+        if self.messages.is_empty() {
+            return Ok(());
+        }
+        let parts: Vec<[&[u8]; 1]> = self.messages.iter().map(|(_, message)| [message.as_slice()]).collect();
+        let burst: Vec<Outgoing<'_>> =
+            self.messages.iter().zip(&parts).map(|((peer, _), parts)| Outgoing { to: *peer, parts }).collect();
+        // What cannot be sent is lost like any datagram: the client asks again.
+        port.send(now_us, &burst)?;
+        self.open.clear();
+        // A few buffers are kept for the next step; a huge answer's is not.
+        self.spare.extend(self.messages.drain(..).map(|(_, message)| message).filter(|m| m.capacity() <= 2 * MESSAGE_BYTES));
+        self.spare.truncate(64);
+        Ok(())
+    }
+}

@@ -1,0 +1,353 @@
+//! Starting a replica: finding out whether what lies in the region and in the data directory is its own memory, and
+//! putting the parts together.
+//!
+//! ```text
+//! region   0        superblock
+//!          4096     ring of log 0, ring of log 1, …      rings' share
+//!          …        frames                               the rest
+//! ```
+
+use std::fs;
+use std::sync::Arc;
+
+use cyclone_consensus::{Config as GroupConfig, ConsensusError, Group};
+use cyclone_packet::{
+    Driver, Identity as PortIdentity, Keys, PacketError, Port, PortConfig, TcpDriver, TcpOptions, UdpDriver, UdpOptions,
+};
+use cyclone_pmem::{FlushPolicy, Pool, Region, RegionError, RegionOptions};
+use cyclone_store::{ApplyError, Echo, KvMachine, Limits, MemoryKv, StateMachine};
+use cyclone_wal::{HardState, Ring, RingError, RingSpec, SuperblockError, superblock};
+use mio::Waker;
+
+use crate::config::{Config, ConfigError, Engine, Transport};
+use crate::identity::{self, Identity, IdentityError};
+use crate::node::Node;
+use crate::physical::PhysicalLog;
+
+/// Bytes of each frame: a jumbo datagram with its headroom.
+const FRAME_BYTES: u32 = 9216;
+/// Frames take at most this share of the region…
+const FRAMES_SHARE: u64 = 4;
+/// …and at least this many bytes, so that bursts can be received while large payloads wait in the log.
+const FRAMES_LEAST: u64 = 8 << 20;
+/// Largest message: an entry of the largest value, its headers, and room for other commands.
+const MESSAGE_SLACK: usize = 1 << 20;
+/// Length of a tick.
+const TICK_US: u64 = 5_000;
+
+/// Why a replica does not start. Each message says what to do where something can be done.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration contradicts itself.
+    #[error("configuration: {0}")]
+    Config(#[from] ConfigError),
+    /// The region cannot be opened.
+    #[error("log region: {0}")]
+    Region(#[from] RegionError),
+    /// The region is not this replica's memory.
+    #[error("log region {path}: {source}")]
+    Superblock {
+        /// The region.
+        path: String,
+        /// What is wrong.
+        source: SuperblockError,
+    },
+    /// Nothing is there, and nobody said that this is a new cluster.
+    #[error(
+        "neither {data} nor the log region {nvm} belongs to a replica yet; if this cluster is new, start once with \
+         --bootstrap; if this replica has lost its memory, it must not come back under its old id"
+    )]
+    NotBootstrapped {
+        /// The data directory.
+        data: String,
+        /// The region.
+        nvm: String,
+    },
+    /// The data directory belongs to a replica whose region is gone.
+    #[error(
+        "the log region {nvm} of replica {replica} is gone ({reason}): it may hold votes and acknowledged writes that \
+         only it has, so this replica must not come back under its old id"
+    )]
+    RegionLost {
+        /// The region.
+        nvm: String,
+        /// The replica.
+        replica: u64,
+        /// What was found.
+        reason: String,
+    },
+    /// The region belongs to a replica whose data directory is gone.
+    #[error("the data directory {data} is empty, but the log region belongs to a replica that has run before")]
+    DataLost {
+        /// The data directory.
+        data: String,
+    },
+    /// Region and data directory belong to different lives.
+    #[error("the data directory {data} and the log region do not belong together: {what}")]
+    Mismatch {
+        /// The data directory.
+        data: String,
+        /// What differs.
+        what: String,
+    },
+    /// The log does not read back.
+    #[error("log {log}: {source}; this replica has lost memory and must not come back under its old id")]
+    Ring {
+        /// The physical log.
+        log: u16,
+        /// What is wrong.
+        source: RingError,
+    },
+    /// The store holds less than what the log begins with.
+    #[error("the store has applied index {applied} of log {log}, but the log begins at {first}: entries are missing")]
+    StoreBehind {
+        /// The physical log.
+        log: u16,
+        /// Applied index.
+        applied: u64,
+        /// The log's first index.
+        first: u64,
+    },
+    /// The identity file cannot be used.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The store does not open.
+    #[error("store: {0}")]
+    Store(#[from] ApplyError),
+    /// Raft does not start.
+    #[error("raft: {0}")]
+    Consensus(#[from] ConsensusError),
+    /// The packet port does not start.
+    #[error("packet port: {0}")]
+    Packet(#[from] PacketError),
+    /// The system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The engine is not part of this program.
+    #[error("this program was built without the {0} engine")]
+    EngineMissing(&'static str),
+}
+
+fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StartError {
+    let what = what.into();
+    move |source| StartError::Io { what, source }
+}
+
+/// The region's division.
+struct Layout {
+    ring_bytes: u64,
+    frames_at: u64,
+    frames_bytes: u64,
+}
+
+impl Layout {
+    fn of(config: &Config) -> Layout {
+        let frames = (config.nvm_bytes / FRAMES_SHARE).max(FRAMES_LEAST);
+        let rings = config.nvm_bytes - frames - cyclone_wire::ring::SUPERBLOCK_BYTES;
+        let ring_bytes = rings / u64::from(config.logs) / 4096 * 4096;
+        let frames_at = cyclone_wire::ring::SUPERBLOCK_BYTES + ring_bytes * u64::from(config.logs);
+        Layout { ring_bytes, frames_at, frames_bytes: config.nvm_bytes - frames_at }
+    }
+
+    fn ring_at(&self, log: u16) -> u64 {
+        cyclone_wire::ring::SUPERBLOCK_BYTES + self.ring_bytes * u64::from(log)
+    }
+
+    /// One slot per 512 bytes of records: small entries fill slots and bytes about alike.
+    fn slots(&self) -> u32 {
+        let slots = (self.ring_bytes / 512).clamp(1024, 1 << 22);
+        1 << slots.ilog2()
+    }
+}
+
+/// 64 random bits from the kernel.
+fn random() -> Result<u64, StartError> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| StartError::Io { what: "getrandom".into(), source: error.into() })?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// The kernel's boot id: another one means that the machine has been rebooted.
+fn boot_id() -> Result<[u8; 16], StartError> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = fs::read_to_string(path).map_err(io(path))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16)
+        .map(u128::to_be_bytes)
+        .map_err(|_| StartError::Io { what: format!("{path} reads {text:?}"), source: std::io::ErrorKind::InvalidData.into() })
+}
+
+/// Opens or formats the region's rings. Answers them and the frame pool.
+fn memory(config: &Config, region: &Region) -> Result<(Vec<Ring>, Pool), StartError> {
+    let layout = Layout::of(config);
+    let who = superblock::Identity {
+        cluster: config.cluster_id,
+        replica: config.id,
+        logs: config.logs,
+        boot_id: boot_id()?,
+        survives: region.survives(),
+        region_bytes: region.len(),
+    };
+    let mut head = region.take(0, cyclone_wire::ring::SUPERBLOCK_BYTES)?;
+    let pool = Pool::new(region.take(layout.frames_at, layout.frames_bytes)?, FRAME_BYTES);
+    let known = identity::read(&config.data)?;
+    let nvm = config.nvm.display().to_string();
+    let data = config.data.display().to_string();
+    let opened = superblock::open(&mut head, &who);
+    let incarnation = match (&opened, &known) {
+        (Ok(incarnation), Some(_)) => *incarnation,
+        // A bootstrap that was cut off before the identity file: the log must be untouched.
+        (Ok(incarnation), None) if config.bootstrap => *incarnation,
+        (Ok(_), None) => return Err(StartError::DataLost { data }),
+        (Err(SuperblockError::NotFormatted), None) if config.bootstrap => {
+            let incarnation = random()?;
+            format(config, region, &layout, &pool)?;
+            superblock::create(&mut head, &who, incarnation);
+            incarnation
+        }
+        (Err(SuperblockError::NotFormatted), None) => return Err(StartError::NotBootstrapped { data, nvm }),
+        (Err(error @ (SuperblockError::NotFormatted | SuperblockError::Rebooted | SuperblockError::Damaged)), Some(known)) => {
+            return Err(StartError::RegionLost { nvm, replica: known.replica, reason: error.to_string() });
+        }
+        (Err(source), _) => return Err(StartError::Superblock { path: nvm, source: source.clone() }),
+    };
+    // `format` has handed its areas out and dropped them; a region opened before is mapped once.
+    let mut rings = Vec::new();
+    for log in 0..config.logs {
+        let area = region.take(layout.ring_at(log), layout.ring_bytes)?;
+        let spec = RingSpec { log, slots: layout.slots() };
+        let (ring, recovered) =
+            Ring::open(area, spec, Some(&pool)).map_err(|source| StartError::Ring { log, source })?;
+        tracing::info!(log, first = recovered.first, last = recovered.last, nulled = recovered.nulled, "log recovered");
+        rings.push(ring);
+    }
+    let ours = Identity { cluster: config.cluster_id, replica: config.id, incarnation, logs: config.logs };
+    match known {
+        Some(known) if known == ours => {}
+        Some(known) => {
+            let what = format!("{known:x?} in the directory, {ours:x?} in the region");
+            return Err(StartError::Mismatch { data, what });
+        }
+        None if rings.iter().any(|ring| ring.last_index() > 0 || ring.hard_state().term > 0) => {
+            return Err(StartError::DataLost { data });
+        }
+        None => identity::write(&config.data, &ours)?,
+    }
+    Ok((rings, pool))
+}
+
+fn format(config: &Config, region: &Region, layout: &Layout, pool: &Pool) -> Result<(), StartError> {
+    let voters: Vec<u64> = config.members.iter().map(|member| member.id).collect();
+    let hard_state = HardState { voters, ..HardState::default() };
+    for log in 0..config.logs {
+        let area = region.take(layout.ring_at(log), layout.ring_bytes)?;
+        let spec = RingSpec { log, slots: layout.slots() };
+        let ring = Ring::create(area, spec, Some(pool), &hard_state).map_err(|source| StartError::Ring { log, source })?;
+        region.give_back(ring.into_area());
+    }
+    Ok(())
+}
+
+fn open_store(config: &Config) -> Result<Arc<dyn StateMachine>, StartError> {
+    let limits = Limits { max_value_bytes: config.max_value_bytes };
+    let directory = config.data.join("store");
+    Ok(match config.engine {
+        Engine::Echo => Arc::new(Echo::new(config.logs)),
+        Engine::Memory => Arc::new(KvMachine::open(MemoryKv::open(Some(&directory))?, config.logs, limits)?),
+        #[cfg(feature = "rocksdb")]
+        Engine::RocksDb => {
+            let options =
+                cyclone_store::RocksOptions { block_cache_bytes: config.block_cache_bytes, ..Default::default() };
+            Arc::new(KvMachine::open(cyclone_store::RocksKv::open(&directory, &options)?, config.logs, limits)?)
+        }
+        #[cfg(not(feature = "rocksdb"))]
+        Engine::RocksDb => return Err(StartError::EngineMissing("rocksdb")),
+    })
+}
+
+fn open_port(config: &Config, pool: &Pool) -> Result<Port, StartError> {
+    // The configuration was checked: this node is a member.
+    let Some(own) = config.members.iter().find(|member| member.id == config.id) else {
+        return Err(ConfigError(format!("node id {} is not among the members", config.id)).into());
+    };
+    let cannot = || io(format!("cannot open the packet port {}", own.packet));
+    let driver: Box<dyn Driver> = match config.transport {
+        Transport::Udp => Box::new(UdpDriver::bind(own.packet, pool, UdpOptions::default()).map_err(cannot())?),
+        Transport::Tcp => Box::new(TcpDriver::bind(own.packet, pool, TcpOptions::default()).map_err(cannot())?),
+    };
+    let mut boot = [0; 16];
+    boot[..8].copy_from_slice(&random()?.to_le_bytes());
+    boot[8..].copy_from_slice(&random()?.to_le_bytes());
+    let keys = Keys { node: Some(config.node_key), client: config.client_key };
+    let mut settings = PortConfig::new(PortIdentity::Node(config.id), keys, boot);
+    settings.security = config.security;
+    settings.max_message = 2 * (config.max_value_bytes + config.max_key_bytes) + MESSAGE_SLACK;
+    let mut port = Port::new(driver, pool.clone(), settings)?;
+    for member in config.members.iter().filter(|member| member.id != config.id) {
+        port.add_node(member.id, member.packet);
+    }
+    Ok(port)
+}
+
+impl Node {
+    /// Starts a replica: opens region, store and port, recovers the logs, and joins its group as a follower.
+    /// `waker` wakes the loop that will call [`Node::step`].
+    ///
+    /// # Errors
+    /// See [`StartError`]. Nothing has been changed that a corrected start would miss.
+    pub fn start(config: Config, waker: Arc<Waker>) -> Result<Node, StartError> {
+        config.validate()?;
+        fs::create_dir_all(&config.data).map_err(io(format!("cannot create {}", config.data.display())))?;
+        // A region is only made where none may have been lost.
+        let may_create = config.bootstrap && identity::read(&config.data)?.is_none();
+        if !config.nvm.exists() && !may_create {
+            let (data, nvm) = (config.data.display().to_string(), config.nvm.display().to_string());
+            return Err(match identity::read(&config.data)? {
+                Some(known) => {
+                    StartError::RegionLost { nvm, replica: known.replica, reason: "the file does not exist".into() }
+                }
+                None => StartError::NotBootstrapped { data, nvm },
+            });
+        }
+        let region = Region::open(&RegionOptions {
+            path: config.nvm.clone(),
+            len: config.nvm_bytes,
+            create: may_create,
+            flush: FlushPolicy::Auto,
+        })?;
+        let (rings, pool) = memory(&config, &region)?;
+        let store = open_store(&config)?;
+        let port = open_port(&config, &pool)?;
+        let salt = random()?;
+        let voters: Vec<u64> = config.members.iter().map(|member| member.id).collect();
+        let ticks = |time: std::time::Duration| (time.as_micros() as u64).div_ceil(TICK_US).max(1) as u32;
+        let mut logs = Vec::new();
+        for (log, ring) in (0..config.logs).zip(rings) {
+            let (applied, applied_term) = store.applied(log);
+            let first = ring.first_index();
+            if applied + 1 < first {
+                return Err(StartError::StoreBehind { log, applied, first });
+            }
+            let mut group = GroupConfig::new(log, config.id, &voters);
+            group.applied = applied;
+            group.applied_term = applied_term;
+            group.heartbeat_ticks = ticks(config.heartbeat);
+            group.election_ticks = ticks(config.election);
+            group.seed = salt ^ u64::from(log);
+            logs.push(PhysicalLog::new(log, Group::open(group, ring)?, applied, applied_term, salt & 0xffff_ffff));
+        }
+        let about = (region.survives(), region.describe());
+        tracing::info!(region = about.1, "replica {} of cluster {:032x}", config.id, config.cluster_id);
+        if about.0 != cyclone_pmem::Survives::PowerLoss {
+            tracing::warn!(survives = %about.0, "the log region does not survive power loss");
+        }
+        Node::assemble(config, port, logs, store, waker, TICK_US, salt & 0xffff_ffff, about)
+            .map_err(io("starting worker threads"))
+    }
+}

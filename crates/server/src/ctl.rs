@@ -1,0 +1,104 @@
+//! `cyclone ctl status`: what every node of a cluster says of itself.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::resp;
+
+/// One node's line.
+#[derive(Serialize)]
+struct NodeStatus {
+    address: String,
+    reachable: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    id: u64,
+    role: String,
+    term: u64,
+    leader: u64,
+    first: u64,
+    last: u64,
+    commit: u64,
+    applied: u64,
+    flushed: u64,
+    log_used_bytes: u64,
+    log_capacity_bytes: u64,
+    durability: String,
+    survives: String,
+    region: String,
+}
+
+fn status_of(address: SocketAddr, password: Option<&str>) -> NodeStatus {
+    let patience = Duration::from_secs(2);
+    let info = resp::connect_with(address, password, patience).and_then(|mut open| resp::info_of(&mut open));
+    let (info, error) = match info {
+        Ok(info) => (info, None),
+        Err(error) => (HashMap::new(), Some(format!("{error:#}"))),
+    };
+    let text = |name: &str| info.get(name).cloned().unwrap_or_default();
+    let number = |name: &str| text(name).parse().unwrap_or(0);
+    NodeStatus {
+        address: address.to_string(),
+        reachable: error.is_none(),
+        error,
+        id: number("cyclone_id"),
+        role: text("cyclone_role"),
+        term: number("cyclone_log0_term"),
+        leader: number("cyclone_log0_leader"),
+        first: number("cyclone_log0_first"),
+        last: number("cyclone_log0_last"),
+        commit: number("cyclone_log0_commit"),
+        applied: number("cyclone_log0_applied"),
+        flushed: number("cyclone_log0_flushed"),
+        log_used_bytes: number("cyclone_log0_used_bytes"),
+        log_capacity_bytes: number("cyclone_log0_capacity_bytes"),
+        durability: text("cyclone_durability"),
+        survives: text("cyclone_survives"),
+        region: text("cyclone_region"),
+    }
+}
+
+/// The Redis ports of all nodes, as one of them knows them.
+fn addresses(connect: SocketAddr, password: Option<&str>) -> Result<Vec<SocketAddr>> {
+    let mut connection = resp::connect_with(connect, password, Duration::from_secs(2))?;
+    let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(&mut connection).context("CLUSTER NODES")?;
+    let mut found: Vec<SocketAddr> = nodes
+        .lines()
+        .filter_map(|line| line.split(' ').nth(1)?.split(['@', ',']).next()?.parse().ok())
+        .collect();
+    if found.is_empty() {
+        found.push(connect);
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Prints the status of all nodes.
+pub fn status(connect: SocketAddr, password: Option<&str>, json: bool) -> Result<()> {
+    let nodes: Vec<NodeStatus> =
+        addresses(connect, password)?.into_iter().map(|address| status_of(address, password)).collect();
+    if json {
+        println!("{}", serde_json::json!({ "nodes": nodes }));
+        return Ok(());
+    }
+    println!("{:<22} {:>3} {:<13} {:>6} {:>10} {:>10} {:>10} {:>7}  survives", "address", "id", "role", "term", "last", "commit", "applied", "log use");
+    for node in &nodes {
+        if let Some(error) = &node.error {
+            println!("{:<22}   - unreachable: {error}", node.address);
+            continue;
+        }
+        let fill = 100.0 * node.log_used_bytes as f64 / node.log_capacity_bytes.max(1) as f64;
+        println!(
+            "{:<22} {:>3} {:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {}",
+            node.address, node.id, node.role, node.term, node.last, node.commit, node.applied, fill, node.survives
+        );
+    }
+    if nodes.iter().any(|node| node.reachable && node.survives != "power-loss") {
+        println!("warning: log regions that survive only process crashes lose their log when the machine loses power");
+    }
+    Ok(())
+}

@@ -1,0 +1,246 @@
+//! `cyclone serve`: a replica and its Redis port in one event loop.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use cyclone_gateway::{Backend, Gateway, GatewayConfig, InfoSection, Outcome, Route, Topology, TopologyNode};
+use cyclone_replica::{COMPANION, Companion, Config, Node, Now, Reactor};
+use cyclone_wire::command::{Operation, Query};
+use mio::event::Event;
+
+use crate::config::File;
+
+/// The gateway as the loop's companion.
+struct Redis {
+    gateway: Gateway,
+    listening: Arc<Listening>,
+}
+
+/// What the Redis port knows of the cluster without asking the node.
+struct Listening {
+    names: Vec<(u64, TopologyNode)>,
+    own: u64,
+}
+
+/// The node as the gateway's backend, for the length of a step.
+struct Behind<'a> {
+    node: &'a mut Node,
+    listening: &'a Listening,
+}
+
+impl Listening {
+    fn of(config: &Config) -> Listening {
+        let names = config.members.iter().filter_map(|member| {
+            let redis = member.redis?;
+            Some((
+                member.id,
+                TopologyNode {
+                    id: node_name(config.cluster_id, member.id),
+                    host: redis.ip().to_string(),
+                    port: redis.port(),
+                    is_leader: false,
+                    alive: true,
+                    myself: member.id == config.id,
+                },
+            ))
+        });
+        Listening { names: names.collect(), own: config.id }
+    }
+}
+
+/// 40 hexadecimal digits that name a node for Redis cluster clients.
+fn node_name(cluster: u128, id: u64) -> String {
+    format!("{:024x}{id:016x}", cluster >> 32)
+}
+
+impl Backend for Behind<'_> {
+    fn submit_write(&mut self, ticket: u64, operation: &Operation<'_>) {
+        self.node.write(ticket, operation);
+    }
+
+    fn submit_read(&mut self, ticket: u64, query: &Query<'_>) {
+        self.node.read(ticket, query);
+    }
+
+    fn submit_digest(&mut self, ticket: u64) {
+        self.node.digest(ticket);
+    }
+
+    fn route(&self, slot: u16) -> Route {
+        match self.node.leader_of(slot) {
+            Some(leader) if leader == self.listening.own => Route::Local,
+            Some(leader) => self
+                .listening
+                .names
+                .iter()
+                .find(|(id, _)| *id == leader)
+                .map_or(Route::NoLeader, |(_, name)| Route::Moved { addr: format!("{}:{}", name.host, name.port) }),
+            None => Route::NoLeader,
+        }
+    }
+
+    fn topology(&self) -> Topology {
+        let status = self.node.status();
+        let log = &status.logs[0];
+        let nodes = self.listening.names.iter().map(|(id, name)| {
+            let heard = log.peers.iter().find(|peer| peer.0 == *id).is_none_or(|peer| peer.2);
+            TopologyNode { is_leader: log.leader == Some(*id), alive: heard, ..name.clone() }
+        });
+        Topology { nodes: nodes.collect(), epoch: log.term }
+    }
+
+    fn info(&self) -> Vec<InfoSection> {
+        let status = self.node.status();
+        let leads = self.node.leads();
+        let mut replication =
+            vec![("role".to_owned(), if leads { "master" } else { "slave" }.to_owned())];
+        let alive = status.logs[0].peers.iter().filter(|peer| peer.2).count();
+        replication.push(("connected_slaves".to_owned(), if leads { alive } else { 0 }.to_string()));
+        let mut ours = vec![
+            ("cyclone_id".to_owned(), status.id.to_string()),
+            ("cyclone_cluster".to_owned(), format!("{:032x}", status.cluster_id)),
+            ("cyclone_role".to_owned(), if leads { "leader" } else { status.logs[0].role }.to_owned()),
+            ("cyclone_durability".to_owned(), "nvm".to_owned()),
+            ("cyclone_survives".to_owned(), status.survives.clone()),
+            ("cyclone_region".to_owned(), status.region.clone()),
+        ];
+        for log in &status.logs {
+            let mut add = |name: &str, value: u64| ours.push((format!("cyclone_log{}_{name}", log.log), value.to_string()));
+            add("term", log.term);
+            add("leader", log.leader.unwrap_or(0));
+            add("first", log.first);
+            add("last", log.last);
+            add("commit", log.commit);
+            add("applied", log.applied);
+            add("flushed", log.flushed);
+            add("used_bytes", log.used_bytes);
+            add("capacity_bytes", log.capacity_bytes);
+        }
+        for (id, matched, alive) in &status.logs[0].peers {
+            ours.push((format!("cyclone_peer{id}"), format!("matched={matched},alive={}", u8::from(*alive))));
+        }
+        let c = &status.counters;
+        for (name, value) in [
+            ("writes", c.writes),
+            ("reads", c.reads),
+            ("refused_busy", c.refused_busy),
+            ("malformed_packets", c.malformed),
+            ("dropped_full", c.dropped_full),
+            ("store_stalls", c.store_stalls),
+            ("slow_reads", c.slow_reads),
+            ("snapshots_made", c.snapshots_made),
+            ("snapshots_installed", c.snapshots_installed),
+            ("longest_gap_us", c.longest_gap_us),
+        ] {
+            ours.push((format!("cyclone_{name}"), value.to_string()));
+        }
+        let packets = self.node.packet_stats().into_iter().map(|(name, value)| (format!("packet_{name}"), value.to_string()));
+        vec![
+            ("Replication".to_owned(), replication),
+            ("Cyclone".to_owned(), ours),
+            ("Packets".to_owned(), packets.collect()),
+        ]
+    }
+
+    fn write_mark(&self) -> u64 {
+        self.node.last_index()
+    }
+
+    fn replicas_acked(&self, mark: u64) -> usize {
+        self.node.status().logs[0].peers.iter().filter(|peer| peer.1 >= mark).count()
+    }
+}
+
+impl Redis {
+    fn deliver(&mut self, now: Now, node: &mut Node) -> usize {
+        let mut work = 0;
+        for (ticket, outcome) in node.take_completions() {
+            work += 1;
+            let outcome = match outcome {
+                cyclone_replica::Outcome::Done(reply) => Outcome::Done(reply),
+                cyclone_replica::Outcome::NotLeader(_) => Outcome::NotLeader,
+                cyclone_replica::Outcome::Busy => Outcome::Busy,
+                cyclone_replica::Outcome::Lost => Outcome::Lost,
+                cyclone_replica::Outcome::Unknown => Outcome::Unknown,
+                cyclone_replica::Outcome::TooLarge => Outcome::TooLarge,
+            };
+            self.gateway.complete(ticket, outcome);
+        }
+        if work > 0 {
+            let listening = Arc::clone(&self.listening);
+            self.gateway.flush(now.steady_us, &Behind { node, listening: &listening });
+        }
+        work
+    }
+}
+
+impl Companion for Redis {
+    fn ready(&mut self, event: &Event) {
+        self.gateway.handle(event);
+    }
+
+    fn step(&mut self, now: Now, node: &mut Node) -> usize {
+        let listening = Arc::clone(&self.listening);
+        let mut behind = Behind { node, listening: &listening };
+        let work = self.gateway.step(now.steady_us, &mut behind);
+        if work > 0 {
+            behind.node.note_work();
+        }
+        work + self.deliver(now, node)
+    }
+
+    fn deadline_us(&mut self, now: Now) -> u64 {
+        if self.gateway.has_work() {
+            return 0;
+        }
+        self.gateway.next_timeout_us(now.steady_us).unwrap_or(u64::MAX)
+    }
+}
+
+/// A companion for a node without a Redis port: nothing is submitted in this process.
+struct Nobody;
+
+impl Companion for Nobody {
+    fn ready(&mut self, _event: &Event) {}
+
+    fn step(&mut self, _now: Now, node: &mut Node) -> usize {
+        node.take_completions().count()
+    }
+}
+
+/// Runs a node until `stop`.
+pub fn run(file: &File, bootstrap: bool, stop: &AtomicBool) -> Result<()> {
+    let config = file.to_config(bootstrap)?;
+    if let Some(cpu) = config.pin_cpu {
+        pin(cpu)?;
+    }
+    let own = config.members.iter().find(|member| member.id == config.id).context("checked")?;
+    let mut reactor = Reactor::new().context("epoll")?;
+    let mut companion: Box<dyn Companion> = match file.node.redis_listen.or(own.redis) {
+        None => Box::new(Nobody),
+        Some(listen) => {
+            let mut settings = GatewayConfig::new(listen);
+            settings.passwords = file.node.password.iter().map(|password| password.clone().into_bytes()).collect();
+            settings.max_clients = file.limits.max_clients;
+            settings.max_key_bytes = config.max_key_bytes;
+            settings.max_value_bytes = config.max_value_bytes;
+            settings.node_id = node_name(config.cluster_id, config.id);
+            settings.version = env!("CARGO_PKG_VERSION").to_owned();
+            // There is no append-only file: the replicated log is the log.
+            settings.settings = vec![("appendonly".to_owned(), "no".to_owned()), ("save".to_owned(), String::new())];
+            let gateway = Gateway::new(settings, reactor.registry(), COMPANION)
+                .with_context(|| format!("cannot open the Redis port {listen}"))?;
+            Box::new(Redis { gateway, listening: Arc::new(Listening::of(&config)) })
+        }
+    };
+    let mut node = Node::start(config, reactor.waker())?;
+    reactor.run(&mut node, &mut *companion, stop)?;
+    Ok(())
+}
+
+fn pin(cpu: usize) -> Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("cannot pin to CPU {cpu}"))
+}
