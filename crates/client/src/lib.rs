@@ -1,1 +1,326 @@
-//! Under construction.
+//! The native client: finds the leader, retries within a deadline under a session, and tells "not done" from "unknown".
+//!
+//! ```no_run
+//! use cyclone_client::{Client, ClientConfig};
+//!
+//! let nodes = vec![(1, "127.0.0.1:7104".parse()?), (2, "127.0.0.1:7105".parse()?), (3, "127.0.0.1:7106".parse()?)];
+//! let mut client = Client::connect(ClientConfig::new(nodes, [7; 32]))?;
+//! client.put(b"greeting", b"hello")?;
+//! assert_eq!(client.get(b"greeting")?.as_deref(), Some(&b"hello"[..]));
+//! client.incr(b"visits", 1)?; // counts once, however often it had to be sent
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod core;
+mod error;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use cyclone_packet::{
+    Driver, Identity, Keys, Message, Outgoing, Peer, Port, PortConfig, Security, TcpDriver,
+    TcpOptions, UdpDriver, UdpOptions,
+};
+use cyclone_pmem::{Pool, Region};
+use cyclone_wire::command::{Condition, Operation, Query};
+use cyclone_wire::reply::Reply;
+
+pub use crate::core::{ClientCore, Completion, CoreConfig, Ticket};
+pub use crate::error::{ClientError, NotDone};
+
+/// How to reach a cluster.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Replica ids and packet addresses.
+    pub nodes: Vec<(u64, SocketAddr)>,
+    /// The key that nodes and clients share.
+    pub client_key: [u8; 32],
+    /// As the cluster is configured.
+    pub security: Security,
+    /// TCP instead of UDP, as the cluster is configured.
+    pub tcp: bool,
+    /// Time limits and windows.
+    pub core: CoreConfig,
+    /// How long to spin for an answer before blocking.
+    pub spin: Duration,
+    /// Largest message: the cluster's largest value and some.
+    pub max_message: usize,
+}
+
+impl ClientConfig {
+    /// The defaults: authenticated UDP, 5 s per request, values up to 1 MiB.
+    pub fn new(nodes: Vec<(u64, SocketAddr)>, client_key: [u8; 32]) -> ClientConfig {
+        ClientConfig {
+            nodes,
+            client_key,
+            security: Security::Authenticated,
+            tcp: false,
+            core: CoreConfig::default(),
+            spin: Duration::from_micros(50),
+            max_message: 4 << 20,
+        }
+    }
+}
+
+/// Frames for received datagrams.
+const FRAME_BYTES: u32 = 9216;
+const FRAMES: u64 = 1024;
+
+/// A client of one cluster, for one thread.
+pub struct Client {
+    core: ClientCore,
+    port: Port,
+    spin: Duration,
+    epoch: Instant,
+    inbox: Vec<Message>,
+    outbox: Vec<(u64, Vec<u8>)>,
+}
+
+fn io(error: impl std::fmt::Display) -> ClientError {
+    ClientError::Io(error.to_string())
+}
+
+impl Client {
+    /// Opens a port. Nothing is sent before the first request.
+    ///
+    /// # Errors
+    /// When the system grants no socket or memory.
+    pub fn connect(config: ClientConfig) -> Result<Client, ClientError> {
+        let region = Region::anonymous(FRAMES * u64::from(FRAME_BYTES)).map_err(io)?;
+        let pool = Pool::new(region.take(0, region.len()).map_err(io)?, FRAME_BYTES);
+        let any: SocketAddr = match config.nodes.first() {
+            Some((_, SocketAddr::V6(_))) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+            _ => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
+        };
+        let driver: Box<dyn Driver> = match config.tcp {
+            true => Box::new(TcpDriver::bind(any, &pool, TcpOptions::default()).map_err(io)?),
+            false => Box::new(UdpDriver::bind(any, &pool, UdpOptions::default()).map_err(io)?),
+        };
+        let mut boot = [0; 16];
+        rustix::rand::getrandom(&mut boot, rustix::rand::GetRandomFlags::empty()).map_err(io)?;
+        let keys = Keys {
+            node: None,
+            client: config.client_key,
+        };
+        let mut settings = PortConfig::new(Identity::Client, keys, boot);
+        settings.security = config.security;
+        settings.max_message = config.max_message;
+        let mut port = Port::new(driver, pool, settings).map_err(io)?;
+        for &(id, address) in &config.nodes {
+            port.add_node(id, address);
+        }
+        let nodes = config
+            .nodes
+            .iter()
+            .map(|(id, address)| (*id, address.to_string()))
+            .collect();
+        Ok(Client {
+            core: ClientCore::new(nodes, config.core),
+            port,
+            spin: config.spin,
+            epoch: Instant::now(),
+            inbox: Vec::new(),
+            outbox: Vec::new(),
+        })
+    }
+
+    fn now_us(&self) -> u64 {
+        self.epoch.elapsed().as_micros() as u64
+    }
+
+    /// Submits a command without waiting; sent by the next [`Client::poll`].
+    pub fn submit(&mut self, operation: &Operation<'_>) -> Ticket {
+        let now_us = self.now_us();
+        self.core.submit(now_us, operation)
+    }
+
+    /// Submits a linearizable read without waiting.
+    pub fn submit_query(&mut self, query: &Query<'_>) -> Ticket {
+        let now_us = self.now_us();
+        self.core.submit_query(now_us, query, false)
+    }
+
+    /// Requests without an outcome.
+    pub fn pending(&self) -> usize {
+        self.core.pending()
+    }
+
+    /// Sends what waits, receives what is there, and appends outcomes to `done`; waits for the first one for at most `patience`.
+    /// Answers how many were appended.
+    ///
+    /// # Errors
+    /// When the socket is unusable.
+    pub fn poll(
+        &mut self,
+        patience: Duration,
+        done: &mut Vec<Completion>,
+    ) -> Result<usize, ClientError> {
+        let begun = Instant::now();
+        let before = done.len();
+        loop {
+            self.turn()?;
+            done.extend(self.core.completions());
+            let waited = begun.elapsed();
+            if done.len() > before || waited >= patience {
+                return Ok(done.len() - before);
+            }
+            if waited >= self.spin {
+                self.block(patience - waited)?;
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    fn turn(&mut self) -> Result<(), ClientError> {
+        let now_us = self.now_us();
+        self.core.transmit(now_us, &mut self.outbox);
+        if !self.outbox.is_empty() {
+            let parts: Vec<[&[u8]; 1]> = self
+                .outbox
+                .iter()
+                .map(|(_, message)| [message.as_slice()])
+                .collect();
+            let burst: Vec<Outgoing<'_>> = self
+                .outbox
+                .iter()
+                .zip(&parts)
+                .map(|((node, _), parts)| Outgoing {
+                    to: Peer::Node(*node),
+                    parts,
+                })
+                .collect();
+            self.port.send(now_us, &burst).map_err(io)?;
+            self.outbox.clear();
+        }
+        while self.port.poll(now_us, &mut self.inbox).map_err(io)? > 0 {
+            for message in self.inbox.drain(..) {
+                let Peer::Node(node) = message.from else {
+                    continue;
+                };
+                match message.body.contiguous() {
+                    Some(bytes) => self.core.on_message(now_us, node, bytes),
+                    None => self.core.on_message(now_us, node, &message.body.to_vec()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn block(&mut self, most: Duration) -> Result<(), ClientError> {
+        let now_us = self.now_us();
+        let due_us = [self.core.next_timeout_us(), self.port.next_timeout()]
+            .into_iter()
+            .flatten()
+            .min();
+        let until = due_us.map_or(most, |due_us| {
+            Duration::from_micros(due_us.saturating_sub(now_us)).min(most)
+        });
+        self.port.wait(until).map_err(io)
+    }
+
+    /// Executes a command and waits for its outcome.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn call(&mut self, operation: &Operation<'_>) -> Result<Reply, ClientError> {
+        let ticket = self.submit(operation);
+        self.wait_for(ticket)
+    }
+
+    /// Executes a linearizable read and waits for its answer.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn query(&mut self, query: &Query<'_>) -> Result<Reply, ClientError> {
+        let ticket = self.submit_query(query);
+        self.wait_for(ticket)
+    }
+
+    fn wait_for(&mut self, ticket: Ticket) -> Result<Reply, ClientError> {
+        let mut done = Vec::new();
+        loop {
+            self.poll(Duration::from_millis(100), &mut done)?;
+            if let Some(position) = done.iter().position(|(other, _)| *other == ticket) {
+                return match done.swap_remove(position).1? {
+                    Reply::Failed(failure) => Err(failure.into()),
+                    reply => Ok(reply),
+                };
+            }
+            done.clear();
+        }
+    }
+
+    /// Sets a key.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), ClientError> {
+        self.call(&Operation::Set {
+            key,
+            value,
+            condition: Condition::Always,
+            get: false,
+        })
+        .map(|_| ())
+    }
+
+    /// Sets a key that does not exist; `false` if it does.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, ClientError> {
+        let operation = Operation::Set {
+            key,
+            value,
+            condition: Condition::Absent,
+            get: false,
+        };
+        self.call(&operation).map(|reply| reply == Reply::Ok)
+    }
+
+    /// A key's value.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, ClientError> {
+        match self.query(&Query::Get { key })? {
+            Reply::Bytes(value) => Ok(Some(value)),
+            Reply::Nil => Ok(None),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Removes a key; whether it existed.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn delete(&mut self, key: &[u8]) -> Result<bool, ClientError> {
+        self.number(&Operation::Del { keys: vec![key] })
+            .map(|removed| removed > 0)
+    }
+
+    /// Adds to a number; the new number. Counts once, however often it had to be sent.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn incr(&mut self, key: &[u8], delta: i64) -> Result<i64, ClientError> {
+        self.number(&Operation::IncrBy { key, delta })
+    }
+
+    /// Appends to a value; its new length.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn append(&mut self, key: &[u8], value: &[u8]) -> Result<i64, ClientError> {
+        self.number(&Operation::Append { key, value })
+    }
+
+    fn number(&mut self, operation: &Operation<'_>) -> Result<i64, ClientError> {
+        match self.call(operation)? {
+            Reply::Int(number) => Ok(number),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+}

@@ -343,6 +343,14 @@ impl Port {
         received
     }
 
+    /// Blocks until a datagram may be there or the time is over. For hosts without an event loop of their own.
+    ///
+    /// # Errors
+    /// When the system refuses to poll.
+    pub fn wait(&self, most: std::time::Duration) -> io::Result<()> {
+        crate::sys::wait_readable(&self.fds(), most)
+    }
+
     /// Descriptors to wait on.
     pub fn fds(&self) -> Vec<RawFd> {
         self.driver.fds()

@@ -278,3 +278,42 @@ mod tests {
         assert_eq!(get_address(&blank_address()), None);
     }
 }
+
+/// Blocks until one of the descriptors is readable or the time is over; an interruption counts as the latter.
+pub(crate) fn wait_readable(
+    fds: &[std::os::fd::RawFd],
+    most: std::time::Duration,
+) -> io::Result<()> {
+    let mut polled: Vec<libc::pollfd> = fds
+        .iter()
+        .map(|&fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    let timeout = libc::timespec {
+        tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(most.subsec_nanos()),
+    };
+    // SAFETY: the array and the time live for the call; no signal mask is changed.
+    let ready = unsafe {
+        libc::ppoll(
+            polled.as_mut_ptr(),
+            polled.len() as libc::nfds_t,
+            &timeout,
+            std::ptr::null(),
+        )
+    };
+    match ready {
+        -1 => {
+            let error = io::Error::last_os_error();
+            if error.kind() == io::ErrorKind::Interrupted {
+                Ok(())
+            } else {
+                Err(error)
+            }
+        }
+        _ => Ok(()),
+    }
+}

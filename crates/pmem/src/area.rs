@@ -59,7 +59,8 @@ impl Area {
         self.check(offset, bytes.len() as u64);
         // SAFETY: the range is mapped and `&mut self` excludes other views; `bytes` cannot overlap it for that reason.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.pointer(offset), bytes.len()) }
-        self.mapping.note_write(self.base + offset, bytes.len() as u64);
+        self.mapping
+            .note_write(self.base + offset, bytes.len() as u64);
     }
 
     /// Stores bytes past the caches: durable after [`Area::fence`] alone. For copies that are not read soon.
@@ -67,8 +68,10 @@ impl Area {
         self.check(offset, bytes.len() as u64);
         // SAFETY: as for `write`.
         unsafe { flush::copy_streaming(self.pointer(offset), bytes, self.mapping.method()) }
-        self.mapping.note_write(self.base + offset, bytes.len() as u64);
-        self.mapping.note_flush(self.base + offset, bytes.len() as u64);
+        self.mapping
+            .note_write(self.base + offset, bytes.len() as u64);
+        self.mapping
+            .note_flush(self.base + offset, bytes.len() as u64);
     }
 
     /// Stores zeros.
@@ -101,7 +104,9 @@ impl Area {
     /// Starts writing the bytes back; they are durable after the next [`Area::fence`].
     pub fn flush(&self, offset: u64, len: u64) {
         self.check(offset, len);
-        self.mapping.method().flush(self.pointer(offset), len as usize);
+        self.mapping
+            .method()
+            .flush(self.pointer(offset), len as usize);
         self.mapping.note_flush(self.base + offset, len);
     }
 
@@ -123,9 +128,22 @@ impl Area {
     /// When `middle` is no multiple of 64 or outside the area.
     pub fn split_at(self, middle: u64) -> (Area, Area) {
         self.check(middle, 0);
-        assert!(middle.is_multiple_of(64), "areas begin on cache lines, not at {middle}");
-        let rest = Area { mapping: Arc::clone(&self.mapping), base: self.base + middle, len: self.len - middle };
-        (Area { len: middle, ..self }, rest)
+        assert!(
+            middle.is_multiple_of(64),
+            "areas begin on cache lines, not at {middle}"
+        );
+        let rest = Area {
+            mapping: Arc::clone(&self.mapping),
+            base: self.base + middle,
+            len: self.len - middle,
+        };
+        (
+            Area {
+                len: middle,
+                ..self
+            },
+            rest,
+        )
     }
 
     /// Tells the crash simulator of bytes stored through a frame's pointer.

@@ -42,7 +42,10 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 impl Tracker {
     pub(crate) fn new(image: &[u8]) -> (Tracker, CrashSim) {
-        let state = Arc::new(Mutex::new(State { durable: image.to_vec(), ..State::default() }));
+        let state = Arc::new(Mutex::new(State {
+            durable: image.to_vec(),
+            ..State::default()
+        }));
         (Tracker(Arc::clone(&state)), CrashSim(state))
     }
 
@@ -118,12 +121,18 @@ impl CrashSim {
 
     /// Words whose content after a crash is open, by offset, with the number of values each may hold.
     pub fn open_words(&self) -> Vec<(u64, usize)> {
-        lock(&self.0).open.iter().map(|(&at, word)| (at, word.values.len() + 1)).collect()
+        lock(&self.0)
+            .open
+            .iter()
+            .map(|(&at, word)| (at, word.values.len() + 1))
+            .collect()
     }
 
     /// In how many ways a crash now can end; saturates.
     pub fn outcomes(&self) -> u64 {
-        lock(&self.0).open.values().fold(1u64, |ways, word| ways.saturating_mul(word.values.len() as u64 + 1))
+        lock(&self.0).open.values().fold(1u64, |ways, word| {
+            ways.saturating_mul(word.values.len() as u64 + 1)
+        })
     }
 
     /// The memory after a crash, each open word decided by `choose(ways)`, which answers less than `ways`: 0 is the

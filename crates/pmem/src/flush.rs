@@ -68,8 +68,12 @@ impl Method {
             // caller's bytes, hence every line that holds one of them, are mapped.
             unsafe {
                 match self {
-                    Method::Clwb => asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)),
-                    Method::ClflushOpt => asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)),
+                    Method::Clwb => {
+                        asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags))
+                    }
+                    Method::ClflushOpt => {
+                        asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags))
+                    }
                     _ => asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)),
                 }
             }
@@ -116,6 +120,13 @@ struct Features {
 fn features() -> Features {
     // Leaf 7 exists on every x86-64-v3 CPU; elsewhere the bits read as absent.
     let highest = std::arch::x86_64::__cpuid(0).eax;
-    let ebx = if highest >= 7 { std::arch::x86_64::__cpuid_count(7, 0).ebx } else { 0 };
-    Features { clwb: ebx & (1 << 24) != 0, clflushopt: ebx & (1 << 23) != 0 }
+    let ebx = if highest >= 7 {
+        std::arch::x86_64::__cpuid_count(7, 0).ebx
+    } else {
+        0
+    };
+    Features {
+        clwb: ebx & (1 << 24) != 0,
+        clflushopt: ebx & (1 << 23) != 0,
+    }
 }

@@ -34,7 +34,11 @@ impl Segment {
         match self {
             Segment::Bytes { buffer, start, end } => {
                 debug_assert!(start + range.end <= *end);
-                Segment::Bytes { buffer: Arc::clone(buffer), start: start + range.start, end: start + range.end }
+                Segment::Bytes {
+                    buffer: Arc::clone(buffer),
+                    start: start + range.start,
+                    end: start + range.end,
+                }
             }
             Segment::Frame(frame) => Segment::Frame(frame.slice(range)),
         }
@@ -66,7 +70,11 @@ impl Payload {
         if !bytes.is_empty() {
             self.len += bytes.len();
             let end = bytes.len();
-            self.segments.push(Segment::Bytes { buffer: Arc::new(bytes), start: 0, end });
+            self.segments.push(Segment::Bytes {
+                buffer: Arc::new(bytes),
+                start: 0,
+                end,
+            });
         }
     }
 
@@ -121,7 +129,8 @@ impl Payload {
     /// A copy of all bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.len);
-        self.segments().for_each(|segment| bytes.extend_from_slice(segment));
+        self.segments()
+            .for_each(|segment| bytes.extend_from_slice(segment));
         bytes
     }
 
@@ -130,7 +139,11 @@ impl Payload {
     /// # Panics
     /// When the range leaves the rope.
     pub fn slice(&self, range: Range<usize>) -> Payload {
-        assert!(range.start <= range.end && range.end <= self.len, "{range:?} outside a rope of {} bytes", self.len);
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "{range:?} outside a rope of {} bytes",
+            self.len
+        );
         let mut part = Payload::new();
         let mut at = 0;
         for segment in &self.segments {
@@ -139,7 +152,11 @@ impl Payload {
             let to = range.end.clamp(at, at + length) - at;
             if from < to {
                 part.len += to - from;
-                part.segments.push(if to - from == length { segment.clone() } else { segment.slice(from..to) });
+                part.segments.push(if to - from == length {
+                    segment.clone()
+                } else {
+                    segment.slice(from..to)
+                });
             }
             at += length;
             if at >= range.end {
@@ -151,7 +168,10 @@ impl Payload {
 
     /// Copies bytes from `offset` on into `into`; `false`, and nothing copied, when the rope is too short.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> bool {
-        if offset.checked_add(into.len()).is_none_or(|end| end > self.len) {
+        if offset
+            .checked_add(into.len())
+            .is_none_or(|end| end > self.len)
+        {
             return false;
         }
         let (mut skip, mut filled) = (offset, 0);

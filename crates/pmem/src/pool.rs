@@ -58,11 +58,19 @@ impl Pool {
     /// # Panics
     /// When `frame_bytes` is 0 or no multiple of 64.
     pub fn new(area: Area, frame_bytes: u32) -> Pool {
-        assert!(frame_bytes > 0 && frame_bytes.is_multiple_of(64), "frames of {frame_bytes} bytes");
+        assert!(
+            frame_bytes > 0 && frame_bytes.is_multiple_of(64),
+            "frames of {frame_bytes} bytes"
+        );
         let count = (area.len() / u64::from(frame_bytes)).min(u64::from(u32::MAX - 1)) as u32;
         let counts = (0..count).map(|_| AtomicU32::new(0)).collect();
         let free = Mutex::new((0..count).rev().collect());
-        Pool(Arc::new(Inner { area, frame_bytes, counts, free }))
+        Pool(Arc::new(Inner {
+            area,
+            frame_bytes,
+            counts,
+            free,
+        }))
     }
 
     /// Bytes of each frame.
@@ -77,14 +85,26 @@ impl Pool {
 
     /// Frames that nobody holds.
     pub fn free(&self) -> u32 {
-        self.0.free.lock().unwrap_or_else(PoisonError::into_inner).len() as u32
+        self.0
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len() as u32
     }
 
     /// A free frame to write into.
     pub fn alloc(&self) -> Option<FrameMut> {
-        let number = self.0.free.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        let number = self
+            .0
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop()?;
         self.0.counts[number as usize].store(WRITING, Ordering::Relaxed);
-        Some(FrameMut { pool: Some(self.clone()), number })
+        Some(FrameMut {
+            pool: Some(self.clone()),
+            number,
+        })
     }
 
     /// Takes part of a frame that a log record names, at a restart. A frame may be named several times.
@@ -94,10 +114,20 @@ impl Pool {
     pub fn adopt(&self, number: u32, offset: u32, len: u32) -> Result<Frame, PoolError> {
         let inner = &*self.0;
         let Some(count) = inner.counts.get(number as usize) else {
-            return Err(PoolError::NoSuchFrame { number, count: self.count() });
+            return Err(PoolError::NoSuchFrame {
+                number,
+                count: self.count(),
+            });
         };
-        if offset.checked_add(len).is_none_or(|end| end > inner.frame_bytes) {
-            return Err(PoolError::OutOfFrame { offset, len, frame_bytes: inner.frame_bytes });
+        if offset
+            .checked_add(len)
+            .is_none_or(|end| end > inner.frame_bytes)
+        {
+            return Err(PoolError::OutOfFrame {
+                offset,
+                len,
+                frame_bytes: inner.frame_bytes,
+            });
         }
         let mut free = inner.free.lock().unwrap_or_else(PoisonError::into_inner);
         match count.load(Ordering::Acquire) {
@@ -109,7 +139,12 @@ impl Pool {
             }
             readers => count.store(readers + 1, Ordering::Relaxed),
         }
-        Ok(Frame { pool: self.clone(), number, offset, len })
+        Ok(Frame {
+            pool: self.clone(),
+            number,
+            offset,
+            len,
+        })
     }
 
     /// Waits until flushed lines are durable.
@@ -118,18 +153,30 @@ impl Pool {
     }
 
     fn address(&self, number: u32) -> *mut u8 {
-        self.0.area.pointer(u64::from(number) * u64::from(self.0.frame_bytes))
+        self.0
+            .area
+            .pointer(u64::from(number) * u64::from(self.0.frame_bytes))
     }
 
     fn release(&self, number: u32) {
         self.0.counts[number as usize].store(0, Ordering::Relaxed);
-        self.0.free.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        self.0
+            .free
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(number);
     }
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pool({} of {} frames of {} bytes free)", self.free(), self.count(), self.frame_bytes())
+        write!(
+            f,
+            "Pool({} of {} frames of {} bytes free)",
+            self.free(),
+            self.count(),
+            self.frame_bytes()
+        )
     }
 }
 
@@ -143,7 +190,9 @@ pub struct FrameMut {
 impl FrameMut {
     fn pool(&self) -> &Pool {
         // Only `freeze` takes the pool, and it consumes the frame.
-        self.pool.as_ref().unwrap_or_else(|| unreachable!("a frozen frame is gone"))
+        self.pool
+            .as_ref()
+            .unwrap_or_else(|| unreachable!("a frozen frame is gone"))
     }
 
     /// Which frame of the pool this is.
@@ -157,12 +206,23 @@ impl FrameMut {
     /// When the range leaves the frame.
     pub fn freeze(mut self, range: Range<usize>) -> Frame {
         let bytes = self.pool().frame_bytes() as usize;
-        assert!(range.start <= range.end && range.end <= bytes, "{range:?} of a frame of {bytes} bytes");
-        let pool = self.pool.take().unwrap_or_else(|| unreachable!("a frozen frame is gone"));
+        assert!(
+            range.start <= range.end && range.end <= bytes,
+            "{range:?} of a frame of {bytes} bytes"
+        );
+        let pool = self
+            .pool
+            .take()
+            .unwrap_or_else(|| unreachable!("a frozen frame is gone"));
         let from = u64::from(self.number) * u64::from(pool.frame_bytes()) + range.start as u64;
         pool.0.area.note_external_write(from, range.len() as u64);
         pool.0.counts[self.number as usize].store(1, Ordering::Release);
-        Frame { pool, number: self.number, offset: range.start as u32, len: range.len() as u32 }
+        Frame {
+            pool,
+            number: self.number,
+            offset: range.start as u32,
+            len: range.len() as u32,
+        }
     }
 }
 
@@ -172,7 +232,9 @@ impl Deref for FrameMut {
         let pool = self.pool();
         // SAFETY: the frame lies within the pool's area (its number came from the pool), the area's memory is
         // initialised (mapped pages), and while the count is WRITING nobody else reads or writes these bytes.
-        unsafe { std::slice::from_raw_parts(pool.address(self.number), pool.frame_bytes() as usize) }
+        unsafe {
+            std::slice::from_raw_parts(pool.address(self.number), pool.frame_bytes() as usize)
+        }
     }
 }
 
@@ -180,7 +242,9 @@ impl DerefMut for FrameMut {
     fn deref_mut(&mut self) -> &mut [u8] {
         let pool = self.pool();
         // SAFETY: as for `deref`; `&mut self` makes this the only view.
-        unsafe { std::slice::from_raw_parts_mut(pool.address(self.number), pool.frame_bytes() as usize) }
+        unsafe {
+            std::slice::from_raw_parts_mut(pool.address(self.number), pool.frame_bytes() as usize)
+        }
     }
 }
 
@@ -221,7 +285,11 @@ impl Frame {
     /// # Panics
     /// When the range leaves it.
     pub fn slice(&self, range: Range<usize>) -> Frame {
-        assert!(range.start <= range.end && range.end <= self.len as usize, "{range:?} of {} bytes", self.len);
+        assert!(
+            range.start <= range.end && range.end <= self.len as usize,
+            "{range:?} of {} bytes",
+            self.len
+        );
         let mut part = self.clone();
         part.offset += range.start as u32;
         part.len = range.len() as u32;
@@ -230,7 +298,8 @@ impl Frame {
 
     /// Starts writing the bytes back to memory; durable after [`Pool::fence`].
     pub fn flush(&self) {
-        let start = u64::from(self.number) * u64::from(self.pool.frame_bytes()) + u64::from(self.offset);
+        let start =
+            u64::from(self.number) * u64::from(self.pool.frame_bytes()) + u64::from(self.offset);
         self.pool.0.area.flush(start, u64::from(self.len));
     }
 }
@@ -239,7 +308,10 @@ impl Clone for Frame {
     fn clone(&self) -> Frame {
         // A reader exists, so the frame cannot be freed meanwhile; overflow would take 2^32 live clones.
         self.pool.0.counts[self.number as usize].fetch_add(1, Ordering::Relaxed);
-        Frame { pool: self.pool.clone(), ..*self }
+        Frame {
+            pool: self.pool.clone(),
+            ..*self
+        }
     }
 }
 
@@ -258,7 +330,12 @@ impl Deref for Frame {
     fn deref(&self) -> &[u8] {
         // SAFETY: the bytes lie within the frame (checked where the part was made), and while readers exist nobody
         // writes them.
-        unsafe { std::slice::from_raw_parts(self.pool.address(self.number).add(self.offset as usize), self.len as usize) }
+        unsafe {
+            std::slice::from_raw_parts(
+                self.pool.address(self.number).add(self.offset as usize),
+                self.len as usize,
+            )
+        }
     }
 }
 

@@ -168,7 +168,9 @@ impl Mapping {
     pub(crate) fn note_write(&self, offset: u64, len: u64) {
         if let Some(tracker) = &self.tracker {
             // SAFETY: the caller has just written these bytes and holds them exclusively.
-            tracker.write(offset, unsafe { std::slice::from_raw_parts(self.pointer(offset), len as usize) });
+            tracker.write(offset, unsafe {
+                std::slice::from_raw_parts(self.pointer(offset), len as usize)
+            });
         }
     }
 
@@ -212,7 +214,11 @@ impl Region {
     /// See [`RegionError`]; each names the path and the reason.
     pub fn open(options: &RegionOptions) -> Result<Region, RegionError> {
         let path = &options.path;
-        let fail = |action, source| RegionError::Io { path: path.clone(), action, source };
+        let fail = |action, source| RegionError::Io {
+            path: path.clone(),
+            action,
+            source,
+        };
         let existed = path.exists();
         let file = OpenOptions::new()
             .read(true)
@@ -230,13 +236,25 @@ impl Region {
             });
         }
         let metadata = file.metadata().map_err(|error| fail("stat", error))?;
-        let kind = probe(&file, &metadata, path).map_err(|error| fail("stat the file system of", error))?;
+        let kind = probe(&file, &metadata, path)
+            .map_err(|error| fail("stat the file system of", error))?;
         let kind = kind.ok_or_else(|| RegionError::NotMappable(path.clone()))?;
-        let unit = if matches!(kind, Kind::HugeTlb | Kind::DeviceDax) { HUGE_BYTES } else { 4096 };
+        let unit = if matches!(kind, Kind::HugeTlb | Kind::DeviceDax) {
+            HUGE_BYTES
+        } else {
+            4096
+        };
         if options.len == 0 || !options.len.is_multiple_of(unit) {
-            return Err(RegionError::Unaligned { len: options.len, unit });
+            return Err(RegionError::Unaligned {
+                len: options.len,
+                unit,
+            });
         }
-        let actual = if kind == Kind::DeviceDax { dax_size(&metadata) } else { Some(metadata.len()) };
+        let actual = if kind == Kind::DeviceDax {
+            dax_size(&metadata)
+        } else {
+            Some(metadata.len())
+        };
         let is_new = kind != Kind::DeviceDax && metadata.len() == 0 && (options.create || !existed);
         if is_new {
             reserve(&file, kind, options.len).map_err(|error| {
@@ -247,23 +265,45 @@ impl Region {
         } else if let Some(actual) = actual
             && (actual < options.len || (kind != Kind::DeviceDax && actual != options.len))
         {
-            return Err(RegionError::WrongLength { path: path.clone(), actual, expected: options.len });
+            return Err(RegionError::WrongLength {
+                path: path.clone(),
+                actual,
+                expected: options.len,
+            });
         }
         let len = options.len as usize;
         // MAP_SYNC is granted only where the file system maps persistent memory directly.
-        let synced = matches!(kind, Kind::File).then(|| map(&file, len, true).ok()).flatten();
+        let synced = matches!(kind, Kind::File)
+            .then(|| map(&file, len, true).ok())
+            .flatten();
         let (start, kind) = match synced {
             Some(start) => (start, Kind::FsDax),
-            None => (map(&file, len, kind == Kind::DeviceDax).or_else(|_| map(&file, len, false)).map_err(|error| fail("map", error))?, kind),
+            None => (
+                map(&file, len, kind == Kind::DeviceDax)
+                    .or_else(|_| map(&file, len, false))
+                    .map_err(|error| fail("map", error))?,
+                kind,
+            ),
         };
-        let persistent_caches = matches!(kind, Kind::DeviceDax | Kind::FsDax) && platform_has_persistent_caches();
+        let persistent_caches =
+            matches!(kind, Kind::DeviceDax | Kind::FsDax) && platform_has_persistent_caches();
         let Some(method) = Method::choose(options.flush, persistent_caches) else {
             // SAFETY: mapped just above, and nobody else knows of it.
             unsafe { libc::munmap(start.cast(), len) };
             return Err(RegionError::NoSuchFlush(options.flush));
         };
-        let mapping = Mapping { start, len, method, tracker: None, _file: Some(file) };
-        Ok(Region::from_mapping(mapping, kind, &path.display().to_string()))
+        let mapping = Mapping {
+            start,
+            len,
+            method,
+            tracker: None,
+            _file: Some(file),
+        };
+        Ok(Region::from_mapping(
+            mapping,
+            kind,
+            &path.display().to_string(),
+        ))
     }
 
     /// Memory of this process, for packets that need no log and for tests.
@@ -292,12 +332,24 @@ impl Region {
         let mapping = anonymous_mapping(image.len() as u64, Some(Box::new(tracker)))?;
         // SAFETY: the mapping is as long as the image and nobody else knows of it yet.
         unsafe { ptr::copy_nonoverlapping(image.as_ptr(), mapping.start, image.len()) };
-        Ok((Region::from_mapping(mapping, Kind::Simulated, "memory"), sim))
+        Ok((
+            Region::from_mapping(mapping, Kind::Simulated, "memory"),
+            sim,
+        ))
     }
 
     fn from_mapping(mapping: Mapping, kind: Kind, name: &str) -> Region {
-        let description = format!("{name}: {kind}, {} MiB, {}", mapping.len >> 20, mapping.method.name());
-        Region { mapping: Arc::new(mapping), kind, description, taken: Mutex::new(Vec::new()) }
+        let description = format!(
+            "{name}: {kind}, {} MiB, {}",
+            mapping.len >> 20,
+            mapping.method.name()
+        );
+        Region {
+            mapping: Arc::new(mapping),
+            kind,
+            description,
+            taken: Mutex::new(Vec::new()),
+        }
     }
 
     /// Length in bytes.
@@ -335,8 +387,16 @@ impl Region {
     /// [`RegionError::OutOfBounds`] and [`RegionError::Taken`].
     pub fn take(&self, offset: u64, len: u64) -> Result<Area, RegionError> {
         let region = self.len();
-        let end = offset.checked_add(len).filter(|&end| end <= region && offset.is_multiple_of(64));
-        let Some(end) = end else { return Err(RegionError::OutOfBounds { offset, len, region }) };
+        let end = offset
+            .checked_add(len)
+            .filter(|&end| end <= region && offset.is_multiple_of(64));
+        let Some(end) = end else {
+            return Err(RegionError::OutOfBounds {
+                offset,
+                len,
+                region,
+            });
+        };
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.iter().any(|&(from, to)| offset < to && from < end) {
             return Err(RegionError::Taken { offset, len });
@@ -360,19 +420,42 @@ fn anonymous_mapping(len: u64, tracker: Option<Box<Tracker>>) -> Result<Mapping,
     }
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a fresh private mapping; the result is checked.
-    let start = unsafe { libc::mmap(ptr::null_mut(), len as usize, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    let start = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            len as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            -1,
+            0,
+        )
+    };
     if start == libc::MAP_FAILED {
         let source = io::Error::last_os_error();
-        return Err(RegionError::Io { path: PathBuf::from("memory"), action: "map", source });
+        return Err(RegionError::Io {
+            path: PathBuf::from("memory"),
+            action: "map",
+            source,
+        });
     }
     // Nothing to flush for memory that nobody else sees; the tracker sees the calls all the same.
-    Ok(Mapping { start: start.cast(), len: len as usize, method: Method::Nothing, tracker, _file: None })
+    Ok(Mapping {
+        start: start.cast(),
+        len: len as usize,
+        method: Method::Nothing,
+        tracker,
+        _file: None,
+    })
 }
 
 fn probe(file: &File, metadata: &std::fs::Metadata, path: &Path) -> io::Result<Option<Kind>> {
     if metadata.file_type().is_char_device() {
         let number = metadata.rdev();
-        let subsystem = format!("/sys/dev/char/{}:{}/subsystem", libc::major(number), libc::minor(number));
+        let subsystem = format!(
+            "/sys/dev/char/{}:{}/subsystem",
+            libc::major(number),
+            libc::minor(number)
+        );
         let is_dax = std::fs::read_link(&subsystem).is_ok_and(|target| target.ends_with("dax"));
         return Ok((is_dax || path.starts_with("/dev/dax")).then_some(Kind::DeviceDax));
     }
@@ -396,7 +479,11 @@ fn probe(file: &File, metadata: &std::fs::Metadata, path: &Path) -> io::Result<O
 
 fn dax_size(metadata: &std::fs::Metadata) -> Option<u64> {
     let number = metadata.rdev();
-    let path = format!("/sys/dev/char/{}:{}/size", libc::major(number), libc::minor(number));
+    let path = format!(
+        "/sys/dev/char/{}:{}/size",
+        libc::major(number),
+        libc::minor(number)
+    );
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
@@ -414,17 +501,35 @@ fn reserve(file: &File, kind: Kind, len: u64) -> io::Result<()> {
 }
 
 fn map(file: &File, len: usize, synced: bool) -> io::Result<*mut u8> {
-    let flags = if synced { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC } else { libc::MAP_SHARED };
+    let flags = if synced {
+        libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC
+    } else {
+        libc::MAP_SHARED
+    };
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a fresh mapping of an open file; the result is checked.
-    let start =
-        unsafe { libc::mmap(ptr::null_mut(), len, protection, flags | libc::MAP_POPULATE, file.as_raw_fd(), 0) };
-    if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start.cast()) }
+    let start = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            len,
+            protection,
+            flags | libc::MAP_POPULATE,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(start.cast())
+    }
 }
 
 /// Whether every persistent-memory region of the machine reports its CPU caches as persistent.
 fn platform_has_persistent_caches() -> bool {
-    let Ok(entries) = std::fs::read_dir("/sys/bus/nd/devices") else { return false };
+    let Ok(entries) = std::fs::read_dir("/sys/bus/nd/devices") else {
+        return false;
+    };
     let domains: Vec<String> = entries
         .flatten()
         .filter(|entry| entry.file_name().to_string_lossy().starts_with("region"))

@@ -27,8 +27,15 @@ impl ClientReplies {
         let status = match outcome {
             Outcome::Done(reply) => Status::Done(reply),
             Outcome::NotLeader(leader) => {
-                let address = |id| members.iter().find(|member| member.id == id).map(|member| member.packet.to_string());
-                Status::NotLeader { leader: leader.and_then(|id| Some((id, address(id)?))) }
+                let address = |id| {
+                    members
+                        .iter()
+                        .find(|member| member.id == id)
+                        .map(|member| member.packet.to_string())
+                };
+                Status::NotLeader {
+                    leader: leader.and_then(|id| Some((id, address(id)?))),
+                }
             }
             Outcome::Busy => Status::Busy,
             Outcome::Lost => Status::Lost,
@@ -39,7 +46,9 @@ impl ClientReplies {
     }
 
     pub(crate) fn refuse(&mut self, origin: Origin, status: &Status) {
-        let Origin::Native { peer, id } = origin else { return };
+        let Origin::Native { peer, id } = origin else {
+            return;
+        };
         let Peer::Client(client) = peer else { return };
         let position = match self.open.get(&client) {
             Some(&position) if self.messages[position].1.len() < MESSAGE_BYTES => position,
@@ -59,14 +68,27 @@ impl ClientReplies {
         if self.messages.is_empty() {
             return Ok(());
         }
-        let parts: Vec<[&[u8]; 1]> = self.messages.iter().map(|(_, message)| [message.as_slice()]).collect();
-        let burst: Vec<Outgoing<'_>> =
-            self.messages.iter().zip(&parts).map(|((peer, _), parts)| Outgoing { to: *peer, parts }).collect();
+        let parts: Vec<[&[u8]; 1]> = self
+            .messages
+            .iter()
+            .map(|(_, message)| [message.as_slice()])
+            .collect();
+        let burst: Vec<Outgoing<'_>> = self
+            .messages
+            .iter()
+            .zip(&parts)
+            .map(|((peer, _), parts)| Outgoing { to: *peer, parts })
+            .collect();
         // What cannot be sent is lost like any datagram: the client asks again.
         port.send(now_us, &burst)?;
         self.open.clear();
         // A few buffers are kept for the next step; a huge answer's is not.
-        self.spare.extend(self.messages.drain(..).map(|(_, message)| message).filter(|m| m.capacity() <= 2 * MESSAGE_BYTES));
+        self.spare.extend(
+            self.messages
+                .drain(..)
+                .map(|(_, message)| message)
+                .filter(|m| m.capacity() <= 2 * MESSAGE_BYTES),
+        );
         self.spare.truncate(64);
         Ok(())
     }

@@ -108,16 +108,25 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         let fail = |what: String| Err(ConfigError(what));
         if self.members.is_empty() || self.members.len() > 9 {
-            return fail(format!("a cluster has 1 to 9 members, not {}", self.members.len()));
+            return fail(format!(
+                "a cluster has 1 to 9 members, not {}",
+                self.members.len()
+            ));
         }
         for (position, member) in self.members.iter().enumerate() {
             if member.id == 0 || member.id > u64::from(u16::MAX) {
                 return fail(format!("member id {} is outside 1..=65535", member.id));
             }
-            if self.members[..position].iter().any(|other| other.id == member.id) {
+            if self.members[..position]
+                .iter()
+                .any(|other| other.id == member.id)
+            {
                 return fail(format!("member id {} is given twice", member.id));
             }
-            if self.members[..position].iter().any(|other| other.packet == member.packet) {
+            if self.members[..position]
+                .iter()
+                .any(|other| other.packet == member.packet)
+            {
                 return fail(format!("packet address {} is given twice", member.packet));
             }
         }
@@ -125,7 +134,10 @@ impl Config {
             return fail(format!("node id {} is not among the members", self.id));
         }
         if self.logs != 1 {
-            return fail(format!("logs = {}: this version serves exactly one physical log", self.logs));
+            return fail(format!(
+                "logs = {}: this version serves exactly one physical log",
+                self.logs
+            ));
         }
         if self.nvm_bytes < Self::MIN_NVM_BYTES * u64::from(self.logs) {
             return fail(format!(
@@ -141,7 +153,10 @@ impl Config {
             ));
         }
         if self.max_key_bytes == 0 || self.max_key_bytes > 64 << 10 {
-            return fail(format!("max_key_bytes = {} is outside 1..=65536", self.max_key_bytes));
+            return fail(format!(
+                "max_key_bytes = {} is outside 1..=65536",
+                self.max_key_bytes
+            ));
         }
         let largest = self.nvm_bytes / u64::from(self.logs) / 16;
         if self.max_value_bytes == 0 || self.max_value_bytes as u64 > largest {

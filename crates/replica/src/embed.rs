@@ -72,7 +72,13 @@ impl Companion for Host {
     fn ready(&mut self, _event: &Event) {}
 
     fn step(&mut self, _now: Now, node: &mut Node) -> usize {
-        let calls = std::mem::take(&mut *self.queue.calls.lock().unwrap_or_else(PoisonError::into_inner));
+        let calls = std::mem::take(
+            &mut *self
+                .queue
+                .calls
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
         let mut work = calls.len();
         for call in calls {
             self.next += 1;
@@ -110,24 +116,47 @@ impl Embedded {
     /// # Errors
     /// See [`StartError`].
     pub fn start(config: Config) -> Result<Embedded, StartError> {
-        let cannot = |source| StartError::Io { what: "starting the event loop".into(), source };
+        let cannot = |source| StartError::Io {
+            what: "starting the event loop".into(),
+            source,
+        };
         let mut reactor = Reactor::new().map_err(cannot)?;
         let waker = reactor.waker();
         let mut node = Node::start(config, Arc::clone(&waker))?;
-        let queue = Arc::new(Queue { calls: Mutex::new(Vec::new()), closed: AtomicBool::new(false) });
+        let queue = Arc::new(Queue {
+            calls: Mutex::new(Vec::new()),
+            closed: AtomicBool::new(false),
+        });
         let stop = Arc::new(AtomicBool::new(false));
         let leads = Arc::new(AtomicBool::new(false));
-        let mut host =
-            Host { queue: Arc::clone(&queue), leads: Arc::clone(&leads), waiting: HashMap::new(), next: 0 };
+        let mut host = Host {
+            queue: Arc::clone(&queue),
+            leads: Arc::clone(&leads),
+            waiting: HashMap::new(),
+            next: 0,
+        };
         let (stopping, closing) = (Arc::clone(&stop), Arc::clone(&queue));
         let run = move || {
             let ended = reactor.run(&mut node, &mut host, &stopping);
             closing.closed.store(true, Ordering::Release);
-            closing.calls.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            closing
+                .calls
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clear();
             ended
         };
-        let thread = std::thread::Builder::new().name("cyclone".into()).spawn(run).map_err(cannot)?;
-        Ok(Embedded { queue, waker, stop, leads, thread: Some(thread) })
+        let thread = std::thread::Builder::new()
+            .name("cyclone".into())
+            .spawn(run)
+            .map_err(cannot)?;
+        Ok(Embedded {
+            queue,
+            waker,
+            stop,
+            leads,
+            thread: Some(thread),
+        })
     }
 
     /// Whether this replica leads; only then do calls succeed.
@@ -138,7 +167,11 @@ impl Embedded {
     /// Submits a write; the receiver gets its outcome once it is durable at a majority and applied.
     pub fn submit(&self, operation: &Operation<'_>) -> Receiver<Outcome> {
         let mut bytes = Vec::new();
-        Command { session: None, operation: operation.clone() }.encode(&mut bytes);
+        Command {
+            session: None,
+            operation: operation.clone(),
+        }
+        .encode(&mut bytes);
         self.push(|answer| Call::Write(bytes, answer))
     }
 
@@ -151,7 +184,11 @@ impl Embedded {
 
     fn push(&self, call: impl FnOnce(Sender<Outcome>) -> Call) -> Receiver<Outcome> {
         let (answer, outcome) = channel();
-        let mut calls = self.queue.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = self
+            .queue
+            .calls
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if !self.queue.closed.load(Ordering::Acquire) {
             calls.push(call(answer));
         }

@@ -71,14 +71,18 @@ pub fn read(data: &Path) -> Result<Option<Identity>, IdentityError> {
         return Err(damaged(1, first));
     }
     let mut numbers = [0u128; 4];
-    for (position, name) in ["cluster", "replica", "incarnation", "logs"].into_iter().enumerate() {
+    for (position, name) in ["cluster", "replica", "incarnation", "logs"]
+        .into_iter()
+        .enumerate()
+    {
         let line = lines.next();
         numbers[position] = line
             .and_then(|line| line.strip_prefix(name)?.strip_prefix(' '))
             .and_then(|digits| u128::from_str_radix(digits, 16).ok())
             .ok_or_else(|| damaged(position + 2, line))?;
     }
-    let narrow = |position: usize| u64::try_from(numbers[position]).map_err(|_| damaged(position + 2, None));
+    let narrow =
+        |position: usize| u64::try_from(numbers[position]).map_err(|_| damaged(position + 2, None));
     Ok(Some(Identity {
         cluster: numbers[0],
         replica: narrow(1)?,
@@ -105,7 +109,10 @@ pub fn write(data: &Path, identity: &Identity) -> Result<(), IdentityError> {
         fs::rename(&draft, &path)?;
         fs::File::open(data)?.sync_all()
     };
-    attempt().map_err(|source| IdentityError::Io { path: path.clone(), source })
+    attempt().map_err(|source| IdentityError::Io {
+        path: path.clone(),
+        source,
+    })
 }
 
 #[cfg(test)]
@@ -116,12 +123,23 @@ mod tests {
     fn reads_back_what_it_wrote_and_refuses_other_versions() {
         let dir = tempfile::tempdir().expect("temporary directory");
         assert_eq!(read(dir.path()).expect("absent is no error"), None);
-        let identity = Identity { cluster: 7 << 100, replica: 3, incarnation: u64::MAX, logs: 1 };
+        let identity = Identity {
+            cluster: 7 << 100,
+            replica: 3,
+            incarnation: u64::MAX,
+            logs: 1,
+        };
         write(dir.path(), &identity).expect("written");
         assert_eq!(read(dir.path()).expect("parses"), Some(identity));
         fs::write(path(dir.path()), "cyclone identity 2\n").expect("overwritten");
-        assert!(matches!(read(dir.path()), Err(IdentityError::Damaged { line: 1, .. })));
+        assert!(matches!(
+            read(dir.path()),
+            Err(IdentityError::Damaged { line: 1, .. })
+        ));
         fs::write(path(dir.path()), "cyclone identity 1\ncluster zz\n").expect("overwritten");
-        assert!(matches!(read(dir.path()), Err(IdentityError::Damaged { line: 2, .. })));
+        assert!(matches!(
+            read(dir.path()),
+            Err(IdentityError::Damaged { line: 2, .. })
+        ));
     }
 }

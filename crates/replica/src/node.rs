@@ -48,9 +48,18 @@ pub enum NodeError {
 
 /// What a worker thread brings back.
 pub(crate) enum Done {
-    Applied { log: usize, result: Result<Applied, ApplyError> },
-    Read { origin: Origin, result: Result<Reply, ApplyError> },
-    Digest { ticket: Ticket, result: Result<String, ApplyError> },
+    Applied {
+        log: usize,
+        result: Result<Applied, ApplyError>,
+    },
+    Read {
+        origin: Origin,
+        result: Result<Reply, ApplyError>,
+    },
+    Digest {
+        ticket: Ticket,
+        result: Result<String, ApplyError>,
+    },
     Flushed(Result<(), ApplyError>),
     Snapshot(crate::snapshot::Done),
 }
@@ -120,7 +129,10 @@ impl Node {
             next_upkeep_us: 0,
             tick_us,
             active_us: 0,
-            now: Now { steady_us: 0, wall_ms: 0 },
+            now: Now {
+                steady_us: 0,
+                wall_ms: 0,
+            },
         })
     }
 
@@ -131,7 +143,10 @@ impl Node {
         let log = self.log_of(operation.key());
         match self.admit(log) {
             Ok(()) => {
-                let command = Command { session: None, operation: operation.clone() };
+                let command = Command {
+                    session: None,
+                    operation: operation.clone(),
+                };
                 self.logs[log].write_bytes(self.now.wall_ms, origin, |out| command.encode(out));
             }
             Err(outcome) => self.answers.push((origin, outcome)),
@@ -154,7 +169,9 @@ impl Node {
     /// The physical log that a key lives in: its Redis slot modulo the number of logs.
     //= cyclone §5
     fn log_of(&self, key: Option<&[u8]>) -> usize {
-        key.map_or(0, |key| usize::from(cyclone_wire::slot::slot(key)) % self.logs.len())
+        key.map_or(0, |key| {
+            usize::from(cyclone_wire::slot::slot(key)) % self.logs.len()
+        })
     }
 
     fn submit_read(&mut self, log: usize, origin: Origin, query: Vec<u8>) {
@@ -162,7 +179,11 @@ impl Node {
         match self.admit(log) {
             Ok(()) => {
                 let barrier = self.logs[log].barrier();
-                self.logs[log].reads.submit(Read { origin, query, barrier });
+                self.logs[log].reads.submit(Read {
+                    origin,
+                    query,
+                    barrier,
+                });
             }
             Err(outcome) => self.answers.push((origin, outcome)),
         }
@@ -205,9 +226,15 @@ impl Node {
     /// When [`Node::step`] wants to be called again at the latest, in microseconds of the steady clock.
     pub fn deadline_us(&self) -> u64 {
         let pending = self.logs.iter().any(|log| log.reads.is_waiting_to_ask());
-        let retry = if pending { self.now.steady_us + 1000 } else { u64::MAX };
+        let retry = if pending {
+            self.now.steady_us + 1000
+        } else {
+            u64::MAX
+        };
         let timers = self.next_tick_us.min(retry);
-        self.port.next_timeout().map_or(timers, |port| timers.min(port))
+        self.port
+            .next_timeout()
+            .map_or(timers, |port| timers.min(port))
     }
 
     /// When a client last had work for this replica; the polling policy spins only near it.
@@ -219,7 +246,10 @@ impl Node {
         let mut inbox = std::mem::take(&mut self.inbox);
         let mut received = 0;
         while received < RECEIVE_BURST {
-            let count = self.port.poll(self.now.steady_us, &mut inbox).map_err(NodeError::Port)?;
+            let count = self
+                .port
+                .poll(self.now.steady_us, &mut inbox)
+                .map_err(NodeError::Port)?;
             if count == 0 {
                 break;
             }
@@ -335,7 +365,13 @@ impl Node {
         }
     }
 
-    fn native_write(&mut self, origin: Origin, body: &Payload, range: std::ops::Range<usize>, bytes: &[u8]) {
+    fn native_write(
+        &mut self,
+        origin: Origin,
+        body: &Payload,
+        range: std::ops::Range<usize>,
+        bytes: &[u8],
+    ) {
         self.counters.writes += 1;
         let Ok(command) = Command::decode(&bytes[range.clone()]) else {
             self.counters.malformed += 1;
@@ -365,7 +401,10 @@ impl Node {
         }
         match self.admit(log) {
             Ok(()) => {
-                let command = Command { session: None, operation: Operation::Read(decoded) };
+                let command = Command {
+                    session: None,
+                    operation: Operation::Read(decoded),
+                };
                 self.logs[log].write_bytes(self.now.wall_ms, origin, |out| command.encode(out));
             }
             Err(outcome) => self.answers.push((origin, outcome)),
@@ -374,8 +413,14 @@ impl Node {
 
     /// The configured limits, checked where a command enters so that all replicas need not agree on them.
     fn within_limits(&self, operation: &Operation<'_>) -> bool {
-        let keys_fit = operation.keys().iter().all(|key| key.len() <= self.config.max_key_bytes);
-        keys_fit && operation.value().is_none_or(|value| value.len() <= self.config.max_value_bytes)
+        let keys_fit = operation
+            .keys()
+            .iter()
+            .all(|key| key.len() <= self.config.max_key_bytes);
+        keys_fit
+            && operation
+                .value()
+                .is_none_or(|value| value.len() <= self.config.max_value_bytes)
     }
 
     fn tick(&mut self) {
@@ -442,7 +487,9 @@ impl Node {
         let applied = self.logs[log].applied;
         while let Some(read) = self.logs[log].reads.take(applied) {
             // It was decoded when it was taken in.
-            let Ok(query) = Query::decode(&read.query) else { continue };
+            let Ok(query) = Query::decode(&read.query) else {
+                continue;
+            };
             match self.store.query(&query, Mode::NonBlocking) {
                 Ok(reply) => self.answers.push((read.origin, Outcome::Done(reply))),
                 Err(ApplyError::WouldBlock) => {
@@ -453,7 +500,10 @@ impl Node {
                             Ok(query) => store.query(&query, Mode::Blocking),
                             Err(_) => Err(ApplyError::WouldBlock),
                         };
-                        Done::Read { origin: read.origin, result }
+                        Done::Read {
+                            origin: read.origin,
+                            result,
+                        }
                     });
                 }
                 Err(error) => return Err(error.into()),
@@ -487,9 +537,14 @@ impl Node {
         let burst: Vec<Outgoing<'_>> = encoded
             .iter()
             .zip(&parts)
-            .map(|((to, _), parts)| Outgoing { to: Peer::Node(*to), parts })
+            .map(|((to, _), parts)| Outgoing {
+                to: Peer::Node(*to),
+                parts,
+            })
             .collect();
-        self.port.send(self.now.steady_us, &burst).map_err(NodeError::Port)?;
+        self.port
+            .send(self.now.steady_us, &burst)
+            .map_err(NodeError::Port)?;
         Ok(())
     }
 
@@ -499,8 +554,12 @@ impl Node {
         while let Some(done) = self.workers.poll() {
             work += 1;
             match done {
-                Done::Applied { log, result } => self.logs[log].finish_job(result?, &mut self.answers),
-                Done::Read { origin, result } => self.answers.push((origin, Outcome::Done(result?))),
+                Done::Applied { log, result } => {
+                    self.logs[log].finish_job(result?, &mut self.answers)
+                }
+                Done::Read { origin, result } => {
+                    self.answers.push((origin, Outcome::Done(result?)))
+                }
                 Done::Digest { ticket, result } => {
                     let reply = Reply::Bytes(result?.into_bytes());
                     self.completions.push((ticket, Outcome::Done(reply)));
@@ -559,7 +618,10 @@ impl Node {
     /// Computes the state's hash on a worker; the outcome comes back under `ticket`.
     pub fn digest(&mut self, ticket: Ticket) {
         let store = Arc::clone(&self.store);
-        self.workers.run(move || Done::Digest { ticket, result: store.digest() });
+        self.workers.run(move || Done::Digest {
+            ticket,
+            result: store.digest(),
+        });
     }
 
     /// A client of this process has work: the polling policy may spin for a while.
@@ -576,9 +638,19 @@ impl Node {
     pub fn packet_stats(&self) -> Vec<(&'static str, u64)> {
         let (port, driver) = (self.port.stats(), self.port.driver_stats());
         let mut counters = port.named();
-        counters.extend([("datagrams_sent", driver.sent), ("datagrams_received", driver.received)]);
-        counters.extend([("send_calls", driver.send_calls), ("receive_calls", driver.receive_calls)]);
-        counters.extend([("send_full", driver.send_full), ("truncated", driver.truncated), ("pool_empty", driver.pool_empty)]);
+        counters.extend([
+            ("datagrams_sent", driver.sent),
+            ("datagrams_received", driver.received),
+        ]);
+        counters.extend([
+            ("send_calls", driver.send_calls),
+            ("receive_calls", driver.receive_calls),
+        ]);
+        counters.extend([
+            ("send_full", driver.send_full),
+            ("truncated", driver.truncated),
+            ("pool_empty", driver.pool_empty),
+        ]);
         counters
     }
 
@@ -594,7 +666,9 @@ impl Node {
 
     /// The leader of the log that a slot lives in, if known.
     pub fn leader_of(&self, slot: u16) -> Option<u64> {
-        self.logs[usize::from(slot) % self.logs.len()].group.leader()
+        self.logs[usize::from(slot) % self.logs.len()]
+            .group
+            .leader()
     }
 
     /// Descriptors that are readable when packets wait.
@@ -606,7 +680,10 @@ impl Node {
     pub fn resign(&mut self) {
         for log in &mut self.logs {
             let peers = log.group.status().peers;
-            let best = peers.iter().filter(|peer| peer.recent_active).max_by_key(|peer| peer.matched);
+            let best = peers
+                .iter()
+                .filter(|peer| peer.recent_active)
+                .max_by_key(|peer| peer.matched);
             if let Some(best) = best {
                 // Refused when leadership is gone already: then there is nothing to hand over.
                 let _ = log.group.transfer_leader(best.id);
@@ -635,7 +712,9 @@ impl Node {
                 Origin::Native { .. } => self.clients.add(origin, outcome, &self.config.members),
             }
         }
-        self.clients.flush(self.now.steady_us, &mut self.port).map_err(NodeError::Port)?;
+        self.clients
+            .flush(self.now.steady_us, &mut self.port)
+            .map_err(NodeError::Port)?;
         Ok(work)
     }
 }

@@ -43,7 +43,11 @@ impl ApplyJob {
         let entries: Vec<EntryInput<'_>> = self
             .entries
             .iter()
-            .map(|(index, term, payload)| EntryInput { index: *index, term: *term, payload })
+            .map(|(index, term, payload)| EntryInput {
+                index: *index,
+                term: *term,
+                payload,
+            })
             .collect();
         store.apply(log, &entries, Mode::Blocking)
     }
@@ -99,7 +103,12 @@ impl PhysicalLog {
     }
 
     /// Adds a command whose bytes are to be copied into the entry.
-    pub(crate) fn write_bytes(&mut self, now_ms: u64, origin: Origin, encode: impl FnOnce(&mut Vec<u8>)) {
+    pub(crate) fn write_bytes(
+        &mut self,
+        now_ms: u64,
+        origin: Origin,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) {
         self.open.push_bytes(origin, encode);
         self.added(now_ms);
     }
@@ -125,13 +134,23 @@ impl PhysicalLog {
 
     /// Proposes what has been taken in. Batching never waits: an entry is closed by every step.
     //= cyclone §4.2
-    pub(crate) fn propose(&mut self, now_us: u64, now_ms: u64, answers: &mut Vec<(Origin, Outcome)>) {
+    pub(crate) fn propose(
+        &mut self,
+        now_us: u64,
+        now_ms: u64,
+        answers: &mut Vec<(Origin, Outcome)>,
+    ) {
         self.seal(now_ms);
         while let Some((payload, origins)) = self.sealed.pop_front() {
             match self.group.propose(payload.clone()) {
                 Ok(index) => {
                     let term = self.group.term();
-                    self.in_flight.push_back(InFlight { index, term, origins, since_us: now_us });
+                    self.in_flight.push_back(InFlight {
+                        index,
+                        term,
+                        origins,
+                        since_us: now_us,
+                    });
                 }
                 // The log is full for the moment: what was accepted waits, new requests are refused at the door.
                 Err(ProposeError::Full { .. }) if self.group.is_leader() => {
@@ -155,14 +174,24 @@ impl PhysicalLog {
     pub(crate) fn committed(&mut self, outbox: &mut Outbox, answers: &mut Vec<(Origin, Outcome)>) {
         for entry in outbox.committed.drain(..) {
             let mut origins = Vec::new();
-            while self.in_flight.front().is_some_and(|ours| ours.index <= entry.index) {
+            while self
+                .in_flight
+                .front()
+                .is_some_and(|ours| ours.index <= entry.index)
+            {
                 // The loop's condition has just seen it.
-                let Some(ours) = self.in_flight.pop_front() else { break };
+                let Some(ours) = self.in_flight.pop_front() else {
+                    break;
+                };
                 if ours.index == entry.index && ours.term == entry.term {
                     origins = ours.origins;
                 } else {
                     self.pending -= ours.origins.len();
-                    answers.extend(ours.origins.into_iter().map(|origin| (origin, Outcome::Lost)));
+                    answers.extend(
+                        ours.origins
+                            .into_iter()
+                            .map(|origin| (origin, Outcome::Lost)),
+                    );
                 }
             }
             self.apply_queue.push_back(ToApply { entry, origins });
@@ -180,13 +209,21 @@ impl PhysicalLog {
         }
         while let Some((_, origins)) = self.sealed.pop_front() {
             self.pending -= origins.len();
-            answers.extend(origins.into_iter().map(|origin| (origin, Outcome::NotLeader(leader))));
+            answers.extend(
+                origins
+                    .into_iter()
+                    .map(|origin| (origin, Outcome::NotLeader(leader))),
+            );
         }
         let late = |ours: &InFlight| now_us.saturating_sub(ours.since_us) > OUTCOME_TIMEOUT_US;
         while self.in_flight.front().is_some_and(late) {
             if let Some(ours) = self.in_flight.pop_front() {
                 self.pending -= ours.origins.len();
-                answers.extend(ours.origins.into_iter().map(|origin| (origin, Outcome::Unknown)));
+                answers.extend(
+                    ours.origins
+                        .into_iter()
+                        .map(|origin| (origin, Outcome::Unknown)),
+                );
             }
         }
     }
@@ -247,8 +284,10 @@ impl PhysicalLog {
                 Ok(applied) => self.finish(count, applied, answers),
                 Err(ApplyError::WouldBlock) => {
                     self.applying = count;
-                    let entries =
-                        entries.iter().map(|entry| (entry.index, entry.term, entry.payload.to_vec())).collect();
+                    let entries = entries
+                        .iter()
+                        .map(|entry| (entry.index, entry.term, entry.payload.to_vec()))
+                        .collect();
                     return Ok(Some(ApplyJob { entries }));
                 }
                 Err(error) => return Err(error),
@@ -278,16 +317,33 @@ impl PhysicalLog {
 
     /// A checkpoint has replaced the state up to `index`: what waited below it is settled, its replies are not known.
     pub(crate) fn skip_to(&mut self, index: u64, term: u64, answers: &mut Vec<(Origin, Outcome)>) {
-        while self.apply_queue.front().is_some_and(|next| next.entry.index <= index) {
+        while self
+            .apply_queue
+            .front()
+            .is_some_and(|next| next.entry.index <= index)
+        {
             if let Some(skipped) = self.apply_queue.pop_front() {
                 self.pending -= skipped.origins.len();
-                answers.extend(skipped.origins.into_iter().map(|origin| (origin, Outcome::Unknown)));
+                answers.extend(
+                    skipped
+                        .origins
+                        .into_iter()
+                        .map(|origin| (origin, Outcome::Unknown)),
+                );
             }
         }
-        while self.in_flight.front().is_some_and(|ours| ours.index <= index) {
+        while self
+            .in_flight
+            .front()
+            .is_some_and(|ours| ours.index <= index)
+        {
             if let Some(ours) = self.in_flight.pop_front() {
                 self.pending -= ours.origins.len();
-                answers.extend(ours.origins.into_iter().map(|origin| (origin, Outcome::Unknown)));
+                answers.extend(
+                    ours.origins
+                        .into_iter()
+                        .map(|origin| (origin, Outcome::Unknown)),
+                );
             }
         }
         self.applied = index;

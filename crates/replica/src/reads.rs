@@ -70,7 +70,11 @@ impl Reads {
         let context = self.next_context;
         if ask(context) {
             self.next_context += 1;
-            self.asked.push_back(Round { context, asked_us: now_us, reads: std::mem::take(&mut self.new) });
+            self.asked.push_back(Round {
+                context,
+                asked_us: now_us,
+                reads: std::mem::take(&mut self.new),
+            });
         }
     }
 
@@ -81,7 +85,12 @@ impl Reads {
         };
         // A confirmed round confirms the earlier ones: they were asked before it.
         for round in self.asked.drain(..=position) {
-            self.confirmed.extend(round.reads.into_iter().map(|read| (index.max(read.barrier), read)));
+            self.confirmed.extend(
+                round
+                    .reads
+                    .into_iter()
+                    .map(|read| (index.max(read.barrier), read)),
+            );
         }
     }
 
@@ -115,7 +124,11 @@ mod tests {
     use super::*;
 
     fn read(barrier: u64) -> Read {
-        Read { origin: Origin::Local(barrier), query: Vec::new(), barrier }
+        Read {
+            origin: Origin::Local(barrier),
+            query: Vec::new(),
+            barrier,
+        }
     }
 
     #[test]
@@ -151,7 +164,10 @@ mod tests {
         }
         assert_eq!(asked.len(), 2);
         reads.confirm(asked[0], 3);
-        assert!(reads.take(3).is_none(), "the lost round's late answer counts for nothing");
+        assert!(
+            reads.take(3).is_none(),
+            "the lost round's late answer counts for nothing"
+        );
         reads.confirm(asked[1], 3);
         assert!(reads.take(3).is_some());
     }

@@ -58,7 +58,12 @@ impl BatchBuilder {
     pub(crate) const FULL_BYTES: usize = 64 << 10;
 
     pub(crate) fn new() -> Self {
-        BatchBuilder { done: Payload::new(), open: Vec::new(), origins: Vec::new(), bytes: 0 }
+        BatchBuilder {
+            done: Payload::new(),
+            open: Vec::new(),
+            origins: Vec::new(),
+            bytes: 0,
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -84,10 +89,15 @@ impl BatchBuilder {
     /// Adds a command that stays where it was received.
     pub(crate) fn push_payload(&mut self, origin: Origin, command: &Payload) {
         if command.len() <= Self::INLINE_BYTES {
-            return self.push_bytes(origin, |out| command.segments().for_each(|part| out.extend_from_slice(part)));
+            return self.push_bytes(origin, |out| {
+                command
+                    .segments()
+                    .for_each(|part| out.extend_from_slice(part))
+            });
         }
         self.begin();
-        self.open.extend_from_slice(&(command.len() as u32).to_le_bytes());
+        self.open
+            .extend_from_slice(&(command.len() as u32).to_le_bytes());
         self.done.push_vec(std::mem::take(&mut self.open));
         self.done.append(command.clone());
         self.bytes += command.len() + 4;

@@ -43,7 +43,10 @@ pub fn now() -> Now {
     let steady = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     let micros = |t: rustix::time::Timespec| t.tv_sec as u64 * 1_000_000 + t.tv_nsec as u64 / 1000;
-    Now { steady_us: micros(steady), wall_ms: micros(wall) / 1000 }
+    Now {
+        steady_us: micros(steady),
+        wall_ms: micros(wall) / 1000,
+    }
 }
 
 /// Readiness and the waker, made before the node because its worker threads need the waker.
@@ -75,13 +78,22 @@ impl Reactor {
     ///
     /// # Errors
     /// What the replica cannot live on with; the process should end and be restarted.
-    pub fn run(&mut self, node: &mut Node, companion: &mut dyn Companion, stop: &AtomicBool) -> Result<(), NodeError> {
+    pub fn run(
+        &mut self,
+        node: &mut Node,
+        companion: &mut dyn Companion,
+        stop: &AtomicBool,
+    ) -> Result<(), NodeError> {
         let polling = node.config().polling;
         let descriptors: Vec<RawFd> = node.port_descriptors();
         for (position, descriptor) in descriptors.iter().enumerate() {
             self.poll
                 .registry()
-                .register(&mut SourceFd(descriptor), Token(PORT + position), Interest::READABLE)
+                .register(
+                    &mut SourceFd(descriptor),
+                    Token(PORT + position),
+                    Interest::READABLE,
+                )
                 .map_err(NodeError::Port)?;
         }
         let mut events = Events::with_capacity(1024);
@@ -100,9 +112,16 @@ impl Reactor {
                     return node.close();
                 }
             }
-            let wait = if work > 0 { Some(0) } else { self.wait_us(polling, now, node, companion) };
+            let wait = if work > 0 {
+                Some(0)
+            } else {
+                self.wait_us(polling, now, node, companion)
+            };
             let Some(wait_us) = wait else { continue };
-            match self.poll.poll(&mut events, Some(Duration::from_micros(wait_us))) {
+            match self
+                .poll
+                .poll(&mut events, Some(Duration::from_micros(wait_us)))
+            {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(NodeError::Port(error)),
@@ -116,12 +135,20 @@ impl Reactor {
     }
 
     /// How long to wait for readiness; 0 looks without waiting.
-    fn wait_us(&self, polling: Polling, now: Now, node: &Node, companion: &mut dyn Companion) -> Option<u64> {
+    fn wait_us(
+        &self,
+        polling: Polling,
+        now: Now,
+        node: &Node,
+        companion: &mut dyn Companion,
+    ) -> Option<u64> {
         let deadline = node.deadline_us().min(companion.deadline_us(now));
         let until = deadline.saturating_sub(now.steady_us).min(LONGEST_SLEEP_US);
         match polling {
             Polling::Busy => Some(0),
-            Polling::Adaptive if now.steady_us.saturating_sub(node.active_us()) < SPIN_US => Some(0),
+            Polling::Adaptive if now.steady_us.saturating_sub(node.active_us()) < SPIN_US => {
+                Some(0)
+            }
             Polling::Adaptive | Polling::Event => Some(until),
         }
     }

@@ -31,10 +31,24 @@ const IDLE_US: u64 = 10_000_000;
 
 /// What a worker brings back.
 pub(crate) enum Done {
-    Made { id: u64, directory: PathBuf, result: Result<(CheckpointMeta, Vec<(String, u64)>), String> },
-    Piece { to: u64, chunk: SnapshotChunk },
-    Written { id: u64, piece: usize, result: io::Result<()> },
-    Installed { id: u64, result: Result<CheckpointMeta, ApplyError> },
+    Made {
+        id: u64,
+        directory: PathBuf,
+        result: Result<(CheckpointMeta, Vec<(String, u64)>), String>,
+    },
+    Piece {
+        to: u64,
+        chunk: SnapshotChunk,
+    },
+    Written {
+        id: u64,
+        piece: usize,
+        result: io::Result<()>,
+    },
+    Installed {
+        id: u64,
+        result: Result<CheckpointMeta, ApplyError>,
+    },
 }
 
 /// A checkpoint this replica offers to others.
@@ -92,12 +106,20 @@ impl Snapshots {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => fs::create_dir_all(&root)?,
         }
-        Ok(Snapshots { root, making: false, offered: None, fetching: None, next_id: salt << 16 })
+        Ok(Snapshots {
+            root,
+            making: false,
+            offered: None,
+            fetching: None,
+            next_id: salt << 16,
+        })
     }
 
     /// Whether this replica's state is about to be replaced: nothing may be applied meanwhile.
     pub(crate) fn is_installing(&self) -> bool {
-        self.fetching.as_ref().is_some_and(|fetching| fetching.installing)
+        self.fetching
+            .as_ref()
+            .is_some_and(|fetching| fetching.installing)
     }
 }
 
@@ -106,7 +128,10 @@ fn list_files(directory: &Path) -> io::Result<Vec<(String, u64)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        files.push((entry.file_name().to_string_lossy().into_owned(), entry.metadata()?.len()));
+        files.push((
+            entry.file_name().to_string_lossy().into_owned(),
+            entry.metadata()?.len(),
+        ));
     }
     files.sort();
     Ok(files)
@@ -117,9 +142,21 @@ fn read_piece(path: &Path, fetch: &SnapshotFetch, total: u64) -> SnapshotChunk {
     let mut bytes = vec![0; length as usize];
     let read = fs::File::open(path).and_then(|file| file.read_exact_at(&mut bytes, fetch.offset));
     match read {
-        Ok(()) => SnapshotChunk { id: fetch.id, file: fetch.file, offset: fetch.offset, total, bytes },
+        Ok(()) => SnapshotChunk {
+            id: fetch.id,
+            file: fetch.file,
+            offset: fetch.offset,
+            total,
+            bytes,
+        },
         // Says "gone": the follower gives up and is offered another.
-        Err(_) => SnapshotChunk { id: fetch.id, file: fetch.file, offset: fetch.offset, total: 0, bytes: Vec::new() },
+        Err(_) => SnapshotChunk {
+            id: fetch.id,
+            file: fetch.file,
+            offset: fetch.offset,
+            total: 0,
+            bytes: Vec::new(),
+        },
     }
 }
 
@@ -131,7 +168,9 @@ impl Node {
     /// Leader: makes a checkpoint if a follower needs one, forgets what nobody uses, gives up on silent followers.
     pub(crate) fn snapshot_upkeep(&mut self) {
         let now_us = self.now_us();
-        let wanted = self.logs.iter_mut().fold(false, |wanted, log| log.group.take_wants_snapshot() || wanted);
+        let wanted = self.logs.iter_mut().fold(false, |wanted, log| {
+            log.group.take_wants_snapshot() || wanted
+        });
         if wanted && !self.snapshots.making && self.snapshots.offered.is_none() {
             self.snapshots.making = true;
             self.snapshots.next_id += 1;
@@ -139,9 +178,17 @@ impl Node {
             let directory = self.snapshots.root.join(format!("made-{id}"));
             let store = Arc::clone(&self.store);
             self.spawn_snapshot(move || {
-                let made = store.checkpoint(&directory).map_err(|error| error.to_string());
-                let result = made.and_then(|meta| Ok((meta, list_files(&directory).map_err(|e| e.to_string())?)));
-                Done::Made { id, directory, result }
+                let made = store
+                    .checkpoint(&directory)
+                    .map_err(|error| error.to_string());
+                let result = made.and_then(|meta| {
+                    Ok((meta, list_files(&directory).map_err(|e| e.to_string())?))
+                });
+                Done::Made {
+                    id,
+                    directory,
+                    result,
+                }
             });
         }
         let mut silent = Vec::new();
@@ -190,22 +237,41 @@ impl Node {
             return;
         };
         let now_us = self.now_us();
-        let gone = SnapshotChunk { id: fetch.id, file: fetch.file, offset: fetch.offset, total: 0, bytes: Vec::new() };
-        let Some(offered) = self.snapshots.offered.as_mut().filter(|offered| offered.id == fetch.id) else {
+        let gone = SnapshotChunk {
+            id: fetch.id,
+            file: fetch.file,
+            offset: fetch.offset,
+            total: 0,
+            bytes: Vec::new(),
+        };
+        let Some(offered) = self
+            .snapshots
+            .offered
+            .as_mut()
+            .filter(|offered| offered.id == fetch.id)
+        else {
             return self.send_chunk(from, &gone);
         };
         offered.used_us = now_us;
         offered.followers.insert(from, now_us);
         if fetch.file == 0 {
             let list = encode_files(&offered.files);
-            let chunk = SnapshotChunk { offset: 0, total: list.len() as u64, bytes: list, ..gone };
+            let chunk = SnapshotChunk {
+                offset: 0,
+                total: list.len() as u64,
+                bytes: list,
+                ..gone
+            };
             return self.send_chunk(from, &chunk);
         }
         let Some((name, total)) = offered.files.get(fetch.file as usize - 1) else {
             return self.send_chunk(from, &gone);
         };
         let (path, total) = (offered.directory.join(name), *total);
-        self.spawn_snapshot(move || Done::Piece { to: from, chunk: read_piece(&path, &fetch, total) });
+        self.spawn_snapshot(move || Done::Piece {
+            to: from,
+            chunk: read_piece(&path, &fetch, total),
+        });
     }
 
     fn send_chunk(&mut self, to: u64, chunk: &SnapshotChunk) {
@@ -217,7 +283,13 @@ impl Node {
     fn send_to(&mut self, to: u64, bytes: &[u8]) {
         let (now_us, parts) = (self.now_us(), [bytes]);
         // A piece that is lost is asked for again.
-        let _ = self.port.send(now_us, &[Outgoing { to: Peer::Node(to), parts: &parts }]);
+        let _ = self.port.send(
+            now_us,
+            &[Outgoing {
+                to: Peer::Node(to),
+                parts: &parts,
+            }],
+        );
     }
 
     /// Follower: the leader has no longer what this replica lacks, and offers a checkpoint.
@@ -228,7 +300,8 @@ impl Node {
         };
         let now_us = self.now_us();
         if let Some(fetching) = &mut self.snapshots.fetching {
-            if fetching.installing || (fetching.id == meta.id && fetching.offer.from == offer.from) {
+            if fetching.installing || (fetching.id == meta.id && fetching.offer.from == offer.from)
+            {
                 fetching.offer.term = fetching.offer.term.max(offer.term);
                 return;
             }
@@ -242,12 +315,24 @@ impl Node {
             return;
         }
         self.abandon_fetch();
-        let directory = self.snapshots.root.join(format!("fetched-{}-{}", offer.from, meta.id));
+        let directory = self
+            .snapshots
+            .root
+            .join(format!("fetched-{}-{}", offer.from, meta.id));
         if fs::create_dir_all(&directory).is_err() {
             return;
         }
-        tracing::info!(from = offer.from, index = meta.index, "fetching a checkpoint");
-        let list = Piece { file: 0, offset: 0, length: 1 << 20, state: PieceState::Wanted };
+        tracing::info!(
+            from = offer.from,
+            index = meta.index,
+            "fetching a checkpoint"
+        );
+        let list = Piece {
+            file: 0,
+            offset: 0,
+            length: 1 << 20,
+            state: PieceState::Wanted,
+        };
         self.snapshots.fetching = Some(Fetching {
             offer,
             id: meta.id,
@@ -270,16 +355,31 @@ impl Node {
 
     /// Follower: keeps the window of requests full; asks again for what got lost.
     fn fetch_upkeep(&mut self, now_us: u64) {
-        let Some(fetching) = self.snapshots.fetching.as_mut().filter(|fetching| !fetching.installing) else { return };
+        let Some(fetching) = self
+            .snapshots
+            .fetching
+            .as_mut()
+            .filter(|fetching| !fetching.installing)
+        else {
+            return;
+        };
         if now_us.saturating_sub(fetching.heard_us) > LEADER_TIMEOUT_US {
             return self.abandon_fetch();
         }
-        while fetching.pieces.get(fetching.done_before).is_some_and(|piece| piece.state == PieceState::Done) {
+        while fetching
+            .pieces
+            .get(fetching.done_before)
+            .is_some_and(|piece| piece.state == PieceState::Done)
+        {
             fetching.done_before += 1;
         }
         let mut requests = Vec::new();
         let (id, from) = (fetching.id, fetching.offer.from);
-        let window = fetching.pieces.iter_mut().skip(fetching.done_before).take(WINDOW);
+        let window = fetching
+            .pieces
+            .iter_mut()
+            .skip(fetching.done_before)
+            .take(WINDOW);
         for piece in window {
             let due = match piece.state {
                 PieceState::Wanted => true,
@@ -288,7 +388,12 @@ impl Node {
             };
             if due {
                 piece.state = PieceState::Asked(now_us);
-                requests.push(SnapshotFetch { id, file: piece.file, offset: piece.offset, length: piece.length });
+                requests.push(SnapshotFetch {
+                    id,
+                    file: piece.file,
+                    offset: piece.offset,
+                    length: piece.length,
+                });
             }
         }
         for request in requests {
@@ -316,7 +421,9 @@ impl Node {
         }
         fetching.heard_us = now_us;
         let wanted = |piece: &Piece| piece.file == chunk.file && piece.offset == chunk.offset;
-        let Some(position) = fetching.pieces.iter().position(wanted) else { return };
+        let Some(position) = fetching.pieces.iter().position(wanted) else {
+            return;
+        };
         if !matches!(fetching.pieces[position].state, PieceState::Asked(_)) {
             return;
         }
@@ -332,18 +439,30 @@ impl Node {
             return;
         }
         fetching.pieces[position].state = PieceState::Writing;
-        let path = fetching.directory.join(&fetching.files[chunk.file as usize - 1].0);
+        let path = fetching
+            .directory
+            .join(&fetching.files[chunk.file as usize - 1].0);
         self.spawn_snapshot(move || {
-            let open = fs::OpenOptions::new().create(true).truncate(false).write(true).open(path);
+            let open = fs::OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(path);
             let result = open.and_then(|file| file.write_all_at(&chunk.bytes, chunk.offset));
-            Done::Written { id: chunk.id, piece: position, result }
+            Done::Written {
+                id: chunk.id,
+                piece: position,
+                result,
+            }
         });
     }
 
     fn install_when_whole(&mut self) {
         // A worker that is applying would write into the state that is being replaced.
         let applying = self.logs.iter().any(|log| log.is_applying());
-        let Some(fetching) = self.snapshots.fetching.as_mut() else { return };
+        let Some(fetching) = self.snapshots.fetching.as_mut() else {
+            return;
+        };
         let whole = !fetching.files.is_empty() && fetching.done_before == fetching.pieces.len();
         if !whole || fetching.installing || applying {
             return;
@@ -351,14 +470,21 @@ impl Node {
         fetching.installing = true;
         let (id, directory) = (fetching.id, fetching.directory.clone());
         let store: Arc<dyn StateMachine> = Arc::clone(&self.store);
-        self.spawn_snapshot(move || Done::Installed { id, result: store.install(&directory) });
+        self.spawn_snapshot(move || Done::Installed {
+            id,
+            result: store.install(&directory),
+        });
     }
 
     /// A worker has finished something for a snapshot.
     pub(crate) fn snapshot_done(&mut self, done: Done) -> Result<(), NodeError> {
         let now_us = self.now_us();
         match done {
-            Done::Made { id, directory, result } => {
+            Done::Made {
+                id,
+                directory,
+                result,
+            } => {
                 self.snapshots.making = false;
                 match result {
                     Ok((meta, files)) => self.offer(id, directory, files, &meta),
@@ -367,8 +493,15 @@ impl Node {
             }
             Done::Piece { to, chunk } => self.send_chunk(to, &chunk),
             Done::Written { id, piece, result } => {
-                let fetching = self.snapshots.fetching.as_mut().filter(|fetching| fetching.id == id);
-                let Some(piece) = fetching.and_then(|fetching| fetching.pieces.get_mut(piece)) else { return Ok(()) };
+                let fetching = self
+                    .snapshots
+                    .fetching
+                    .as_mut()
+                    .filter(|fetching| fetching.id == id);
+                let Some(piece) = fetching.and_then(|fetching| fetching.pieces.get_mut(piece))
+                else {
+                    return Ok(());
+                };
                 match result {
                     Ok(()) => piece.state = PieceState::Done,
                     Err(error) => {
@@ -383,26 +516,57 @@ impl Node {
         Ok(())
     }
 
-    fn offer(&mut self, id: u64, directory: PathBuf, files: Vec<(String, u64)>, meta: &CheckpointMeta) {
+    fn offer(
+        &mut self,
+        id: u64,
+        directory: PathBuf,
+        files: Vec<(String, u64)>,
+        meta: &CheckpointMeta,
+    ) {
         self.counters.snapshots_made += 1;
         for (log, &(index, term)) in self.logs.iter_mut().zip(&meta.applied) {
             let members = log.group.members();
-            log.group.set_snapshot_available(Some(SnapshotMeta { id, index, term, members }));
+            log.group.set_snapshot_available(Some(SnapshotMeta {
+                id,
+                index,
+                term,
+                members,
+            }));
         }
         tracing::info!(id, files = files.len(), "offering a checkpoint");
         let used_us = self.now_us();
-        self.snapshots.offered = Some(Offered { id, directory, files, used_us, followers: HashMap::new() });
+        self.snapshots.offered = Some(Offered {
+            id,
+            directory,
+            files,
+            used_us,
+            followers: HashMap::new(),
+        });
     }
 
-    fn installed(&mut self, id: u64, result: Result<CheckpointMeta, ApplyError>) -> Result<(), NodeError> {
-        let Some(fetching) = self.snapshots.fetching.take_if(|fetching| fetching.id == id) else { return Ok(()) };
+    fn installed(
+        &mut self,
+        id: u64,
+        result: Result<CheckpointMeta, ApplyError>,
+    ) -> Result<(), NodeError> {
+        let Some(fetching) = self
+            .snapshots
+            .fetching
+            .take_if(|fetching| fetching.id == id)
+        else {
+            return Ok(());
+        };
         let meta = result?;
         self.counters.snapshots_installed += 1;
         for (log, &(index, term)) in self.logs.iter_mut().zip(&meta.applied) {
             log.skip_to(index, term, &mut self.answers);
         }
         let log = usize::from(fetching.offer.log);
-        if self.logs[log].group.install_snapshot(&fetching.offer).is_err() {
+        if self.logs[log]
+            .group
+            .install_snapshot(&fetching.offer)
+            .is_err()
+        {
             self.counters.malformed += 1;
         }
         tracing::info!(from = fetching.offer.from, "installed a checkpoint");
@@ -414,14 +578,21 @@ impl Node {
 
 impl Fetching {
     fn is_empty_file(&self, file: u32) -> bool {
-        file > 0 && self.files.get(file as usize - 1).is_some_and(|(_, length)| *length == 0)
+        file > 0
+            && self
+                .files
+                .get(file as usize - 1)
+                .is_some_and(|(_, length)| *length == 0)
     }
 
     /// Takes in the list of files; `false` if it is not one.
     fn take_list(&mut self, bytes: &[u8]) -> bool {
-        let Ok(files) = decode_files(bytes) else { return false };
+        let Ok(files) = decode_files(bytes) else {
+            return false;
+        };
         // A name must stay within the directory.
-        let plain = |name: &str| !name.is_empty() && name != "." && name != ".." && !name.contains('/');
+        let plain =
+            |name: &str| !name.is_empty() && name != "." && name != ".." && !name.contains('/');
         if files.is_empty() || !files.iter().all(|(name, _)| plain(name)) {
             return false;
         }
@@ -434,7 +605,12 @@ impl Fetching {
             while offset < *length {
                 let piece = u64::from(PIECE_BYTES).min(length - offset) as u32;
                 let state = PieceState::Wanted;
-                self.pieces.push(Piece { file: number as u32 + 1, offset, length: piece, state });
+                self.pieces.push(Piece {
+                    file: number as u32 + 1,
+                    offset,
+                    length: piece,
+                    state,
+                });
                 offset += u64::from(piece);
             }
         }

@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use cyclone_consensus::{Config as GroupConfig, ConsensusError, Group};
 use cyclone_packet::{
-    Driver, Identity as PortIdentity, Keys, PacketError, Port, PortConfig, TcpDriver, TcpOptions, UdpDriver, UdpOptions,
+    Driver, Identity as PortIdentity, Keys, PacketError, Port, PortConfig, TcpDriver, TcpOptions,
+    UdpDriver, UdpOptions,
 };
 use cyclone_pmem::{FlushPolicy, Pool, Region, RegionError, RegionOptions};
 use cyclone_store::{ApplyError, Echo, KvMachine, Limits, MemoryKv, StateMachine};
@@ -77,7 +78,9 @@ pub enum StartError {
         reason: String,
     },
     /// The region belongs to a replica whose data directory is gone.
-    #[error("the data directory {data} is empty, but the log region belongs to a replica that has run before")]
+    #[error(
+        "the data directory {data} is empty, but the log region belongs to a replica that has run before"
+    )]
     DataLost {
         /// The data directory.
         data: String,
@@ -91,7 +94,9 @@ pub enum StartError {
         what: String,
     },
     /// The log does not read back.
-    #[error("log {log}: {source}; this replica has lost memory and must not come back under its old id")]
+    #[error(
+        "log {log}: {source}; this replica has lost memory and must not come back under its old id"
+    )]
     Ring {
         /// The physical log.
         log: u16,
@@ -99,7 +104,9 @@ pub enum StartError {
         source: RingError,
     },
     /// The store holds less than what the log begins with.
-    #[error("the store has applied index {applied} of log {log}, but the log begins at {first}: entries are missing")]
+    #[error(
+        "the store has applied index {applied} of log {log}, but the log begins at {first}: entries are missing"
+    )]
     StoreBehind {
         /// The physical log.
         log: u16,
@@ -151,7 +158,11 @@ impl Layout {
         let rings = config.nvm_bytes - frames - cyclone_wire::ring::SUPERBLOCK_BYTES;
         let ring_bytes = rings / u64::from(config.logs) / 4096 * 4096;
         let frames_at = cyclone_wire::ring::SUPERBLOCK_BYTES + ring_bytes * u64::from(config.logs);
-        Layout { ring_bytes, frames_at, frames_bytes: config.nvm_bytes - frames_at }
+        Layout {
+            ring_bytes,
+            frames_at,
+            frames_bytes: config.nvm_bytes - frames_at,
+        }
     }
 
     fn ring_at(&self, log: u16) -> u64 {
@@ -168,8 +179,12 @@ impl Layout {
 /// 64 random bits from the kernel.
 fn random() -> Result<u64, StartError> {
     let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| StartError::Io { what: "getrandom".into(), source: error.into() })?;
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(
+        |error| StartError::Io {
+            what: "getrandom".into(),
+            source: error.into(),
+        },
+    )?;
     Ok(u64::from_le_bytes(bytes))
 }
 
@@ -180,7 +195,10 @@ fn boot_id() -> Result<[u8; 16], StartError> {
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     u128::from_str_radix(&digits, 16)
         .map(u128::to_be_bytes)
-        .map_err(|_| StartError::Io { what: format!("{path} reads {text:?}"), source: std::io::ErrorKind::InvalidData.into() })
+        .map_err(|_| StartError::Io {
+            what: format!("{path} reads {text:?}"),
+            source: std::io::ErrorKind::InvalidData.into(),
+        })
 }
 
 /// Opens or formats the region's rings. Answers them and the frame pool.
@@ -195,7 +213,10 @@ fn memory(config: &Config, region: &Region) -> Result<(Vec<Ring>, Pool), StartEr
         region_bytes: region.len(),
     };
     let mut head = region.take(0, cyclone_wire::ring::SUPERBLOCK_BYTES)?;
-    let pool = Pool::new(region.take(layout.frames_at, layout.frames_bytes)?, FRAME_BYTES);
+    let pool = Pool::new(
+        region.take(layout.frames_at, layout.frames_bytes)?,
+        FRAME_BYTES,
+    );
     let known = identity::read(&config.data)?;
     let nvm = config.nvm.display().to_string();
     let data = config.data.display().to_string();
@@ -211,30 +232,65 @@ fn memory(config: &Config, region: &Region) -> Result<(Vec<Ring>, Pool), StartEr
             superblock::create(&mut head, &who, incarnation);
             incarnation
         }
-        (Err(SuperblockError::NotFormatted), None) => return Err(StartError::NotBootstrapped { data, nvm }),
-        (Err(error @ (SuperblockError::NotFormatted | SuperblockError::Rebooted | SuperblockError::Damaged)), Some(known)) => {
-            return Err(StartError::RegionLost { nvm, replica: known.replica, reason: error.to_string() });
+        (Err(SuperblockError::NotFormatted), None) => {
+            return Err(StartError::NotBootstrapped { data, nvm });
         }
-        (Err(source), _) => return Err(StartError::Superblock { path: nvm, source: source.clone() }),
+        (
+            Err(
+                error @ (SuperblockError::NotFormatted
+                | SuperblockError::Rebooted
+                | SuperblockError::Damaged),
+            ),
+            Some(known),
+        ) => {
+            return Err(StartError::RegionLost {
+                nvm,
+                replica: known.replica,
+                reason: error.to_string(),
+            });
+        }
+        (Err(source), _) => {
+            return Err(StartError::Superblock {
+                path: nvm,
+                source: source.clone(),
+            });
+        }
     };
     // `format` has handed its areas out and dropped them; a region opened before is mapped once.
     let mut rings = Vec::new();
     for log in 0..config.logs {
         let area = region.take(layout.ring_at(log), layout.ring_bytes)?;
-        let spec = RingSpec { log, slots: layout.slots() };
-        let (ring, recovered) =
-            Ring::open(area, spec, Some(&pool)).map_err(|source| StartError::Ring { log, source })?;
-        tracing::info!(log, first = recovered.first, last = recovered.last, nulled = recovered.nulled, "log recovered");
+        let spec = RingSpec {
+            log,
+            slots: layout.slots(),
+        };
+        let (ring, recovered) = Ring::open(area, spec, Some(&pool))
+            .map_err(|source| StartError::Ring { log, source })?;
+        tracing::info!(
+            log,
+            first = recovered.first,
+            last = recovered.last,
+            nulled = recovered.nulled,
+            "log recovered"
+        );
         rings.push(ring);
     }
-    let ours = Identity { cluster: config.cluster_id, replica: config.id, incarnation, logs: config.logs };
+    let ours = Identity {
+        cluster: config.cluster_id,
+        replica: config.id,
+        incarnation,
+        logs: config.logs,
+    };
     match known {
         Some(known) if known == ours => {}
         Some(known) => {
             let what = format!("{known:x?} in the directory, {ours:x?} in the region");
             return Err(StartError::Mismatch { data, what });
         }
-        None if rings.iter().any(|ring| ring.last_index() > 0 || ring.hard_state().term > 0) => {
+        None if rings
+            .iter()
+            .any(|ring| ring.last_index() > 0 || ring.hard_state().term > 0) =>
+        {
             return Err(StartError::DataLost { data });
         }
         None => identity::write(&config.data, &ours)?,
@@ -242,29 +298,53 @@ fn memory(config: &Config, region: &Region) -> Result<(Vec<Ring>, Pool), StartEr
     Ok((rings, pool))
 }
 
-fn format(config: &Config, region: &Region, layout: &Layout, pool: &Pool) -> Result<(), StartError> {
+fn format(
+    config: &Config,
+    region: &Region,
+    layout: &Layout,
+    pool: &Pool,
+) -> Result<(), StartError> {
     let voters: Vec<u64> = config.members.iter().map(|member| member.id).collect();
-    let hard_state = HardState { voters, ..HardState::default() };
+    let hard_state = HardState {
+        voters,
+        ..HardState::default()
+    };
     for log in 0..config.logs {
         let area = region.take(layout.ring_at(log), layout.ring_bytes)?;
-        let spec = RingSpec { log, slots: layout.slots() };
-        let ring = Ring::create(area, spec, Some(pool), &hard_state).map_err(|source| StartError::Ring { log, source })?;
+        let spec = RingSpec {
+            log,
+            slots: layout.slots(),
+        };
+        let ring = Ring::create(area, spec, Some(pool), &hard_state)
+            .map_err(|source| StartError::Ring { log, source })?;
         region.give_back(ring.into_area());
     }
     Ok(())
 }
 
 fn open_store(config: &Config) -> Result<Arc<dyn StateMachine>, StartError> {
-    let limits = Limits { max_value_bytes: config.max_value_bytes };
+    let limits = Limits {
+        max_value_bytes: config.max_value_bytes,
+    };
     let directory = config.data.join("store");
     Ok(match config.engine {
         Engine::Echo => Arc::new(Echo::new(config.logs)),
-        Engine::Memory => Arc::new(KvMachine::open(MemoryKv::open(Some(&directory))?, config.logs, limits)?),
+        Engine::Memory => Arc::new(KvMachine::open(
+            MemoryKv::open(Some(&directory))?,
+            config.logs,
+            limits,
+        )?),
         #[cfg(feature = "rocksdb")]
         Engine::RocksDb => {
-            let options =
-                cyclone_store::RocksOptions { block_cache_bytes: config.block_cache_bytes, ..Default::default() };
-            Arc::new(KvMachine::open(cyclone_store::RocksKv::open(&directory, &options)?, config.logs, limits)?)
+            let options = cyclone_store::RocksOptions {
+                block_cache_bytes: config.block_cache_bytes,
+                ..Default::default()
+            };
+            Arc::new(KvMachine::open(
+                cyclone_store::RocksKv::open(&directory, &options)?,
+                config.logs,
+                limits,
+            )?)
         }
         #[cfg(not(feature = "rocksdb"))]
         Engine::RocksDb => return Err(StartError::EngineMissing("rocksdb")),
@@ -278,18 +358,29 @@ fn open_port(config: &Config, pool: &Pool) -> Result<Port, StartError> {
     };
     let cannot = || io(format!("cannot open the packet port {}", own.packet));
     let driver: Box<dyn Driver> = match config.transport {
-        Transport::Udp => Box::new(UdpDriver::bind(own.packet, pool, UdpOptions::default()).map_err(cannot())?),
-        Transport::Tcp => Box::new(TcpDriver::bind(own.packet, pool, TcpOptions::default()).map_err(cannot())?),
+        Transport::Udp => {
+            Box::new(UdpDriver::bind(own.packet, pool, UdpOptions::default()).map_err(cannot())?)
+        }
+        Transport::Tcp => {
+            Box::new(TcpDriver::bind(own.packet, pool, TcpOptions::default()).map_err(cannot())?)
+        }
     };
     let mut boot = [0; 16];
     boot[..8].copy_from_slice(&random()?.to_le_bytes());
     boot[8..].copy_from_slice(&random()?.to_le_bytes());
-    let keys = Keys { node: Some(config.node_key), client: config.client_key };
+    let keys = Keys {
+        node: Some(config.node_key),
+        client: config.client_key,
+    };
     let mut settings = PortConfig::new(PortIdentity::Node(config.id), keys, boot);
     settings.security = config.security;
     settings.max_message = 2 * (config.max_value_bytes + config.max_key_bytes) + MESSAGE_SLACK;
     let mut port = Port::new(driver, pool.clone(), settings)?;
-    for member in config.members.iter().filter(|member| member.id != config.id) {
+    for member in config
+        .members
+        .iter()
+        .filter(|member| member.id != config.id)
+    {
         port.add_node(member.id, member.packet);
     }
     Ok(port)
@@ -303,15 +394,21 @@ impl Node {
     /// See [`StartError`]. Nothing has been changed that a corrected start would miss.
     pub fn start(config: Config, waker: Arc<Waker>) -> Result<Node, StartError> {
         config.validate()?;
-        fs::create_dir_all(&config.data).map_err(io(format!("cannot create {}", config.data.display())))?;
+        fs::create_dir_all(&config.data)
+            .map_err(io(format!("cannot create {}", config.data.display())))?;
         // A region is only made where none may have been lost.
         let may_create = config.bootstrap && identity::read(&config.data)?.is_none();
         if !config.nvm.exists() && !may_create {
-            let (data, nvm) = (config.data.display().to_string(), config.nvm.display().to_string());
+            let (data, nvm) = (
+                config.data.display().to_string(),
+                config.nvm.display().to_string(),
+            );
             return Err(match identity::read(&config.data)? {
-                Some(known) => {
-                    StartError::RegionLost { nvm, replica: known.replica, reason: "the file does not exist".into() }
-                }
+                Some(known) => StartError::RegionLost {
+                    nvm,
+                    replica: known.replica,
+                    reason: "the file does not exist".into(),
+                },
                 None => StartError::NotBootstrapped { data, nvm },
             });
         }
@@ -326,13 +423,18 @@ impl Node {
         let port = open_port(&config, &pool)?;
         let salt = random()?;
         let voters: Vec<u64> = config.members.iter().map(|member| member.id).collect();
-        let ticks = |time: std::time::Duration| (time.as_micros() as u64).div_ceil(TICK_US).max(1) as u32;
+        let ticks =
+            |time: std::time::Duration| (time.as_micros() as u64).div_ceil(TICK_US).max(1) as u32;
         let mut logs = Vec::new();
         for (log, ring) in (0..config.logs).zip(rings) {
             let (applied, applied_term) = store.applied(log);
             let first = ring.first_index();
             if applied + 1 < first {
-                return Err(StartError::StoreBehind { log, applied, first });
+                return Err(StartError::StoreBehind {
+                    log,
+                    applied,
+                    first,
+                });
             }
             let mut group = GroupConfig::new(log, config.id, &voters);
             group.applied = applied;
@@ -340,14 +442,34 @@ impl Node {
             group.heartbeat_ticks = ticks(config.heartbeat);
             group.election_ticks = ticks(config.election);
             group.seed = salt ^ u64::from(log);
-            logs.push(PhysicalLog::new(log, Group::open(group, ring)?, applied, applied_term, salt & 0xffff_ffff));
+            logs.push(PhysicalLog::new(
+                log,
+                Group::open(group, ring)?,
+                applied,
+                applied_term,
+                salt & 0xffff_ffff,
+            ));
         }
         let about = (region.survives(), region.describe());
-        tracing::info!(region = about.1, "replica {} of cluster {:032x}", config.id, config.cluster_id);
+        tracing::info!(
+            region = about.1,
+            "replica {} of cluster {:032x}",
+            config.id,
+            config.cluster_id
+        );
         if about.0 != cyclone_pmem::Survives::PowerLoss {
             tracing::warn!(survives = %about.0, "the log region does not survive power loss");
         }
-        Node::assemble(config, port, logs, store, waker, TICK_US, salt & 0xffff_ffff, about)
-            .map_err(io("starting worker threads"))
+        Node::assemble(
+            config,
+            port,
+            logs,
+            store,
+            waker,
+            TICK_US,
+            salt & 0xffff_ffff,
+            about,
+        )
+        .map_err(io("starting worker threads"))
     }
 }

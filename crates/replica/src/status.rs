@@ -101,7 +101,11 @@ impl Node {
                 flushed: self.store.flushed(log.id),
                 used_bytes: status.used_bytes,
                 capacity_bytes: status.capacity_bytes,
-                peers: status.peers.iter().map(|peer| (peer.id, peer.matched, peer.recent_active)).collect(),
+                peers: status
+                    .peers
+                    .iter()
+                    .map(|peer| (peer.id, peer.matched, peer.recent_active))
+                    .collect(),
             }
         });
         Status {

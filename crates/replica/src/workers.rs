@@ -27,21 +27,31 @@ impl<R: Send + 'static> Workers<R> {
         let queue = Arc::new(Mutex::new(queue));
         let mut threads = Vec::with_capacity(count);
         for number in 0..count {
-            let (queue, results, waker) = (Arc::clone(&queue), results_in.clone(), Arc::clone(&waker));
-            threads.push(std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
-                loop {
-                    // The lock is held only while waiting for a job, so a poisoned one still guards a sound queue.
-                    let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(job) = job else { return };
-                    if results.send(job()).is_err() {
-                        return;
-                    }
-                    // A wake-up that fails leaves the result to the loop's next timer.
-                    let _ = waker.wake();
-                }
-            })?);
+            let (queue, results, waker) =
+                (Arc::clone(&queue), results_in.clone(), Arc::clone(&waker));
+            threads.push(
+                std::thread::Builder::new()
+                    .name(format!("worker-{number}"))
+                    .spawn(move || {
+                        loop {
+                            // The lock is held only while waiting for a job, so a poisoned one still guards a sound queue.
+                            let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                            let Ok(job) = job else { return };
+                            if results.send(job()).is_err() {
+                                return;
+                            }
+                            // A wake-up that fails leaves the result to the loop's next timer.
+                            let _ = waker.wake();
+                        }
+                    })?,
+            );
         }
-        Ok(Workers { jobs: Some(jobs), results, threads, running: 0 })
+        Ok(Workers {
+            jobs: Some(jobs),
+            results,
+            threads,
+            running: 0,
+        })
     }
 
     /// Queues a job.

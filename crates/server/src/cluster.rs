@@ -80,9 +80,13 @@ pub struct LocalCluster {
 /// 32 random bytes from the kernel.
 pub fn random_key() -> Result<[u8; 32]> {
     let mut key = [0; 32];
-    let filled = rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty()).context("getrandom")?;
+    let filled = rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())
+        .context("getrandom")?;
     if filled != key.len() {
-        bail!("the kernel gave {filled} random bytes instead of {}", key.len());
+        bail!(
+            "the kernel gave {filled} random bytes instead of {}",
+            key.len()
+        );
     }
     Ok(key)
 }
@@ -106,7 +110,11 @@ fn free_ports(first: u16, count: usize) -> Result<Vec<u16>> {
 fn region_directory(directory: &Path) -> Result<PathBuf> {
     let shm = Path::new("/dev/shm");
     let path = if shm.is_dir() {
-        shm.join(format!("cyclone-{}-{}", std::process::id(), hex(&random_key()?[..4])))
+        shm.join(format!(
+            "cyclone-{}-{}",
+            std::process::id(),
+            hex(&random_key()?[..4])
+        ))
     } else {
         directory.join("nvm")
     };
@@ -117,7 +125,8 @@ fn region_directory(directory: &Path) -> Result<PathBuf> {
 impl LocalCluster {
     /// Writes the configurations of a new cluster; starts nothing.
     pub fn create(directory: &Path, options: &Options) -> Result<LocalCluster> {
-        fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+        fs::create_dir_all(directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
         let regions = region_directory(directory)?;
         let ports = free_ports(options.first_port, 2 * options.replicas)?;
         let loopback = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -157,7 +166,8 @@ impl LocalCluster {
                 timing: Timing::default(),
             };
             let config = directory.join(format!("node{}.toml", member.id));
-            fs::write(&config, toml::to_string(&file)?).with_context(|| format!("cannot write {}", config.display()))?;
+            fs::write(&config, toml::to_string(&file)?)
+                .with_context(|| format!("cannot write {}", config.display()))?;
             nodes.push(Process {
                 id: member.id,
                 config,
@@ -170,25 +180,44 @@ impl LocalCluster {
             Some(path) => PathBuf::from(path),
             None => std::env::current_exe().context("own executable")?,
         };
-        Ok(LocalCluster { directory: directory.to_owned(), regions, nodes, client_key, executable, keep: false, end_with_us: true })
+        Ok(LocalCluster {
+            directory: directory.to_owned(),
+            regions,
+            nodes,
+            client_key,
+            executable,
+            keep: false,
+            end_with_us: true,
+        })
     }
 
     /// Starts one node (0-based). Its standard error goes to `nodeN.log` in the directory.
     pub fn start(&mut self, node: usize, bootstrap: bool) -> Result<()> {
         let process = &mut self.nodes[node];
         let log_path = self.directory.join(format!("node{}.log", process.id));
-        let log = fs::OpenOptions::new().create(true).append(true).open(&log_path)?;
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&log_path)?;
         let mut command = Command::new(&self.executable);
         command.arg("serve").arg("--config").arg(&process.config);
         if bootstrap {
             command.arg("--bootstrap");
         }
         // A group of its own: Ctrl-C reaches only this program, which then ends its nodes in order.
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .process_group(0);
         if self.end_with_us {
             command.arg("--end-with-parent");
         }
-        process.child = Some(command.spawn().with_context(|| format!("cannot start {}", self.executable.display()))?);
+        process.child = Some(
+            command
+                .spawn()
+                .with_context(|| format!("cannot start {}", self.executable.display()))?,
+        );
         Ok(())
     }
 
@@ -211,7 +240,9 @@ impl LocalCluster {
 
     /// Asks one node to end and waits, for at most ten seconds.
     pub fn terminate(&mut self, node: usize) -> Result<()> {
-        let Some(child) = self.nodes[node].child.as_mut() else { return Ok(()) };
+        let Some(child) = self.nodes[node].child.as_mut() else {
+            return Ok(());
+        };
         let pid = rustix::process::Pid::from_child(child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("kill")?;
         let until = Instant::now() + Duration::from_secs(10);
@@ -253,8 +284,12 @@ impl LocalCluster {
     /// The node (0-based) that says it leads.
     pub fn leader(&self) -> Option<usize> {
         (0..self.nodes.len()).find(|&node| {
-            crate::resp::info(self.nodes[node].redis, Duration::from_millis(200))
-                .is_ok_and(|info| info.get("cyclone_role").is_some_and(|role| role == "leader"))
+            crate::resp::info(self.nodes[node].redis, Duration::from_millis(200)).is_ok_and(
+                |info| {
+                    info.get("cyclone_role")
+                        .is_some_and(|role| role == "leader")
+                },
+            )
         })
     }
 
@@ -266,17 +301,29 @@ impl LocalCluster {
                 return Ok(leader);
             }
             for node in 0..self.nodes.len() {
-                let ended = self.nodes[node].child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+                let ended = self.nodes[node]
+                    .child
+                    .as_mut()
+                    .and_then(|child| child.try_wait().ok().flatten());
                 if let Some(status) = ended {
-                    let path = self.directory.join(format!("node{}.log", self.nodes[node].id));
+                    let path = self
+                        .directory
+                        .join(format!("node{}.log", self.nodes[node].id));
                     let log = fs::read_to_string(&path).unwrap_or_default();
                     let tail: Vec<&str> = log.lines().rev().take(5).collect();
                     let tail: Vec<&str> = tail.into_iter().rev().collect();
-                    bail!("node {} ended with {status}:\n{}", self.nodes[node].id, tail.join("\n"));
+                    bail!(
+                        "node {} ended with {status}:\n{}",
+                        self.nodes[node].id,
+                        tail.join("\n")
+                    );
                 }
             }
             if Instant::now() > until {
-                bail!("no leader within {patience:?}; see the logs in {}", self.directory.display());
+                bail!(
+                    "no leader within {patience:?}; see the logs in {}",
+                    self.directory.display()
+                );
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -306,7 +353,11 @@ impl Drop for LocalCluster {
 
 /// `cyclone cluster start`: for scripts.
 pub fn start_and_describe(directory: &Path, first_port: u16, engine: &str) -> Result<()> {
-    let options = Options { first_port, engine: engine.to_owned(), ..Options::default() };
+    let options = Options {
+        first_port,
+        engine: engine.to_owned(),
+        ..Options::default()
+    };
     let mut cluster = LocalCluster::create(directory, &options)?;
     cluster.end_with_us = false;
     cluster.start_all(true)?;
@@ -323,7 +374,10 @@ pub fn start_and_describe(directory: &Path, first_port: u16, engine: &str) -> Re
             })
         })
         .collect();
-    println!("{}", serde_json::json!({ "regions": cluster.regions, "nodes": nodes, "client_key": hex(&cluster.client_key) }));
+    println!(
+        "{}",
+        serde_json::json!({ "regions": cluster.regions, "nodes": nodes, "client_key": hex(&cluster.client_key) })
+    );
     cluster.keep();
     Ok(())
 }

@@ -129,7 +129,10 @@ pub struct Timing {
 
 impl Default for Timing {
     fn default() -> Self {
-        Timing { heartbeat_ms: 10, election_ms: 40 }
+        Timing {
+            heartbeat_ms: 10,
+            election_ms: 40,
+        }
     }
 }
 
@@ -155,8 +158,10 @@ fn default_nvm_bytes() -> u64 {
 impl File {
     /// Reads and checks a file's syntax.
     pub fn read(path: &Path) -> Result<File> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        toml::from_str(&text).with_context(|| format!("{} is not a valid node configuration", path.display()))
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        toml::from_str(&text)
+            .with_context(|| format!("{} is not a valid node configuration", path.display()))
     }
 
     /// Turns the text into a checked configuration for the replica.
@@ -168,7 +173,11 @@ impl File {
                 .cluster
                 .members
                 .iter()
-                .map(|m| Member { id: m.id, packet: m.packet, redis: m.redis })
+                .map(|m| Member {
+                    id: m.id,
+                    packet: m.packet,
+                    redis: m.redis,
+                })
                 .collect(),
             bootstrap,
             logs: self.cluster.logs,
@@ -194,7 +203,9 @@ impl File {
             block_cache_bytes: self.limits.block_cache_bytes,
         };
         if config.node_key == config.client_key {
-            bail!("cluster.node_key and cluster.client_key are the same: clients could then forge node messages");
+            bail!(
+                "cluster.node_key and cluster.client_key are the same: clients could then forge node messages"
+            );
         }
         config.validate()?;
         Ok(config)
@@ -217,7 +228,9 @@ pub fn parse_polling(text: &str) -> Result<Polling> {
         "busy" => Polling::Busy,
         "adaptive" => Polling::Adaptive,
         "event" => Polling::Event,
-        other => bail!("polling {other:?} is unknown: expected \"busy\", \"adaptive\" or \"event\""),
+        other => {
+            bail!("polling {other:?} is unknown: expected \"busy\", \"adaptive\" or \"event\"")
+        }
     })
 }
 
@@ -227,22 +240,31 @@ pub fn parse_security(text: &str) -> Result<Security> {
         "authenticated" => Security::Authenticated,
         "encrypted" => Security::Encrypted,
         "off" => Security::Off,
-        other => bail!("security {other:?} is unknown: expected \"authenticated\", \"encrypted\" or \"off\""),
+        other => bail!(
+            "security {other:?} is unknown: expected \"authenticated\", \"encrypted\" or \"off\""
+        ),
     })
 }
 
 fn parse_cluster_id(text: &str) -> Result<u128> {
     if text.len() != 32 {
-        bail!("cluster.id must be 32 hexadecimal digits, not {} characters", text.len());
+        bail!(
+            "cluster.id must be 32 hexadecimal digits, not {} characters",
+            text.len()
+        );
     }
-    u128::from_str_radix(text, 16).with_context(|| format!("cluster.id {text:?} is not hexadecimal"))
+    u128::from_str_radix(text, 16)
+        .with_context(|| format!("cluster.id {text:?} is not hexadecimal"))
 }
 
 /// Parses 64 hexadecimal digits. The value is a secret and never part of the error.
 pub fn parse_key(field: &str, text: &str) -> Result<[u8; 32]> {
     let mut key = [0; 32];
     if text.len() != 64 || !text.is_ascii() {
-        bail!("{field} must be 64 hexadecimal digits, not {} characters", text.len());
+        bail!(
+            "{field} must be 64 hexadecimal digits, not {} characters",
+            text.len()
+        );
     }
     for (position, byte) in key.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&text[2 * position..2 * position + 2], 16)

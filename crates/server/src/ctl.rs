@@ -34,7 +34,8 @@ struct NodeStatus {
 
 fn status_of(address: SocketAddr, password: Option<&str>) -> NodeStatus {
     let patience = Duration::from_secs(2);
-    let info = resp::connect_with(address, password, patience).and_then(|mut open| resp::info_of(&mut open));
+    let info = resp::connect_with(address, password, patience)
+        .and_then(|mut open| resp::info_of(&mut open));
     let (info, error) = match info {
         Ok(info) => (info, None),
         Err(error) => (HashMap::new(), Some(format!("{error:#}"))),
@@ -65,10 +66,20 @@ fn status_of(address: SocketAddr, password: Option<&str>) -> NodeStatus {
 /// The Redis ports of all nodes, as one of them knows them.
 fn addresses(connect: SocketAddr, password: Option<&str>) -> Result<Vec<SocketAddr>> {
     let mut connection = resp::connect_with(connect, password, Duration::from_secs(2))?;
-    let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(&mut connection).context("CLUSTER NODES")?;
+    let nodes: String = redis::cmd("CLUSTER")
+        .arg("NODES")
+        .query(&mut connection)
+        .context("CLUSTER NODES")?;
     let mut found: Vec<SocketAddr> = nodes
         .lines()
-        .filter_map(|line| line.split(' ').nth(1)?.split(['@', ',']).next()?.parse().ok())
+        .filter_map(|line| {
+            line.split(' ')
+                .nth(1)?
+                .split(['@', ','])
+                .next()?
+                .parse()
+                .ok()
+        })
         .collect();
     if found.is_empty() {
         found.push(connect);
@@ -79,13 +90,18 @@ fn addresses(connect: SocketAddr, password: Option<&str>) -> Result<Vec<SocketAd
 
 /// Prints the status of all nodes.
 pub fn status(connect: SocketAddr, password: Option<&str>, json: bool) -> Result<()> {
-    let nodes: Vec<NodeStatus> =
-        addresses(connect, password)?.into_iter().map(|address| status_of(address, password)).collect();
+    let nodes: Vec<NodeStatus> = addresses(connect, password)?
+        .into_iter()
+        .map(|address| status_of(address, password))
+        .collect();
     if json {
         println!("{}", serde_json::json!({ "nodes": nodes }));
         return Ok(());
     }
-    println!("{:<22} {:>3} {:<13} {:>6} {:>10} {:>10} {:>10} {:>7}  survives", "address", "id", "role", "term", "last", "commit", "applied", "log use");
+    println!(
+        "{:<22} {:>3} {:<13} {:>6} {:>10} {:>10} {:>10} {:>7}  survives",
+        "address", "id", "role", "term", "last", "commit", "applied", "log use"
+    );
     for node in &nodes {
         if let Some(error) = &node.error {
             println!("{:<22}   - unreachable: {error}", node.address);
@@ -94,11 +110,24 @@ pub fn status(connect: SocketAddr, password: Option<&str>, json: bool) -> Result
         let fill = 100.0 * node.log_used_bytes as f64 / node.log_capacity_bytes.max(1) as f64;
         println!(
             "{:<22} {:>3} {:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {}",
-            node.address, node.id, node.role, node.term, node.last, node.commit, node.applied, fill, node.survives
+            node.address,
+            node.id,
+            node.role,
+            node.term,
+            node.last,
+            node.commit,
+            node.applied,
+            fill,
+            node.survives
         );
     }
-    if nodes.iter().any(|node| node.reachable && node.survives != "power-loss") {
-        println!("warning: log regions that survive only process crashes lose their log when the machine loses power");
+    if nodes
+        .iter()
+        .any(|node| node.reachable && node.survives != "power-loss")
+    {
+        println!(
+            "warning: log regions that survive only process crashes lose their log when the machine loses power"
+        );
     }
     Ok(())
 }

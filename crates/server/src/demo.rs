@@ -76,19 +76,27 @@ fn key_of(writer: usize, key: u64) -> String {
 }
 
 /// Follows `-MOVED host:port` to the leader, tries the next node otherwise.
-fn next_address(error: Option<&redis::RedisError>, current: SocketAddr, addresses: &[SocketAddr]) -> SocketAddr {
+fn next_address(
+    error: Option<&redis::RedisError>,
+    current: SocketAddr,
+    addresses: &[SocketAddr],
+) -> SocketAddr {
     if let Some((target, _)) = error.and_then(redis::RedisError::redirect_node)
         && let Ok(target) = target.parse()
     {
         return target;
     }
-    let position = addresses.iter().position(|address| *address == current).map_or(0, |at| at + 1);
+    let position = addresses
+        .iter()
+        .position(|address| *address == current)
+        .map_or(0, |at| at + 1);
     addresses[position % addresses.len()]
 }
 
 fn write_loop(writer: usize, shared: &Shared) -> Vec<Known> {
     let mut known = vec![Known::default(); KEYS as usize];
-    let mut histogram = Histogram::<u64>::new(3).unwrap_or_else(|_| unreachable!("3 digits are allowed"));
+    let mut histogram =
+        Histogram::<u64>::new(3).unwrap_or_else(|_| unreachable!("3 digits are allowed"));
     let mut address = shared.addresses[0];
     let mut connection: Option<redis::Connection> = None;
     let mut number = 0;
@@ -105,8 +113,10 @@ fn write_loop(writer: usize, shared: &Shared) -> Vec<Known> {
         let key = number % KEYS;
         known[key as usize].sent = number;
         let begun_us = shared.now_us();
-        let answer: redis::RedisResult<String> =
-            redis::cmd("SET").arg(key_of(writer, key)).arg(value_of(number)).query(open);
+        let answer: redis::RedisResult<String> = redis::cmd("SET")
+            .arg(key_of(writer, key))
+            .arg(value_of(number))
+            .query(open);
         match answer {
             Ok(_) => {
                 known[key as usize].acked = number;
@@ -125,7 +135,10 @@ fn write_loop(writer: usize, shared: &Shared) -> Vec<Known> {
             }
         }
     }
-    let mut all = shared.latency.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = shared
+        .latency
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     // Both histograms have the same precision and grow as needed.
     let _ = all.add(&histogram);
     known
@@ -137,10 +150,16 @@ fn note_failover(shared: &Shared, address: SocketAddr, now_us: u64) {
         return;
     }
     // An answer that the killed leader had already sent does not count.
-    let killed = *shared.killed_address.lock().unwrap_or_else(PoisonError::into_inner);
+    let killed = *shared
+        .killed_address
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     if killed != Some(address) {
         let took_us = now_us.saturating_sub(killed_us).max(1);
-        let _ = shared.failover_us.compare_exchange(0, took_us, Ordering::Relaxed, Ordering::Relaxed);
+        let _ =
+            shared
+                .failover_us
+                .compare_exchange(0, took_us, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -157,7 +176,13 @@ impl Progress {
         eprintln!("{clear}[{seconds:5.1} s] {text}");
     }
 
-    fn live(&self, shared: &Shared, what: &str, lasts: Duration, interrupted: &AtomicBool) -> Result<()> {
+    fn live(
+        &self,
+        shared: &Shared,
+        what: &str,
+        lasts: Duration,
+        interrupted: &AtomicBool,
+    ) -> Result<()> {
         let until = Instant::now() + lasts;
         let mut last = shared.acked.load(Ordering::Relaxed);
         let mut asked = Instant::now();
@@ -167,7 +192,10 @@ impl Progress {
             if self.terminal && asked.elapsed() >= Duration::from_millis(500) {
                 let acked = shared.acked.load(Ordering::Relaxed);
                 let rate = (acked - last) as f64 / asked.elapsed().as_secs_f64();
-                eprint!("\r\x1b[K[{:5.1} s] {what}: {acked} acknowledged, {rate:.0}/s", self.begun.elapsed().as_secs_f64());
+                eprint!(
+                    "\r\x1b[K[{:5.1} s] {what}: {acked} acknowledged, {rate:.0}/s",
+                    self.begun.elapsed().as_secs_f64()
+                );
                 let _ = std::io::stderr().flush();
                 (last, asked) = (acked, Instant::now());
             }
@@ -198,13 +226,19 @@ struct Report {
 
 /// Runs the demo.
 pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
-    let progress = Progress { begun: Instant::now(), terminal: std::io::stderr().is_terminal() };
+    let progress = Progress {
+        begun: Instant::now(),
+        terminal: std::io::stderr().is_terminal(),
+    };
     let directory = match &arguments.directory {
         Some(directory) => directory.clone(),
         None => std::env::temp_dir().join(format!("cyclone-demo-{}", std::process::id())),
     };
     progress.say(&format!("three replicas, data in {}", directory.display()));
-    let options = Options { engine: arguments.engine.clone(), ..Options::default() };
+    let options = Options {
+        engine: arguments.engine.clone(),
+        ..Options::default()
+    };
     let mut cluster = LocalCluster::create(&directory, &options)?;
     cluster.end_with_us = !arguments.keep;
     let outcome = play(&mut cluster, &progress, interrupted);
@@ -240,28 +274,61 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
         }
     }
     if report.lost > 0 || report.wrong > 0 {
-        bail!("{} acknowledged writes lost, {} wrong", report.lost, report.wrong);
+        bail!(
+            "{} acknowledged writes lost, {} wrong",
+            report.lost,
+            report.wrong
+        );
     }
     Ok(())
 }
 
 fn explain(cluster: LocalCluster) {
     eprintln!("The cluster stays up:");
-    let pids: Vec<String> = (0..cluster.nodes.len()).filter_map(|n| cluster.pid(n)).map(|pid| pid.to_string()).collect();
+    let pids: Vec<String> = (0..cluster.nodes.len())
+        .filter_map(|n| cluster.pid(n))
+        .map(|pid| pid.to_string())
+        .collect();
     for node in &cluster.nodes {
-        eprintln!("  node {}: redis-cli -c -p {}   (log: {})", node.id, node.redis.port(), cluster.directory.join(format!("node{}.log", node.id)).display());
+        eprintln!(
+            "  node {}: redis-cli -c -p {}   (log: {})",
+            node.id,
+            node.redis.port(),
+            cluster
+                .directory
+                .join(format!("node{}.log", node.id))
+                .display()
+        );
     }
-    eprintln!("  status: cyclone ctl status --connect {}", cluster.nodes[0].redis);
-    eprintln!("  stop:   kill {} && rm -r {} {}", pids.join(" "), cluster.regions.display(), cluster.directory.display());
+    eprintln!(
+        "  status: cyclone ctl status --connect {}",
+        cluster.nodes[0].redis
+    );
+    eprintln!(
+        "  stop:   kill {} && rm -r {} {}",
+        pids.join(" "),
+        cluster.regions.display(),
+        cluster.directory.display()
+    );
     cluster.keep();
 }
 
-fn play(cluster: &mut LocalCluster, progress: &Progress, interrupted: &Arc<AtomicBool>) -> Result<Report> {
+fn play(
+    cluster: &mut LocalCluster,
+    progress: &Progress,
+    interrupted: &Arc<AtomicBool>,
+) -> Result<Report> {
     cluster.start_all(true)?;
     let leader = cluster.wait_for_leader(Duration::from_secs(15))?;
     let info = resp::info(cluster.nodes[leader].redis, Duration::from_secs(1))?;
-    let survives = info.get("cyclone_survives").map_or("?", String::as_str).to_owned();
-    progress.say(&format!("node {} leads; the log region survives: {survives}", cluster.nodes[leader].id));
+    let survives = info
+        .get("cyclone_survives")
+        .map_or("?", String::as_str)
+        .to_owned();
+    progress.say(&format!(
+        "node {} leads; the log region survives: {survives}",
+        cluster.nodes[leader].id
+    ));
     if survives != "power-loss" {
         progress.say("  (no persistent memory here: each log survives the death of processes, not of this machine)");
     }
@@ -286,11 +353,18 @@ fn play(cluster: &mut LocalCluster, progress: &Progress, interrupted: &Arc<Atomi
     shared.stop.store(true, Ordering::Relaxed);
     let mut known = Vec::with_capacity(WRITERS);
     for writer in writers {
-        known.push(writer.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?);
+        known.push(
+            writer
+                .join()
+                .map_err(|_| anyhow::anyhow!("a writer panicked"))?,
+        );
     }
     let puts_per_s = story?;
     let (lost, wrong, get_p50_us) = verify(cluster, &known, progress, interrupted)?;
-    let latency = shared.latency.lock().unwrap_or_else(PoisonError::into_inner);
+    let latency = shared
+        .latency
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     Ok(Report {
         acked: shared.acked.load(Ordering::Relaxed),
         lost,
@@ -310,19 +384,28 @@ fn story(
     progress: &Progress,
     interrupted: &AtomicBool,
 ) -> Result<u64> {
-    progress.say(&format!("{WRITERS} Redis clients write {VALUE_BYTES}-byte values"));
+    progress.say(&format!(
+        "{WRITERS} Redis clients write {VALUE_BYTES}-byte values"
+    ));
     let (begun, before) = (Instant::now(), shared.acked.load(Ordering::Relaxed));
     progress.live(shared, "writing", Duration::from_secs(5), interrupted)?;
-    let puts_per_s = (shared.acked.load(Ordering::Relaxed) - before) as f64 / begun.elapsed().as_secs_f64();
+    let puts_per_s =
+        (shared.acked.load(Ordering::Relaxed) - before) as f64 / begun.elapsed().as_secs_f64();
     shared.measuring.store(false, Ordering::Relaxed);
     progress.say(&format!("{puts_per_s:.0} acknowledged writes per second"));
 
     let leader = cluster.wait_for_leader(Duration::from_secs(5))?;
-    *shared.killed_address.lock().unwrap_or_else(PoisonError::into_inner) = Some(cluster.nodes[leader].redis);
+    *shared
+        .killed_address
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner) = Some(cluster.nodes[leader].redis);
     let killed_us = shared.now_us();
     cluster.kill(leader)?;
     shared.killed_us.store(killed_us, Ordering::Release);
-    progress.say(&format!("kill -9 of node {}, the leader", cluster.nodes[leader].id));
+    progress.say(&format!(
+        "kill -9 of node {}, the leader",
+        cluster.nodes[leader].id
+    ));
     progress.live(shared, "without it", Duration::from_secs(3), interrupted)?;
     let successor = cluster.wait_for_leader(Duration::from_secs(10))?;
     progress.say(&format!(
@@ -338,14 +421,22 @@ fn story(
 }
 
 /// Waits until all replicas have applied the same index.
-fn wait_until_level(cluster: &LocalCluster, patience: Duration, interrupted: &AtomicBool) -> Result<()> {
+fn wait_until_level(
+    cluster: &LocalCluster,
+    patience: Duration,
+    interrupted: &AtomicBool,
+) -> Result<()> {
     let until = Instant::now() + patience;
     loop {
         check(interrupted)?;
         let applied: Vec<Option<String>> = cluster
             .nodes
             .iter()
-            .map(|node| resp::info(node.redis, Duration::from_millis(500)).ok()?.remove("cyclone_log0_applied"))
+            .map(|node| {
+                resp::info(node.redis, Duration::from_millis(500))
+                    .ok()?
+                    .remove("cyclone_log0_applied")
+            })
             .collect();
         if applied[0].is_some() && applied.iter().all(|index| *index == applied[0]) {
             return Ok(());
@@ -379,10 +470,19 @@ fn verify(
                 .context("reading back")?;
             latency.saturating_record(begun.elapsed().as_micros() as u64);
             looked_at += 1;
-            match value.as_deref().map(|text| (text, text.trim_start_matches('0').parse::<u64>().unwrap_or(0))) {
+            match value.as_deref().map(|text| {
+                (
+                    text,
+                    text.trim_start_matches('0').parse::<u64>().unwrap_or(0),
+                )
+            }) {
                 None if known.acked == 0 => {}
                 None => lost += 1,
-                Some((text, number)) if text != value_of(number) || number > known.sent || number % KEYS != key as u64 => {
+                Some((text, number))
+                    if text != value_of(number)
+                        || number > known.sent
+                        || number % KEYS != key as u64 =>
+                {
                     wrong += 1;
                 }
                 Some((_, number)) if number < known.acked => lost += 1,
@@ -390,17 +490,30 @@ fn verify(
             }
         }
     }
-    progress.say(&format!("{looked_at} keys read back: {lost} lost, {wrong} wrong"));
+    progress.say(&format!(
+        "{looked_at} keys read back: {lost} lost, {wrong} wrong"
+    ));
     let digests: BTreeMap<u64, String> = cluster
         .nodes
         .iter()
         .map(|node| {
             let mut connection = resp::connect(node.redis, Duration::from_secs(10))?;
-            Ok((node.id, redis::cmd("DEBUG").arg("DIGEST").query::<String>(&mut connection)?))
+            Ok((
+                node.id,
+                redis::cmd("DEBUG")
+                    .arg("DIGEST")
+                    .query::<String>(&mut connection)?,
+            ))
         })
         .collect::<Result<_>>()?;
-    let same = digests.values().all(|digest| Some(digest) == digests.values().next());
-    progress.say(if same { "all replicas hold the same state" } else { "THE REPLICAS DIFFER" });
+    let same = digests
+        .values()
+        .all(|digest| Some(digest) == digests.values().next());
+    progress.say(if same {
+        "all replicas hold the same state"
+    } else {
+        "THE REPLICAS DIFFER"
+    });
     if !same {
         wrong += 1;
     }

@@ -177,7 +177,8 @@ fn main() -> ExitCode {
 fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop)).context("signal handler")?;
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
+            .context("signal handler")?;
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("signal handler")?;
     }
     Ok(stop)
@@ -195,23 +196,53 @@ fn run(cli: Cli) -> Result<()> {
             },
             &stop_flag()?,
         ),
-        Command::Ctl(Ctl { command: CtlCommand::Status { connect, password, json } }) => {
-            ctl::status(connect, password.as_deref(), json)
-        }
-        Command::Bench(Bench { command: BenchCommand::Put { json, quick, seed, peers, engine, transport, security } }) => {
+        Command::Ctl(Ctl {
+            command:
+                CtlCommand::Status {
+                    connect,
+                    password,
+                    json,
+                },
+        }) => ctl::status(connect, password.as_deref(), json),
+        Command::Bench(Bench {
+            command:
+                BenchCommand::Put {
+                    json,
+                    quick,
+                    seed,
+                    peers,
+                    engine,
+                    transport,
+                    security,
+                },
+        }) => {
             config::parse_engine(&engine)?;
-            bench::put::run(&bench::put::Arguments { json, quick, seed, peers, engine, transport, security })
+            bench::put::run(&bench::put::Arguments {
+                json,
+                quick,
+                seed,
+                peers,
+                engine,
+                transport,
+                security,
+            })
         }
-        Command::Cluster(ClusterArgs { command: ClusterCommand::Start { directory, first_port, engine } }) => {
-            cluster::start_and_describe(&directory, first_port, &engine)
-        }
+        Command::Cluster(ClusterArgs {
+            command:
+                ClusterCommand::Start {
+                    directory,
+                    first_port,
+                    engine,
+                },
+        }) => cluster::start_and_describe(&directory, first_port, &engine),
     }
 }
 
 fn serve(arguments: &Serve) -> Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("CYCLONE_LOG").unwrap_or_else(|_| "info".into()),
+            tracing_subscriber::EnvFilter::try_from_env("CYCLONE_LOG")
+                .unwrap_or_else(|_| "info".into()),
         )
         .with_writer(std::io::stderr)
         .with_target(false)
@@ -236,7 +267,8 @@ fn serve(arguments: &Serve) -> Result<()> {
     }
     if arguments.end_with_parent {
         let signal = rustix::process::Signal::KILL;
-        rustix::process::set_parent_process_death_signal(Some(signal)).context("parent death signal")?;
+        rustix::process::set_parent_process_death_signal(Some(signal))
+            .context("parent death signal")?;
     }
     serve::run(&file, arguments.bootstrap, &*stop_flag()?)
 }

@@ -12,14 +12,22 @@ pub fn connect(address: SocketAddr, patience: Duration) -> Result<redis::Connect
 }
 
 /// The same, giving a password first.
-pub fn connect_with(address: SocketAddr, password: Option<&str>, patience: Duration) -> Result<redis::Connection> {
+pub fn connect_with(
+    address: SocketAddr,
+    password: Option<&str>,
+    patience: Duration,
+) -> Result<redis::Connection> {
     let client = redis::Client::open(format!("redis://{address}")).context("address")?;
-    let mut connection =
-        client.get_connection_with_timeout(patience).with_context(|| format!("cannot connect to {address}"))?;
+    let mut connection = client
+        .get_connection_with_timeout(patience)
+        .with_context(|| format!("cannot connect to {address}"))?;
     connection.set_read_timeout(Some(patience))?;
     connection.set_write_timeout(Some(patience))?;
     if let Some(password) = password {
-        redis::cmd("AUTH").arg(password).query::<()>(&mut connection).context("AUTH")?;
+        redis::cmd("AUTH")
+            .arg(password)
+            .query::<()>(&mut connection)
+            .context("AUTH")?;
     }
     Ok(connection)
 }

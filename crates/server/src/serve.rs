@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use cyclone_gateway::{Backend, Gateway, GatewayConfig, InfoSection, Outcome, Route, Topology, TopologyNode};
+use cyclone_gateway::{
+    Backend, Gateway, GatewayConfig, InfoSection, Outcome, Route, Topology, TopologyNode,
+};
 use cyclone_replica::{COMPANION, Companion, Config, Node, Now, Reactor};
 use cyclone_wire::command::{Operation, Query};
 use mio::event::Event;
@@ -45,7 +47,10 @@ impl Listening {
                 },
             ))
         });
-        Listening { names: names.collect(), own: config.id }
+        Listening {
+            names: names.collect(),
+            own: config.id,
+        }
     }
 }
 
@@ -75,7 +80,9 @@ impl Backend for Behind<'_> {
                 .names
                 .iter()
                 .find(|(id, _)| *id == leader)
-                .map_or(Route::NoLeader, |(_, name)| Route::Moved { addr: format!("{}:{}", name.host, name.port) }),
+                .map_or(Route::NoLeader, |(_, name)| Route::Moved {
+                    addr: format!("{}:{}", name.host, name.port),
+                }),
             None => Route::NoLeader,
         }
     }
@@ -84,29 +91,53 @@ impl Backend for Behind<'_> {
         let status = self.node.status();
         let log = &status.logs[0];
         let nodes = self.listening.names.iter().map(|(id, name)| {
-            let heard = log.peers.iter().find(|peer| peer.0 == *id).is_none_or(|peer| peer.2);
-            TopologyNode { is_leader: log.leader == Some(*id), alive: heard, ..name.clone() }
+            let heard = log
+                .peers
+                .iter()
+                .find(|peer| peer.0 == *id)
+                .is_none_or(|peer| peer.2);
+            TopologyNode {
+                is_leader: log.leader == Some(*id),
+                alive: heard,
+                ..name.clone()
+            }
         });
-        Topology { nodes: nodes.collect(), epoch: log.term }
+        Topology {
+            nodes: nodes.collect(),
+            epoch: log.term,
+        }
     }
 
     fn info(&self) -> Vec<InfoSection> {
         let status = self.node.status();
         let leads = self.node.leads();
-        let mut replication =
-            vec![("role".to_owned(), if leads { "master" } else { "slave" }.to_owned())];
+        let mut replication = vec![(
+            "role".to_owned(),
+            if leads { "master" } else { "slave" }.to_owned(),
+        )];
         let alive = status.logs[0].peers.iter().filter(|peer| peer.2).count();
-        replication.push(("connected_slaves".to_owned(), if leads { alive } else { 0 }.to_string()));
+        replication.push((
+            "connected_slaves".to_owned(),
+            if leads { alive } else { 0 }.to_string(),
+        ));
         let mut ours = vec![
             ("cyclone_id".to_owned(), status.id.to_string()),
-            ("cyclone_cluster".to_owned(), format!("{:032x}", status.cluster_id)),
-            ("cyclone_role".to_owned(), if leads { "leader" } else { status.logs[0].role }.to_owned()),
+            (
+                "cyclone_cluster".to_owned(),
+                format!("{:032x}", status.cluster_id),
+            ),
+            (
+                "cyclone_role".to_owned(),
+                if leads { "leader" } else { status.logs[0].role }.to_owned(),
+            ),
             ("cyclone_durability".to_owned(), "nvm".to_owned()),
             ("cyclone_survives".to_owned(), status.survives.clone()),
             ("cyclone_region".to_owned(), status.region.clone()),
         ];
         for log in &status.logs {
-            let mut add = |name: &str, value: u64| ours.push((format!("cyclone_log{}_{name}", log.log), value.to_string()));
+            let mut add = |name: &str, value: u64| {
+                ours.push((format!("cyclone_log{}_{name}", log.log), value.to_string()))
+            };
             add("term", log.term);
             add("leader", log.leader.unwrap_or(0));
             add("first", log.first);
@@ -118,7 +149,10 @@ impl Backend for Behind<'_> {
             add("capacity_bytes", log.capacity_bytes);
         }
         for (id, matched, alive) in &status.logs[0].peers {
-            ours.push((format!("cyclone_peer{id}"), format!("matched={matched},alive={}", u8::from(*alive))));
+            ours.push((
+                format!("cyclone_peer{id}"),
+                format!("matched={matched},alive={}", u8::from(*alive)),
+            ));
         }
         let c = &status.counters;
         for (name, value) in [
@@ -135,7 +169,11 @@ impl Backend for Behind<'_> {
         ] {
             ours.push((format!("cyclone_{name}"), value.to_string()));
         }
-        let packets = self.node.packet_stats().into_iter().map(|(name, value)| (format!("packet_{name}"), value.to_string()));
+        let packets = self
+            .node
+            .packet_stats()
+            .into_iter()
+            .map(|(name, value)| (format!("packet_{name}"), value.to_string()));
         vec![
             ("Replication".to_owned(), replication),
             ("Cyclone".to_owned(), ours),
@@ -148,7 +186,11 @@ impl Backend for Behind<'_> {
     }
 
     fn replicas_acked(&self, mark: u64) -> usize {
-        self.node.status().logs[0].peers.iter().filter(|peer| peer.1 >= mark).count()
+        self.node.status().logs[0]
+            .peers
+            .iter()
+            .filter(|peer| peer.1 >= mark)
+            .count()
     }
 }
 
@@ -169,7 +211,13 @@ impl Redis {
         }
         if work > 0 {
             let listening = Arc::clone(&self.listening);
-            self.gateway.flush(now.steady_us, &Behind { node, listening: &listening });
+            self.gateway.flush(
+                now.steady_us,
+                &Behind {
+                    node,
+                    listening: &listening,
+                },
+            );
         }
         work
     }
@@ -182,7 +230,10 @@ impl Companion for Redis {
 
     fn step(&mut self, now: Now, node: &mut Node) -> usize {
         let listening = Arc::clone(&self.listening);
-        let mut behind = Behind { node, listening: &listening };
+        let mut behind = Behind {
+            node,
+            listening: &listening,
+        };
         let work = self.gateway.step(now.steady_us, &mut behind);
         if work > 0 {
             behind.node.note_work();
@@ -194,7 +245,9 @@ impl Companion for Redis {
         if self.gateway.has_work() {
             return 0;
         }
-        self.gateway.next_timeout_us(now.steady_us).unwrap_or(u64::MAX)
+        self.gateway
+            .next_timeout_us(now.steady_us)
+            .unwrap_or(u64::MAX)
     }
 }
 
@@ -215,23 +268,38 @@ pub fn run(file: &File, bootstrap: bool, stop: &AtomicBool) -> Result<()> {
     if let Some(cpu) = config.pin_cpu {
         pin(cpu)?;
     }
-    let own = config.members.iter().find(|member| member.id == config.id).context("checked")?;
+    let own = config
+        .members
+        .iter()
+        .find(|member| member.id == config.id)
+        .context("checked")?;
     let mut reactor = Reactor::new().context("epoll")?;
     let mut companion: Box<dyn Companion> = match file.node.redis_listen.or(own.redis) {
         None => Box::new(Nobody),
         Some(listen) => {
             let mut settings = GatewayConfig::new(listen);
-            settings.passwords = file.node.password.iter().map(|password| password.clone().into_bytes()).collect();
+            settings.passwords = file
+                .node
+                .password
+                .iter()
+                .map(|password| password.clone().into_bytes())
+                .collect();
             settings.max_clients = file.limits.max_clients;
             settings.max_key_bytes = config.max_key_bytes;
             settings.max_value_bytes = config.max_value_bytes;
             settings.node_id = node_name(config.cluster_id, config.id);
             settings.version = env!("CARGO_PKG_VERSION").to_owned();
             // There is no append-only file: the replicated log is the log.
-            settings.settings = vec![("appendonly".to_owned(), "no".to_owned()), ("save".to_owned(), String::new())];
+            settings.settings = vec![
+                ("appendonly".to_owned(), "no".to_owned()),
+                ("save".to_owned(), String::new()),
+            ];
             let gateway = Gateway::new(settings, reactor.registry(), COMPANION)
                 .with_context(|| format!("cannot open the Redis port {listen}"))?;
-            Box::new(Redis { gateway, listening: Arc::new(Listening::of(&config)) })
+            Box::new(Redis {
+                gateway,
+                listening: Arc::new(Listening::of(&config)),
+            })
         }
     };
     let mut node = Node::start(config, reactor.waker())?;
@@ -242,5 +310,6 @@ pub fn run(file: &File, bootstrap: bool, stop: &AtomicBool) -> Result<()> {
 fn pin(cpu: usize) -> Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("cannot pin to CPU {cpu}"))
+    rustix::thread::sched_setaffinity(None, &set)
+        .with_context(|| format!("cannot pin to CPU {cpu}"))
 }

@@ -24,7 +24,13 @@ pub(crate) struct Overlay<'a> {
 
 impl<'a> Overlay<'a> {
     pub(crate) fn new(kv: &'a dyn Kv, mode: Mode, max_value_bytes: usize) -> Self {
-        Overlay { kv, mode, max_value_bytes, cleared: false, values: HashMap::new() }
+        Overlay {
+            kv,
+            mode,
+            max_value_bytes,
+            cleared: false,
+            values: HashMap::new(),
+        }
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Cow<'_, [u8]>>, ApplyError> {
@@ -52,18 +58,27 @@ impl<'a> Overlay<'a> {
 
     /// What the call changes, in an order that gives the same result.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change<'_>> {
-        let clear = self.cleared.then_some(Change::DeleteRange(&[space::DATA], &[space::DATA_END]));
-        clear.into_iter().chain(self.values.iter().map(|(key, value)| match value {
-            Some(value) => Change::Put(key, value),
-            None => Change::Delete(key),
-        }))
+        let clear = self
+            .cleared
+            .then_some(Change::DeleteRange(&[space::DATA], &[space::DATA_END]));
+        clear
+            .into_iter()
+            .chain(self.values.iter().map(|(key, value)| match value {
+                Some(value) => Change::Put(key, value),
+                None => Change::Delete(key),
+            }))
     }
 
     /// Executes one operation. Sessions are the caller's business.
     pub(crate) fn execute(&mut self, operation: &Operation<'a>) -> Result<Reply, ApplyError> {
         let reply = match *operation {
             Operation::Noop | Operation::OpenSession | Operation::CloseSession { .. } => Reply::Ok,
-            Operation::Set { key, value, condition, get } => return self.set(key, value, condition, get),
+            Operation::Set {
+                key,
+                value,
+                condition,
+                get,
+            } => return self.set(key, value, condition, get),
             Operation::GetDel { key } => match self.owned(key)? {
                 Some(value) => {
                     self.remove(key);
@@ -91,7 +106,9 @@ impl<'a> Overlay<'a> {
                 self.put(key, Cow::Owned(whole));
                 Reply::Int(len)
             }
-            Operation::SetRange { key, offset, value } => return self.set_range(key, offset, value),
+            Operation::SetRange { key, offset, value } => {
+                return self.set_range(key, offset, value);
+            }
             Operation::IncrBy { key, delta } => {
                 let old = match self.get(key)? {
                     None => 0,
@@ -100,13 +117,17 @@ impl<'a> Overlay<'a> {
                         None => return Ok(Reply::Failed(Failure::NotInteger)),
                     },
                 };
-                let Some(new) = old.checked_add(delta) else { return Ok(Reply::Failed(Failure::Overflow)) };
+                let Some(new) = old.checked_add(delta) else {
+                    return Ok(Reply::Failed(Failure::Overflow));
+                };
                 self.put(key, Cow::Owned(new.to_string().into_bytes()));
                 Reply::Int(new)
             }
             Operation::IncrByFloat { key, delta } => {
                 let text = self.owned(key)?.unwrap_or_else(|| b"0".to_vec());
-                let Some(number) = decimal::parse(&text) else { return Ok(Reply::Failed(Failure::NotFloat)) };
+                let Some(number) = decimal::parse(&text) else {
+                    return Ok(Reply::Failed(Failure::NotFloat));
+                };
                 let Some(sum) = decimal::add(&text, number, delta) else {
                     return Ok(Reply::Failed(Failure::NotFinite));
                 };
@@ -159,7 +180,9 @@ impl<'a> Overlay<'a> {
         if value.is_empty() {
             return Ok(Reply::Int(old.map_or(0, |old| old.len() as i64)));
         }
-        let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(value.len()));
+        let end = usize::try_from(offset)
+            .ok()
+            .and_then(|offset| offset.checked_add(value.len()));
         let Some(end) = end.filter(|&end| end <= self.max_value_bytes) else {
             return Ok(Reply::Failed(Failure::TooLong));
         };
@@ -186,7 +209,9 @@ fn point_read(
         Ok(Some(match *query {
             Query::Get { key } => get(key)?.map_or(Reply::Nil, Reply::Bytes),
             Query::MultiGet { ref keys } => {
-                let values = keys.iter().map(|key| Ok(get(key)?.map_or(Reply::Nil, Reply::Bytes)));
+                let values = keys
+                    .iter()
+                    .map(|key| Ok(get(key)?.map_or(Reply::Nil, Reply::Bytes)));
                 Reply::Array(values.collect::<Result<_, ApplyError>>()?)
             }
             Query::Exists { ref keys } => {
@@ -201,9 +226,11 @@ fn point_read(
                 let value = get(key)?.unwrap_or_default();
                 Reply::Bytes(range(&value, start, end).to_vec())
             }
-            Query::Type { key } => {
-                Reply::Bytes(if get(key)?.is_some() { b"string".to_vec() } else { b"none".to_vec() })
-            }
+            Query::Type { key } => Reply::Bytes(if get(key)?.is_some() {
+                b"string".to_vec()
+            } else {
+                b"none".to_vec()
+            }),
             Query::DbSize | Query::Scan { .. } | Query::Keys { .. } => return Ok(None),
         }))
     };
@@ -216,9 +243,19 @@ fn range(value: &[u8], start: i64, end: i64) -> &[u8] {
     if start < 0 && end < 0 && start > end {
         return &[];
     }
-    let from_end = |index: i64| if index < 0 { index.saturating_add(len).max(0) } else { index };
+    let from_end = |index: i64| {
+        if index < 0 {
+            index.saturating_add(len).max(0)
+        } else {
+            index
+        }
+    };
     let (start, end) = (from_end(start), from_end(end).min(len - 1));
-    if len == 0 || start > end { &[] } else { &value[start as usize..=end as usize] }
+    if len == 0 || start > end {
+        &[]
+    } else {
+        &value[start as usize..=end as usize]
+    }
 }
 
 /// Answers a query outside the log.
@@ -230,7 +267,11 @@ pub(crate) fn query(kv: &dyn Kv, query: &Query<'_>, mode: Mode) -> Result<Reply,
         return Err(ApplyError::WouldBlock);
     }
     match *query {
-        Query::Scan { cursor, pattern, count } => scan(kv, cursor, pattern, count),
+        Query::Scan {
+            cursor,
+            pattern,
+            count,
+        } => scan(kv, cursor, pattern, count),
         Query::Keys { pattern } => {
             let mut keys = Vec::new();
             walk(kv, |key| {
@@ -281,5 +322,8 @@ fn scan(kv: &dyn Kv, cursor: u64, pattern: Option<&[u8]>, count: u32) -> Result<
             true
         })?;
     }
-    Ok(Reply::Array(vec![Reply::Bytes(next.to_string().into_bytes()), Reply::Array(keys)]))
+    Ok(Reply::Array(vec![
+        Reply::Bytes(next.to_string().into_bytes()),
+        Reply::Array(keys),
+    ]))
 }

@@ -24,7 +24,10 @@ pub(crate) fn add(text: &[u8], number: f64, delta: f64) -> Option<String> {
         return None;
     }
     if number.abs() < LARGEST && delta.abs() < LARGEST {
-        let left = std::str::from_utf8(text).ok().and_then(scaled).or_else(|| scaled(&format!("{number}")));
+        let left = std::str::from_utf8(text)
+            .ok()
+            .and_then(scaled)
+            .or_else(|| scaled(&format!("{number}")));
         if let (Some(left), Some(right)) = (left, scaled(&format!("{delta}"))) {
             return Some(print(left + right));
         }
@@ -43,8 +46,15 @@ fn scaled(text: &str) -> Option<i128> {
     if !plain(whole) || !plain(fraction) || whole.len() > 19 || fraction.len() > DECIMALS as usize {
         return None;
     }
-    let number = |part: &str| if part.is_empty() { Some(0) } else { part.parse::<i128>().ok() };
-    let value = number(whole)? * SCALE + number(fraction)? * 10i128.pow(DECIMALS - fraction.len() as u32);
+    let number = |part: &str| {
+        if part.is_empty() {
+            Some(0)
+        } else {
+            part.parse::<i128>().ok()
+        }
+    };
+    let value =
+        number(whole)? * SCALE + number(fraction)? * 10i128.pow(DECIMALS - fraction.len() as u32);
     Some(if negative { -value } else { value })
 }
 
@@ -52,7 +62,11 @@ fn print(value: i128) -> String {
     let sign = if value < 0 { "-" } else { "" };
     let magnitude = value.unsigned_abs();
     let scale = SCALE.unsigned_abs();
-    trim(format!("{sign}{}.{:017}", magnitude / scale, magnitude % scale))
+    trim(format!(
+        "{sign}{}.{:017}",
+        magnitude / scale,
+        magnitude % scale
+    ))
 }
 
 fn trim(mut text: String) -> String {
@@ -69,7 +83,12 @@ mod tests {
     #[test]
     fn prints_what_redis_prints() {
         let sum = |text: &str, delta: f64| {
-            add(text.as_bytes(), parse(text.as_bytes()).expect("a number"), delta).expect("finite")
+            add(
+                text.as_bytes(),
+                parse(text.as_bytes()).expect("a number"),
+                delta,
+            )
+            .expect("finite")
         };
         assert_eq!(sum("10.50", 0.1), "10.6");
         assert_eq!(sum("5.0e3", 2.0e2), "5200");

@@ -17,7 +17,9 @@ pub struct Echo {
 impl Echo {
     /// For this many logs.
     pub fn new(logs: u16) -> Echo {
-        Echo { applied: Mutex::new(vec![(0, 0); usize::from(logs)]) }
+        Echo {
+            applied: Mutex::new(vec![(0, 0); usize::from(logs)]),
+        }
     }
 
     fn table(&self) -> std::sync::MutexGuard<'_, Vec<(u64, u64)>> {
@@ -26,7 +28,12 @@ impl Echo {
 }
 
 impl StateMachine for Echo {
-    fn apply(&self, log: u16, entries: &[EntryInput<'_>], _mode: Mode) -> Result<Applied, ApplyError> {
+    fn apply(
+        &self,
+        log: u16,
+        entries: &[EntryInput<'_>],
+        _mode: Mode,
+    ) -> Result<Applied, ApplyError> {
         let mut table = self.table();
         let Some(applied) = table.get_mut(usize::from(log)) else {
             return Err(ApplyError::Fatal(format!("no log {log}")));
@@ -36,7 +43,11 @@ impl StateMachine for Echo {
             let fresh = entry.index > applied.0;
             *applied = (entry.index.max(applied.0), entry.term);
             let commands = batch::iter(entry.payload).map_or(0, |commands| commands.len());
-            answers.push(if fresh { vec![Reply::Ok; commands] } else { Vec::new() });
+            answers.push(if fresh {
+                vec![Reply::Ok; commands]
+            } else {
+                Vec::new()
+            });
         }
         Ok(answers)
     }
@@ -46,7 +57,10 @@ impl StateMachine for Echo {
     }
 
     fn applied(&self, log: u16) -> (u64, u64) {
-        self.table().get(usize::from(log)).copied().unwrap_or_default()
+        self.table()
+            .get(usize::from(log))
+            .copied()
+            .unwrap_or_default()
     }
 
     fn flushed(&self, log: u16) -> u64 {
@@ -58,8 +72,14 @@ impl StateMachine for Echo {
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
-        let meta = CheckpointMeta { applied: self.table().clone() };
-        let text: Vec<String> = meta.applied.iter().map(|(index, term)| format!("{index} {term}")).collect();
+        let meta = CheckpointMeta {
+            applied: self.table().clone(),
+        };
+        let text: Vec<String> = meta
+            .applied
+            .iter()
+            .map(|(index, term)| format!("{index} {term}"))
+            .collect();
         std::fs::create_dir_all(directory)
             .and_then(|()| std::fs::write(directory.join("applied"), text.join("\n")))
             .map_err(|error| ApplyError::Fatal(error.to_string()))?;
@@ -71,7 +91,10 @@ impl StateMachine for Echo {
             .map_err(|error| ApplyError::Fatal(error.to_string()))?;
         let applied: Option<Vec<(u64, u64)>> = text
             .lines()
-            .map(|line| line.split_once(' ').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?))))
+            .map(|line| {
+                line.split_once(' ')
+                    .and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)))
+            })
             .collect();
         let applied = applied.ok_or_else(|| ApplyError::Fatal("not an echo checkpoint".into()))?;
         *self.table() = applied.clone();

@@ -18,9 +18,17 @@ pub(crate) enum Change<'a> {
 /// An ordered map of byte strings with atomic batches. Changes apply in order. Durable only by `flush`.
 pub(crate) trait Kv: Send + Sync {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError>;
-    fn write(&self, changes: &mut dyn Iterator<Item = Change<'_>>, mode: Mode) -> Result<(), ApplyError>;
+    fn write(
+        &self,
+        changes: &mut dyn Iterator<Item = Change<'_>>,
+        mode: Mode,
+    ) -> Result<(), ApplyError>;
     /// Visits keys in order from `from` on until `visit` answers false. Sees one moment's state. Blocks.
-    fn scan(&self, from: &[u8], visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), ApplyError>;
+    fn scan(
+        &self,
+        from: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), ApplyError>;
     /// Whether `scan` may be called from the event loop.
     fn scans_without_blocking(&self) -> bool;
     fn flush(&self) -> Result<(), ApplyError>;

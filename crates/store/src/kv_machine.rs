@@ -53,7 +53,13 @@ impl<K: Kv> KvMachine<K> {
     /// # Errors
     /// When the map cannot be read, or holds what this program did not write.
     pub fn open(kv: K, logs: u16, limits: Limits) -> Result<Self, ApplyError> {
-        let fresh = |log| Mutex::new(Log { applied: 0, term: 0, sessions: Sessions::new(log) });
+        let fresh = |log| {
+            Mutex::new(Log {
+                applied: 0,
+                term: 0,
+                sessions: Sessions::new(log),
+            })
+        };
         let machine = KvMachine {
             kv,
             limits,
@@ -68,7 +74,10 @@ impl<K: Kv> KvMachine<K> {
     }
 
     fn log(&self, log: u16) -> Result<MutexGuard<'_, Log>, ApplyError> {
-        let log = self.logs.get(usize::from(log)).ok_or_else(|| ApplyError::Fatal(format!("no log {log}")))?;
+        let log = self
+            .logs
+            .get(usize::from(log))
+            .ok_or_else(|| ApplyError::Fatal(format!("no log {log}")))?;
         Ok(log.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -79,10 +88,20 @@ impl<K: Kv> KvMachine<K> {
             (log.applied, log.term) = match self.kv.get(&meta_key(number), Mode::Blocking)? {
                 None => (0, 0),
                 Some(value) => {
-                    let word = |at: usize| value.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+                    let word = |at: usize| {
+                        value
+                            .get(at..at + 8)
+                            .and_then(|bytes| bytes.try_into().ok())
+                    };
                     match (word(0), word(8)) {
-                        (Some(applied), Some(term)) => (u64::from_le_bytes(applied), u64::from_le_bytes(term)),
-                        _ => return Err(ApplyError::Fatal(format!("the applied index of log {number} is damaged"))),
+                        (Some(applied), Some(term)) => {
+                            (u64::from_le_bytes(applied), u64::from_le_bytes(term))
+                        }
+                        _ => {
+                            return Err(ApplyError::Fatal(format!(
+                                "the applied index of log {number} is damaged"
+                            )));
+                        }
                     }
                 }
             };
@@ -101,7 +120,11 @@ impl<K: Kv> KvMachine<K> {
             }
             damaged.is_none()
         })?;
-        damaged.map_or(Ok(()), |key| Err(ApplyError::Fatal(format!("the session record {key:?} is damaged"))))
+        damaged.map_or(Ok(()), |key| {
+            Err(ApplyError::Fatal(format!(
+                "the session record {key:?} is damaged"
+            )))
+        })
     }
 
     fn run<'a>(
@@ -112,7 +135,9 @@ impl<K: Kv> KvMachine<K> {
         entry: &EntryInput<'a>,
     ) -> Result<Vec<Reply>, ApplyError> {
         // What does not decode was refused by the leader already; here it is only answered, on all replicas alike.
-        let Ok(commands) = batch::iter(entry.payload) else { return Ok(vec![Reply::Failed(Failure::Unsupported)]) };
+        let Ok(commands) = batch::iter(entry.payload) else {
+            return Ok(vec![Reply::Failed(Failure::Unsupported)]);
+        };
         let mut replies = Vec::with_capacity(commands.len());
         for (position, bytes) in commands.enumerate() {
             let Ok(command) = Command::decode(bytes) else {
@@ -151,7 +176,12 @@ impl<K: Kv> KvMachine<K> {
 }
 
 impl<K: Kv> StateMachine for KvMachine<K> {
-    fn apply(&self, log: u16, entries: &[EntryInput<'_>], mode: Mode) -> Result<Applied, ApplyError> {
+    fn apply(
+        &self,
+        log: u16,
+        entries: &[EntryInput<'_>],
+        mode: Mode,
+    ) -> Result<Applied, ApplyError> {
         let mut guard = self.log(log)?;
         let state = &mut *guard;
         let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes);
@@ -171,10 +201,16 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                 return Ok(());
             }
             let (meta_key, meta_value) = (meta_key(log), meta_value(applied, term));
-            let puts = changes.puts.iter().map(|(key, value)| Change::Put(key, value));
+            let puts = changes
+                .puts
+                .iter()
+                .map(|(key, value)| Change::Put(key, value));
             let deletes = changes.deletes.iter().map(|key| Change::Delete(key));
             let meta = std::iter::once(Change::Put(&meta_key, &meta_value));
-            self.kv.write(&mut overlay.changes().chain(puts).chain(deletes).chain(meta), mode)
+            self.kv.write(
+                &mut overlay.changes().chain(puts).chain(deletes).chain(meta),
+                mode,
+            )
         };
         match attempt() {
             Ok(()) => {
@@ -198,12 +234,16 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     }
 
     fn flushed(&self, log: u16) -> u64 {
-        self.flushed.get(usize::from(log)).map_or(0, |flushed| flushed.load(Ordering::Acquire))
+        self.flushed
+            .get(usize::from(log))
+            .map_or(0, |flushed| flushed.load(Ordering::Acquire))
     }
 
     fn flush(&self) -> Result<(), ApplyError> {
         // Read before the flush begins: at least this much is in it.
-        let applied: Vec<u64> = (0..self.logs.len() as u16).map(|log| self.applied(log).0).collect();
+        let applied: Vec<u64> = (0..self.logs.len() as u16)
+            .map(|log| self.applied(log).0)
+            .collect();
         self.kv.flush()?;
         for (flushed, applied) in self.flushed.iter().zip(applied) {
             flushed.fetch_max(applied, Ordering::AcqRel);
@@ -213,16 +253,23 @@ impl<K: Kv> StateMachine for KvMachine<K> {
 
     fn checkpoint(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
         // All logs are held, so that the files show one moment of every log.
-        let logs: Vec<MutexGuard<'_, Log>> =
-            self.logs.iter().map(|log| log.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+        let logs: Vec<MutexGuard<'_, Log>> = self
+            .logs
+            .iter()
+            .map(|log| log.lock().unwrap_or_else(PoisonError::into_inner))
+            .collect();
         self.kv.checkpoint(directory)?;
-        Ok(CheckpointMeta { applied: logs.iter().map(|log| (log.applied, log.term)).collect() })
+        Ok(CheckpointMeta {
+            applied: logs.iter().map(|log| (log.applied, log.term)).collect(),
+        })
     }
 
     fn install(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
         self.kv.install(directory)?;
         self.load()?;
-        let applied: Vec<(u64, u64)> = (0..self.logs.len() as u16).map(|log| self.applied(log)).collect();
+        let applied: Vec<(u64, u64)> = (0..self.logs.len() as u16)
+            .map(|log| self.applied(log))
+            .collect();
         for (flushed, (index, _)) in self.flushed.iter().zip(&applied) {
             flushed.store(*index, Ordering::Release);
         }
@@ -240,7 +287,13 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             count += 1;
             true
         })?;
-        let applied: Vec<String> = (0..self.logs.len() as u16).map(|log| self.applied(log).0.to_string()).collect();
-        Ok(format!("{:016x}-{count}-{}", sum.finalize(), applied.join(",")))
+        let applied: Vec<String> = (0..self.logs.len() as u16)
+            .map(|log| self.applied(log).0.to_string())
+            .collect();
+        Ok(format!(
+            "{:016x}-{count}-{}",
+            sum.finalize(),
+            applied.join(",")
+        ))
     }
 }

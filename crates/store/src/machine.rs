@@ -53,7 +53,12 @@ pub trait StateMachine: Send + Sync {
     ///
     /// # Errors
     /// [`ApplyError::WouldBlock`] only in [`Mode::NonBlocking`].
-    fn apply(&self, log: u16, entries: &[EntryInput<'_>], mode: Mode) -> Result<Applied, ApplyError>;
+    fn apply(
+        &self,
+        log: u16,
+        entries: &[EntryInput<'_>],
+        mode: Mode,
+    ) -> Result<Applied, ApplyError>;
 
     /// Answers a question about the state as applied so far.
     ///

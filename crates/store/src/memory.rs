@@ -35,11 +35,18 @@ impl MemoryKv {
         if let Some(directory) = directory {
             fs::create_dir_all(directory).map_err(fatal)?;
         }
-        Ok(MemoryKv { map: RwLock::new(map), file })
+        Ok(MemoryKv {
+            map: RwLock::new(map),
+            file,
+        })
     }
 
     fn write_to(&self, path: &Path) -> Result<(), ApplyError> {
-        let map = self.map.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let map = self
+            .map
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         let attempt = || -> std::io::Result<()> {
             let draft = path.with_extension("new");
             let mut out = BufWriter::new(fs::File::create(&draft)?);
@@ -56,7 +63,8 @@ impl MemoryKv {
             out.write_all(&digest.finalize().to_le_bytes())?;
             out.into_inner()?.sync_all()?;
             fs::rename(&draft, path)?;
-            path.parent().map_or(Ok(()), |parent| fs::File::open(parent)?.sync_all())
+            path.parent()
+                .map_or(Ok(()), |parent| fs::File::open(parent)?.sync_all())
         };
         attempt().map_err(fatal)
     }
@@ -79,7 +87,10 @@ fn read(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, ApplyError> {
             let mut bytes = Vec::new();
             let length = u64::from(u32::from_le_bytes(length));
             // `take` bounds what a damaged length can make us allocate by what the file holds.
-            (&mut input).take(length).read_to_end(&mut bytes).map_err(fatal)?;
+            (&mut input)
+                .take(length)
+                .read_to_end(&mut bytes)
+                .map_err(fatal)?;
             if bytes.len() as u64 != length {
                 return Err(fatal("the state file ends early"));
             }
@@ -98,10 +109,19 @@ fn read(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, ApplyError> {
 
 impl Kv for MemoryKv {
     fn get(&self, key: &[u8], _mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
-        Ok(self.map.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned())
+        Ok(self
+            .map
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(key)
+            .cloned())
     }
 
-    fn write(&self, changes: &mut dyn Iterator<Item = Change<'_>>, _mode: Mode) -> Result<(), ApplyError> {
+    fn write(
+        &self,
+        changes: &mut dyn Iterator<Item = Change<'_>>,
+        _mode: Mode,
+    ) -> Result<(), ApplyError> {
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
         for change in changes {
             match change {
@@ -120,7 +140,11 @@ impl Kv for MemoryKv {
         Ok(())
     }
 
-    fn scan(&self, from: &[u8], visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), ApplyError> {
+    fn scan(
+        &self,
+        from: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), ApplyError> {
         let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
         for (key, value) in map.range(from.to_vec()..) {
             if !visit(key, value) {
@@ -135,7 +159,9 @@ impl Kv for MemoryKv {
     }
 
     fn flush(&self) -> Result<(), ApplyError> {
-        self.file.as_ref().map_or(Ok(()), |file| self.write_to(file))
+        self.file
+            .as_ref()
+            .map_or(Ok(()), |file| self.write_to(file))
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {

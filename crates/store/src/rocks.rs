@@ -7,8 +7,8 @@ use std::sync::{PoisonError, RwLock};
 
 use rocksdb::checkpoint::Checkpoint;
 use rocksdb::{
-    BlockBasedOptions, Cache, DB, DBCompressionType, Direction, ErrorKind, FlushOptions, IteratorMode, Options,
-    ReadOptions, ReadTier, WriteBatch, WriteOptions,
+    BlockBasedOptions, Cache, DB, DBCompressionType, Direction, ErrorKind, FlushOptions,
+    IteratorMode, Options, ReadOptions, ReadTier, WriteBatch, WriteOptions,
 };
 
 use crate::kv::{Change, Kv};
@@ -25,7 +25,10 @@ pub struct RocksOptions {
 
 impl Default for RocksOptions {
     fn default() -> Self {
-        RocksOptions { block_cache_bytes: 64 << 20, write_buffer_bytes: 64 << 20 }
+        RocksOptions {
+            block_cache_bytes: 64 << 20,
+            write_buffer_bytes: 64 << 20,
+        }
     }
 }
 
@@ -69,7 +72,9 @@ impl RocksKv {
         let guard = self.db.read().unwrap_or_else(PoisonError::into_inner);
         match &*guard {
             Some((db, _)) => call(db),
-            None => Err(fatal("the database is closed: installing a checkpoint failed")),
+            None => Err(fatal(
+                "the database is closed: installing a checkpoint failed",
+            )),
         }
     }
 }
@@ -80,7 +85,10 @@ fn path_of(directory: &Path, generation: u64) -> PathBuf {
 
 fn current(directory: &Path) -> Result<u64, ApplyError> {
     match fs::read_to_string(directory.join("CURRENT_GENERATION")) {
-        Ok(text) => text.trim().parse().map_err(|_| fatal(format!("CURRENT_GENERATION reads {text:?}"))),
+        Ok(text) => text
+            .trim()
+            .parse()
+            .map_err(|_| fatal(format!("CURRENT_GENERATION reads {text:?}"))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
         Err(error) => Err(fatal(error)),
     }
@@ -88,7 +96,9 @@ fn current(directory: &Path) -> Result<u64, ApplyError> {
 
 /// What an interrupted installation left behind is only in the way.
 fn remove_others(directory: &Path, generation: u64) {
-    let Ok(entries) = fs::read_dir(directory) else { return };
+    let Ok(entries) = fs::read_dir(directory) else {
+        return;
+    };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with("gen-") && entry.path() != path_of(directory, generation) {
@@ -132,7 +142,11 @@ impl Kv for RocksKv {
         })
     }
 
-    fn write(&self, changes: &mut dyn Iterator<Item = Change<'_>>, mode: Mode) -> Result<(), ApplyError> {
+    fn write(
+        &self,
+        changes: &mut dyn Iterator<Item = Change<'_>>,
+        mode: Mode,
+    ) -> Result<(), ApplyError> {
         let mut batch = WriteBatch::default();
         for change in changes {
             match change {
@@ -147,7 +161,11 @@ impl Kv for RocksKv {
         self.with(|db| db.write_opt(batch, &options).map_err(store_error))
     }
 
-    fn scan(&self, from: &[u8], visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), ApplyError> {
+    fn scan(
+        &self,
+        from: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), ApplyError> {
         self.with(|db| {
             let mut options = ReadOptions::default();
             options.fill_cache(false);
@@ -172,7 +190,11 @@ impl Kv for RocksKv {
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
-        self.with(|db| Checkpoint::new(db).and_then(|checkpoint| checkpoint.create_checkpoint(directory)).map_err(fatal))
+        self.with(|db| {
+            Checkpoint::new(db)
+                .and_then(|checkpoint| checkpoint.create_checkpoint(directory))
+                .map_err(fatal)
+        })
     }
 
     fn install(&self, directory: &Path) -> Result<(), ApplyError> {

@@ -80,7 +80,10 @@ pub(crate) enum Verdict {
 
 impl Sessions {
     pub(crate) fn new(log: u16) -> Sessions {
-        Sessions { log, ..Sessions::default() }
+        Sessions {
+            log,
+            ..Sessions::default()
+        }
     }
 
     pub(crate) fn key(log: u16, session: u64, index: u64) -> Vec<u8> {
@@ -123,11 +126,21 @@ impl Sessions {
     /// Opens a session.
     pub(crate) fn open(&mut self, session: u64, index: u64, changes: &mut SessionChanges) {
         if self.table.len() >= MAX_SESSIONS
-            && let Some(oldest) = self.table.iter().map(|(id, session)| (session.used, *id)).min()
+            && let Some(oldest) = self
+                .table
+                .iter()
+                .map(|(id, session)| (session.used, *id))
+                .min()
         {
             self.close(oldest.1, changes);
         }
-        self.table.insert(session, Session { used: index, ..Session::default() });
+        self.table.insert(
+            session,
+            Session {
+                used: index,
+                ..Session::default()
+            },
+        );
         self.undo.push(Undo::Opened(session));
         self.fresh.entry(session).or_default();
         self.touched.insert(session);
@@ -138,7 +151,12 @@ impl Sessions {
         self.fresh.remove(&session);
         self.touched.remove(&session);
         if let Some(closed) = self.table.remove(&session) {
-            changes.deletes.extend(closed.records.keys().map(|&index| Self::key(self.log, session, index)));
+            changes.deletes.extend(
+                closed
+                    .records
+                    .keys()
+                    .map(|&index| Self::key(self.log, session, index)),
+            );
             self.undo.push(Undo::Closed(session, closed));
         }
     }
@@ -165,21 +183,30 @@ impl Sessions {
 
     /// Keeps the answer to a command that was executed.
     pub(crate) fn record(&mut self, tag: &SessionTag, reply: &Reply) {
-        let Some(session) = self.table.get_mut(&tag.session) else { return };
+        let Some(session) = self.table.get_mut(&tag.session) else {
+            return;
+        };
         session.reply_bytes += reply_bytes(reply);
         session.replies.insert(tag.seq, reply.clone());
         self.undo.push(Undo::Kept(tag.session, tag.seq));
-        self.fresh.entry(tag.session).or_default().push((tag.seq, reply.clone()));
+        self.fresh
+            .entry(tag.session)
+            .or_default()
+            .push((tag.seq, reply.clone()));
     }
 
     /// An entry has been applied: bounds are kept and records written.
     pub(crate) fn end_entry(&mut self, index: u64, changes: &mut SessionChanges) {
         for id in std::mem::take(&mut self.touched) {
-            let Some(session) = self.table.get_mut(&id) else { continue };
+            let Some(session) = self.table.get_mut(&id) else {
+                continue;
+            };
             while session.replies.len() > MAX_REPLIES
                 || (session.reply_bytes > MAX_REPLY_BYTES && session.replies.len() > 1)
             {
-                let Some((&oldest, _)) = session.replies.first_key_value() else { break };
+                let Some((&oldest, _)) = session.replies.first_key_value() else {
+                    break;
+                };
                 session.forget_below(id, oldest + 1, &mut self.undo);
             }
             let fresh = self.fresh.remove(&id).unwrap_or_default();
@@ -191,10 +218,14 @@ impl Sessions {
                 value.put_sized(|out| reply.encode(out));
             }
             changes.puts.push((Self::key(self.log, id, index), value));
-            session.records.insert(index, fresh.iter().map(|(seq, _)| *seq).max().unwrap_or(0));
+            session
+                .records
+                .insert(index, fresh.iter().map(|(seq, _)| *seq).max().unwrap_or(0));
             self.undo.push(Undo::Stored(id, index));
             while session.records.len() > 1 {
-                let Some((&oldest, &highest)) = session.records.first_key_value() else { break };
+                let Some((&oldest, &highest)) = session.records.first_key_value() else {
+                    break;
+                };
                 if highest >= session.acked_below {
                     break;
                 }
@@ -222,7 +253,9 @@ impl Sessions {
                     self.table.insert(id, session);
                 }
                 Undo::Used(id, used) => self.with(id, |session| session.used = used),
-                Undo::Acked(id, acked_below) => self.with(id, |session| session.acked_below = acked_below),
+                Undo::Acked(id, acked_below) => {
+                    self.with(id, |session| session.acked_below = acked_below)
+                }
                 Undo::Kept(id, seq) => self.with(id, |session| {
                     if let Some(reply) = session.replies.remove(&seq) {
                         session.reply_bytes -= reply_bytes(&reply);

@@ -2,8 +2,8 @@
 //! superblock that says whose region it is. Knows neither sockets nor Raft; has no clock.
 #![forbid(unsafe_code)]
 
-pub mod ring;
 mod recover;
+pub mod ring;
 pub mod superblock;
 
 pub use cyclone_wire::ring::HardState;

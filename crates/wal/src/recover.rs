@@ -3,8 +3,8 @@
 
 use cyclone_pmem::{Area, Pool};
 use cyclone_wire::ring::{
-    ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, Piece, RECORD_HEADER_BYTES,
-    RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot_offset,
+    ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, Piece,
+    RECORD_HEADER_BYTES, RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot_offset,
 };
 
 use crate::ring::{Meta, Part, Ring, RingError, RingSpec};
@@ -25,31 +25,54 @@ impl Ring {
     ///
     /// # Errors
     /// [`RingError::Corrupt`] when something that was durable does not read back; [`RingError::AreaTooSmall`].
-    pub fn open(area: Area, spec: RingSpec, pool: Option<&Pool>) -> Result<(Ring, Recovered), RingError> {
+    pub fn open(
+        area: Area,
+        spec: RingSpec,
+        pool: Option<&Pool>,
+    ) -> Result<(Ring, Recovered), RingError> {
         let mut ring = Ring::empty(area, spec, pool)?;
         let corrupt = |what| RingError::Corrupt { index: 0, what };
         ring.anchor = (0..2)
-            .filter_map(|slot| Anchor::decode(ring.area.bytes(ANCHOR_AT + slot * ANCHOR_STRIDE, ANCHOR_STRIDE)))
+            .filter_map(|slot| {
+                Anchor::decode(
+                    ring.area
+                        .bytes(ANCHOR_AT + slot * ANCHOR_STRIDE, ANCHOR_STRIDE),
+                )
+            })
             .max_by_key(|anchor| anchor.seq)
             .ok_or(corrupt("no anchor is whole"))?;
         (ring.hard_seq, ring.hard_state) = (0..2)
             .filter_map(|slot| {
-                HardState::decode(ring.area.bytes(HARD_STATE_AT + slot * HARD_STATE_BYTES, HARD_STATE_BYTES))
+                HardState::decode(
+                    ring.area
+                        .bytes(HARD_STATE_AT + slot * HARD_STATE_BYTES, HARD_STATE_BYTES),
+                )
             })
             .max_by_key(|(seq, _)| *seq)
             .ok_or(corrupt("no hard state is whole"))?;
         if ring.anchor.resetting {
             let anchor = ring.anchor;
             ring.null_slots(0, u64::from(spec.slots));
-            ring.write_anchor(Anchor { seq: anchor.seq + 1, resetting: false, ..anchor });
+            ring.write_anchor(Anchor {
+                seq: anchor.seq + 1,
+                resetting: false,
+                ..anchor
+            });
         }
         ring.read_records()?;
         let nulled = ring.wipe_outside();
         let last = ring.last_index();
         if last < ring.hard_state.commit {
-            return Err(RingError::Corrupt { index: last + 1, what: "the log ends below the durable commit index" });
+            return Err(RingError::Corrupt {
+                index: last + 1,
+                what: "the log ends below the durable commit index",
+            });
         }
-        let recovered = Recovered { first: ring.first_index(), last, nulled };
+        let recovered = Recovered {
+            first: ring.first_index(),
+            last,
+            nulled,
+        };
         Ok((ring, recovered))
     }
 
@@ -57,12 +80,15 @@ impl Ring {
         let mut index = self.anchor.first;
         let mut prev_term = self.anchor.prev_term;
         while self.free_slots() > 0 {
-            let value = self.area.load_u64(SLOTS_AT + (index & u64::from(self.spec.slots - 1)) * 8);
+            let value = self
+                .area
+                .load_u64(SLOTS_AT + (index & u64::from(self.spec.slots - 1)) * 8);
             if value == 0 {
                 break;
             }
             let corrupt = |what| RingError::Corrupt { index, what };
-            let offset = slot_offset(value, index).ok_or(corrupt("the slot names another index"))?;
+            let offset =
+                slot_offset(value, index).ok_or(corrupt("the slot names another index"))?;
             let meta = self.read_record(index, offset, prev_term)?;
             prev_term = meta.term;
             self.tail = offset + meta.bytes;
@@ -78,9 +104,11 @@ impl Ring {
         if offset + RECORD_HEADER_BYTES as u64 > self.records_bytes {
             return Err(corrupt("the slot points outside the records"));
         }
-        let rest = self.area.bytes(self.records_at + offset, self.records_bytes - offset);
-        let (header, pieces) =
-            RecordHeader::decode(rest).ok_or(corrupt("the record's header does not match its checksum"))?;
+        let rest = self
+            .area
+            .bytes(self.records_at + offset, self.records_bytes - offset);
+        let (header, pieces) = RecordHeader::decode(rest)
+            .ok_or(corrupt("the record's header does not match its checksum"))?;
         if header.log != self.spec.log || header.index != index {
             return Err(corrupt("the record belongs to another place"));
         }
@@ -92,27 +120,45 @@ impl Ring {
         let inline = |at: &mut u64, len: u32| {
             let from = *at;
             *at += u64::from(len);
-            (*at <= self.records_bytes).then_some(from).ok_or(corrupt("the record leaves the record area"))
+            (*at <= self.records_bytes)
+                .then_some(from)
+                .ok_or(corrupt("the record leaves the record area"))
         };
-        let parts = if pieces.is_empty() {
-            inline(&mut at, header.len)?;
-            None
-        } else {
-            let mut parts = Vec::with_capacity(pieces.len());
-            for piece in &pieces {
-                parts.push(match *piece {
-                    Piece::Inline { len } => Part::Inline { from: inline(&mut at, len)?, len },
-                    Piece::Extent { frame, offset, len } => {
-                        let pool = self.pool.as_ref().ok_or(corrupt("the record names a frame, and there is no pool"))?;
-                        let frame = pool.adopt(frame, offset, len);
-                        Part::Extent(frame.map_err(|_| corrupt("the record names a frame that does not exist"))?)
-                    }
-                });
-            }
-            Some(parts.into_boxed_slice())
-        };
+        let parts =
+            if pieces.is_empty() {
+                inline(&mut at, header.len)?;
+                None
+            } else {
+                let mut parts = Vec::with_capacity(pieces.len());
+                for piece in &pieces {
+                    parts.push(match *piece {
+                        Piece::Inline { len } => Part::Inline {
+                            from: inline(&mut at, len)?,
+                            len,
+                        },
+                        Piece::Extent { frame, offset, len } => {
+                            let pool = self
+                                .pool
+                                .as_ref()
+                                .ok_or(corrupt("the record names a frame, and there is no pool"))?;
+                            let frame = pool.adopt(frame, offset, len);
+                            Part::Extent(frame.map_err(|_| {
+                                corrupt("the record names a frame that does not exist")
+                            })?)
+                        }
+                    });
+                }
+                Some(parts.into_boxed_slice())
+            };
         let bytes = (at - offset).next_multiple_of(RECORD_UNIT);
-        let meta = Meta { offset, bytes, term: header.term, kind: header.kind, len: header.len, parts };
+        let meta = Meta {
+            offset,
+            bytes,
+            term: header.term,
+            kind: header.kind,
+            len: header.len,
+            parts,
+        };
         if self.payload_crc(&meta) != header.payload_crc {
             return Err(corrupt("the payload does not match its checksum"));
         }
@@ -126,7 +172,9 @@ impl Ring {
                 crc32c(std::iter::once(self.area.bytes(at, u64::from(meta.len))))
             }
             Some(parts) => crc32c(parts.iter().map(|part| match part {
-                Part::Inline { from, len } => self.area.bytes(self.records_at + from, u64::from(*len)),
+                Part::Inline { from, len } => {
+                    self.area.bytes(self.records_at + from, u64::from(*len))
+                }
                 Part::Extent(frame) => frame,
             })),
         }

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 
 use cyclone_pmem::{Area, Frame, Payload, Pool, Segment};
 use cyclone_wire::ring::{
-    ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, MAX_MEMBERS, Piece,
-    RECORD_HEADER_BYTES, RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot,
+    ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, MAX_MEMBERS,
+    Piece, RECORD_HEADER_BYTES, RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot,
 };
 
 /// Pieces of one record's payload; a payload with more is copied inline. A record whose payload is all inline has no
@@ -174,12 +174,22 @@ impl<'a> EntryView<'a> {
     /// The payload, piece by piece.
     pub fn segments(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let (ring, meta) = (self.ring, self.meta);
-        let whole = (meta.parts.is_none() && meta.len > 0)
-            .then(|| ring.area.bytes(ring.records_at + meta.offset + RECORD_HEADER_BYTES as u64, u64::from(meta.len)));
-        let parts = meta.parts.iter().flat_map(|parts| parts.iter()).map(move |part| match part {
-            Part::Inline { from, len } => ring.area.bytes(ring.records_at + from, u64::from(*len)),
-            Part::Extent(frame) => &**frame,
+        let whole = (meta.parts.is_none() && meta.len > 0).then(|| {
+            ring.area.bytes(
+                ring.records_at + meta.offset + RECORD_HEADER_BYTES as u64,
+                u64::from(meta.len),
+            )
         });
+        let parts = meta
+            .parts
+            .iter()
+            .flat_map(|parts| parts.iter())
+            .map(move |part| match part {
+                Part::Inline { from, len } => {
+                    ring.area.bytes(ring.records_at + from, u64::from(*len))
+                }
+                Part::Extent(frame) => &**frame,
+            });
         whole.into_iter().chain(parts)
     }
 }
@@ -198,7 +208,12 @@ impl Ring {
         let mut ring = Ring::empty(area, spec, pool)?;
         ring.area.zero(0, ring.records_at);
         ring.area.persist(0, ring.records_at);
-        ring.write_anchor(Anchor { seq: 1, first: 1, prev_term: 0, resetting: false });
+        ring.write_anchor(Anchor {
+            seq: 1,
+            first: 1,
+            prev_term: 0,
+            resetting: false,
+        });
         // Both slots, so that each is valid from the start.
         for _ in 0..2 {
             ring.write_hard_state(hard_state.clone())?;
@@ -207,20 +222,36 @@ impl Ring {
         Ok(ring)
     }
 
-    pub(crate) fn empty(area: Area, spec: RingSpec, pool: Option<&Pool>) -> Result<Ring, RingError> {
-        let too_small = RingError::AreaTooSmall { area: area.len(), slots: spec.slots };
+    pub(crate) fn empty(
+        area: Area,
+        spec: RingSpec,
+        pool: Option<&Pool>,
+    ) -> Result<Ring, RingError> {
+        let too_small = RingError::AreaTooSmall {
+            area: area.len(),
+            slots: spec.slots,
+        };
         let records_at = SLOTS_AT + u64::from(spec.slots) * 8;
-        if !spec.slots.is_power_of_two() || spec.slots < 8 || area.len() < records_at + 64 * RECORD_UNIT {
+        if !spec.slots.is_power_of_two()
+            || spec.slots < 8
+            || area.len() < records_at + 64 * RECORD_UNIT
+        {
             return Err(too_small);
         }
-        let records_bytes = ((area.len() - records_at) / RECORD_UNIT * RECORD_UNIT).min(RECORD_UNIT << 31);
+        let records_bytes =
+            ((area.len() - records_at) / RECORD_UNIT * RECORD_UNIT).min(RECORD_UNIT << 31);
         Ok(Ring {
             area,
             spec,
             pool: pool.cloned(),
             records_at,
             records_bytes,
-            anchor: Anchor { seq: 0, first: 1, prev_term: 0, resetting: false },
+            anchor: Anchor {
+                seq: 0,
+                first: 1,
+                prev_term: 0,
+                resetting: false,
+            },
             hard_state: HardState::default(),
             hard_seq: 0,
             metas: VecDeque::new(),
@@ -271,7 +302,8 @@ impl Ring {
     }
 
     fn meta(&self, index: u64) -> Option<&Meta> {
-        self.metas.get(usize::try_from(index.checked_sub(self.anchor.first)?).ok()?)
+        self.metas
+            .get(usize::try_from(index.checked_sub(self.anchor.first)?).ok()?)
     }
 
     /// The hard state as last made durable.
@@ -311,7 +343,9 @@ impl Ring {
         let each = RECORD_HEADER_BYTES as u64 + RECORD_UNIT;
         // Placing a record can waste the space before the wrap, at most the largest record's size.
         let waste = self.records_bytes / 4;
-        let needed = payload_bytes.saturating_add(entries.saturating_mul(each)).saturating_add(waste.min(payload_bytes + each));
+        let needed = payload_bytes
+            .saturating_add(entries.saturating_mul(each))
+            .saturating_add(waste.min(payload_bytes + each));
         entries <= self.free_slots() && needed <= self.records_bytes - self.used
     }
 
@@ -343,24 +377,41 @@ impl Ring {
         } else if !batch.entries.is_empty() {
             self.area.fence();
         }
-        Ok(Persisted { last: self.last_index(), _only_the_ring: () })
+        Ok(Persisted {
+            last: self.last_index(),
+            _only_the_ring: (),
+        })
     }
 
     fn check(&self, entries: &[NewEntry<'_>]) -> Result<(), RingError> {
         let (first, last) = (self.first_index(), self.last_index());
         let mut expected = entries.first().map_or(0, |entry| entry.index);
         for entry in entries {
-            if entry.index != expected || entry.index < first || expected > last + 1 + entries.len() as u64 {
-                return Err(RingError::NotConsecutive { index: entry.index, last, first });
+            if entry.index != expected
+                || entry.index < first
+                || expected > last + 1 + entries.len() as u64
+            {
+                return Err(RingError::NotConsecutive {
+                    index: entry.index,
+                    last,
+                    first,
+                });
             }
             let limit = self.max_payload();
             if entry.payload.len() as u64 > limit {
-                return Err(RingError::TooLarge { len: entry.payload.len() as u64, limit });
+                return Err(RingError::TooLarge {
+                    len: entry.payload.len() as u64,
+                    limit,
+                });
             }
             expected += 1;
         }
         if entries.first().is_some_and(|entry| entry.index > last + 1) {
-            return Err(RingError::NotConsecutive { index: entries[0].index, last, first });
+            return Err(RingError::NotConsecutive {
+                index: entries[0].index,
+                last,
+                first,
+            });
         }
         Ok(())
     }
@@ -390,7 +441,9 @@ impl Ring {
     fn write_record(&mut self, entry: &NewEntry<'_>) -> Result<(), RingError> {
         let prev_term = self.term(self.last_index()).unwrap_or(0);
         let pieces = self.pieces(entry.payload);
-        let all_inline = !pieces.iter().any(|piece| matches!(piece, Piece::Extent { .. }));
+        let all_inline = !pieces
+            .iter()
+            .any(|piece| matches!(piece, Piece::Extent { .. }));
         let header = RecordHeader {
             log: self.spec.log,
             kind: entry.kind,
@@ -406,13 +459,25 @@ impl Ring {
         header.encode(if all_inline { &[] } else { &pieces }, &mut head);
         let inline: u64 = match all_inline {
             true => u64::from(header.len),
-            false => pieces.iter().map(|p| if let Piece::Inline { len } = p { u64::from(*len) } else { 0 }).sum(),
+            false => pieces
+                .iter()
+                .map(|p| {
+                    if let Piece::Inline { len } = p {
+                        u64::from(*len)
+                    } else {
+                        0
+                    }
+                })
+                .sum(),
         };
         let bytes = (head.len() as u64 + inline).next_multiple_of(RECORD_UNIT);
         let placed = self.place(bytes);
         let Some((offset, skipped)) = placed else {
             self.scratch = head;
-            return Err(RingError::Full { needed: bytes, free: self.records_bytes - self.used });
+            return Err(RingError::Full {
+                needed: bytes,
+                free: self.records_bytes - self.used,
+            });
         };
         let mut at = self.records_at + offset;
         self.area.write(at, &head);
@@ -434,13 +499,17 @@ impl Ring {
                     (part, _) => {
                         let slice = part.as_slice();
                         self.area.write(at, slice);
-                        parts.push(Part::Inline { from: at - self.records_at, len: slice.len() as u32 });
+                        parts.push(Part::Inline {
+                            from: at - self.records_at,
+                            len: slice.len() as u32,
+                        });
                         at += slice.len() as u64;
                     }
                 }
             }
         }
-        self.area.flush(self.records_at + offset, at - self.records_at - offset);
+        self.area
+            .flush(self.records_at + offset, at - self.records_at - offset);
         self.tail = offset + bytes;
         self.used += bytes + skipped;
         self.metas.push_back(Meta {
@@ -456,7 +525,11 @@ impl Ring {
 
     /// Which pieces stay in their frames.
     fn pieces(&self, payload: &Payload) -> Vec<Piece> {
-        let ours = |frame: &Frame| self.pool.as_ref().is_some_and(|pool| frame.belongs_to(pool));
+        let ours = |frame: &Frame| {
+            self.pool
+                .as_ref()
+                .is_some_and(|pool| frame.belongs_to(pool))
+        };
         if payload.parts().len() > MAX_PIECES {
             return Vec::new();
         }
@@ -465,9 +538,15 @@ impl Ring {
             .iter()
             .map(|part| match part {
                 Segment::Frame(frame) if ours(frame) && frame.len() >= SEGMENT_BYTES * 4 => {
-                    Piece::Extent { frame: frame.number(), offset: frame.offset(), len: frame.len() as u32 }
+                    Piece::Extent {
+                        frame: frame.number(),
+                        offset: frame.offset(),
+                        len: frame.len() as u32,
+                    }
                 }
-                part => Piece::Inline { len: part.as_slice().len() as u32 },
+                part => Piece::Inline {
+                    len: part.as_slice().len() as u32,
+                },
             })
             .collect()
     }
@@ -533,14 +612,25 @@ impl Ring {
 
     /// Where the record after this one would begin.
     fn end_of(&self, meta: &Meta) -> u64 {
-        let table = meta.parts.as_ref().map_or(0, |parts| parts.len() * SEGMENT_BYTES);
+        let table = meta
+            .parts
+            .as_ref()
+            .map_or(0, |parts| parts.len() * SEGMENT_BYTES);
         let inline: u64 = match &meta.parts {
             None => u64::from(meta.len),
-            Some(parts) => {
-                parts.iter().map(|part| if let Part::Inline { len, .. } = part { u64::from(*len) } else { 0 }).sum()
-            }
+            Some(parts) => parts
+                .iter()
+                .map(|part| {
+                    if let Part::Inline { len, .. } = part {
+                        u64::from(*len)
+                    } else {
+                        0
+                    }
+                })
+                .sum(),
         };
-        meta.offset + (RECORD_HEADER_BYTES as u64 + table as u64 + inline).next_multiple_of(RECORD_UNIT)
+        meta.offset
+            + (RECORD_HEADER_BYTES as u64 + table as u64 + inline).next_multiple_of(RECORD_UNIT)
     }
 
     /// Forgets every entry up to and including `through`. The new head is durable before their space is used again.
@@ -557,22 +647,40 @@ impl Ring {
         }
         let prev_term = self.term(through).unwrap_or(0);
         let count = through + 1 - first;
-        self.write_anchor(Anchor { seq: self.anchor.seq + 1, first: through + 1, prev_term, resetting: false });
+        self.write_anchor(Anchor {
+            seq: self.anchor.seq + 1,
+            first: through + 1,
+            prev_term,
+            resetting: false,
+        });
         self.null_slots(first, count);
-        let freed: u64 = self.metas.drain(..count as usize).map(|meta| meta.bytes).sum();
+        let freed: u64 = self
+            .metas
+            .drain(..count as usize)
+            .map(|meta| meta.bytes)
+            .sum();
         self.used -= freed;
         Ok(())
     }
 
     /// Empties the log; the next entry is `index + 1`. For a state that came by another way than the log.
     pub fn reset(&mut self, index: u64, term: u64) {
-        let next = Anchor { seq: self.anchor.seq + 1, first: index + 1, prev_term: term, resetting: true };
+        let next = Anchor {
+            seq: self.anchor.seq + 1,
+            first: index + 1,
+            prev_term: term,
+            resetting: true,
+        };
         // While `resetting` stands, recovery finishes the job; the slots' old content counts for nothing.
         self.write_anchor(next);
         self.null_slots(0, u64::from(self.spec.slots));
         self.metas.clear();
         (self.tail, self.used) = (0, 0);
-        self.write_anchor(Anchor { seq: next.seq + 1, resetting: false, ..next });
+        self.write_anchor(Anchor {
+            seq: next.seq + 1,
+            resetting: false,
+            ..next
+        });
     }
 
     pub(crate) fn write_anchor(&mut self, anchor: Anchor) {
@@ -585,7 +693,12 @@ impl Ring {
 
     /// Writes and flushes the hard state; the caller fences.
     fn write_hard_state(&mut self, state: HardState) -> Result<(), RingError> {
-        for list in [&state.voters, &state.voters_outgoing, &state.learners, &state.learners_next] {
+        for list in [
+            &state.voters,
+            &state.voters_outgoing,
+            &state.learners,
+            &state.learners_next,
+        ] {
             if list.len() > MAX_MEMBERS {
                 return Err(RingError::TooManyMembers(list.len()));
             }

@@ -61,7 +61,9 @@ pub enum SuperblockError {
         bytes: u64,
     },
     /// The machine has been rebooted since, and the region survives only process crashes.
-    #[error("the machine was rebooted since this region was last used, and the region does not survive that")]
+    #[error(
+        "the machine was rebooted since this region was last used, and the region does not survive that"
+    )]
     Rebooted,
 }
 
@@ -91,19 +93,29 @@ fn write(area: &mut Area, identity: &Identity, incarnation: u64) {
 /// # Errors
 /// See [`SuperblockError`].
 pub fn open(area: &mut Area, identity: &Identity) -> Result<u64, SuperblockError> {
-    let block = Superblock::decode(area.bytes(0, SUPERBLOCK_BYTES)).map_err(|fault| match fault {
-        SuperblockFault::Blank => SuperblockError::NotFormatted,
-        SuperblockFault::Version(found) => SuperblockError::VersionUnknown { found },
-        SuperblockFault::Damaged => SuperblockError::Damaged,
-    })?;
+    let block =
+        Superblock::decode(area.bytes(0, SUPERBLOCK_BYTES)).map_err(|fault| match fault {
+            SuperblockFault::Blank => SuperblockError::NotFormatted,
+            SuperblockFault::Version(found) => SuperblockError::VersionUnknown { found },
+            SuperblockFault::Damaged => SuperblockError::Damaged,
+        })?;
     if block.cluster != identity.cluster {
-        return Err(SuperblockError::WrongCluster { found: block.cluster, expected: identity.cluster });
+        return Err(SuperblockError::WrongCluster {
+            found: block.cluster,
+            expected: identity.cluster,
+        });
     }
     if block.replica != identity.replica {
-        return Err(SuperblockError::WrongReplica { found: block.replica, expected: identity.replica });
+        return Err(SuperblockError::WrongReplica {
+            found: block.replica,
+            expected: identity.replica,
+        });
     }
     if block.logs != identity.logs || block.region_bytes != identity.region_bytes {
-        return Err(SuperblockError::WrongShape { logs: block.logs, bytes: block.region_bytes });
+        return Err(SuperblockError::WrongShape {
+            logs: block.logs,
+            bytes: block.region_bytes,
+        });
     }
     if block.boot_id != identity.boot_id {
         if identity.survives != Survives::PowerLoss {
@@ -138,15 +150,33 @@ mod tests {
         assert_eq!(open(&mut area, &ours), Err(SuperblockError::NotFormatted));
         create(&mut area, &ours, 9);
         assert_eq!(open(&mut area, &ours), Ok(9));
-        let other = Identity { cluster: 78, ..ours };
-        assert!(matches!(open(&mut area, &other), Err(SuperblockError::WrongCluster { found: 77, .. })));
+        let other = Identity {
+            cluster: 78,
+            ..ours
+        };
+        assert!(matches!(
+            open(&mut area, &other),
+            Err(SuperblockError::WrongCluster { found: 77, .. })
+        ));
         let other = Identity { replica: 3, ..ours };
-        assert!(matches!(open(&mut area, &other), Err(SuperblockError::WrongReplica { found: 2, .. })));
+        assert!(matches!(
+            open(&mut area, &other),
+            Err(SuperblockError::WrongReplica { found: 2, .. })
+        ));
         let other = Identity { logs: 2, ..ours };
-        assert!(matches!(open(&mut area, &other), Err(SuperblockError::WrongShape { logs: 1, .. })));
-        let other = Identity { boot_id: [2; 16], ..ours };
+        assert!(matches!(
+            open(&mut area, &other),
+            Err(SuperblockError::WrongShape { logs: 1, .. })
+        ));
+        let other = Identity {
+            boot_id: [2; 16],
+            ..ours
+        };
         assert_eq!(open(&mut area, &other), Err(SuperblockError::Rebooted));
-        let powered = Identity { survives: Survives::PowerLoss, ..other };
+        let powered = Identity {
+            survives: Survives::PowerLoss,
+            ..other
+        };
         assert_eq!(open(&mut area, &powered), Ok(9));
         area.write(20, &[0xff]);
         assert_eq!(open(&mut area, &powered), Err(SuperblockError::Damaged));
@@ -158,11 +188,18 @@ mod tests {
         for stop in 0..8 {
             let (region, sim) = Region::simulated(4096).expect("memory");
             sim.crash_after(stop);
-            create(&mut region.take(0, 4096).expect("first taker"), &identity(), 9);
+            create(
+                &mut region.take(0, 4096).expect("first taker"),
+                &identity(),
+                9,
+            );
             for seed in 0..200 {
                 let (region, _) = Region::from_image(&sim.sampled(seed)).expect("memory");
                 let opened = open(&mut region.take(0, 4096).expect("first taker"), &identity());
-                let fine = matches!(opened, Ok(9) | Err(SuperblockError::NotFormatted | SuperblockError::Damaged));
+                let fine = matches!(
+                    opened,
+                    Ok(9) | Err(SuperblockError::NotFormatted | SuperblockError::Damaged)
+                );
                 assert!(fine, "stop {stop} seed {seed}: {opened:?}");
             }
         }

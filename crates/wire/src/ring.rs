@@ -167,7 +167,12 @@ impl HardState {
         for number in [seq, self.term, self.vote, self.commit, self.conf_index] {
             out.extend_from_slice(&number.to_le_bytes());
         }
-        let lists = [&self.voters, &self.voters_outgoing, &self.learners, &self.learners_next];
+        let lists = [
+            &self.voters,
+            &self.voters_outgoing,
+            &self.learners,
+            &self.learners_next,
+        ];
         for list in lists {
             out.extend_from_slice(&(list.len() as u16).to_le_bytes());
         }
@@ -189,8 +194,12 @@ impl HardState {
         if crc(&[&bytes[4..]]) != u32_at(bytes, 0) {
             return None;
         }
-        let counts: Vec<usize> = (0..4).map(|list| usize::from(u16_at(bytes, 48 + 2 * list))).collect();
-        if counts.iter().any(|&count| count > MAX_MEMBERS) || FIXED + 8 * counts.iter().sum::<usize>() != len {
+        let counts: Vec<usize> = (0..4)
+            .map(|list| usize::from(u16_at(bytes, 48 + 2 * list)))
+            .collect();
+        if counts.iter().any(|&count| count > MAX_MEMBERS)
+            || FIXED + 8 * counts.iter().sum::<usize>() != len
+        {
             return None;
         }
         let mut members = (0..).map(|place| u64_at(bytes, FIXED + 8 * place));
@@ -302,8 +311,16 @@ impl RecordHeader {
         let pieces: Vec<Piece> = (0..usize::from(segments))
             .map(|piece| {
                 let at = RECORD_HEADER_BYTES + piece * SEGMENT_BYTES;
-                let (frame, offset, len) = (u32_at(covered, at), u32_at(covered, at + 4), u32_at(covered, at + 8));
-                if frame == INLINE { Piece::Inline { len } } else { Piece::Extent { frame, offset, len } }
+                let (frame, offset, len) = (
+                    u32_at(covered, at),
+                    u32_at(covered, at + 4),
+                    u32_at(covered, at + 8),
+                );
+                if frame == INLINE {
+                    Piece::Inline { len }
+                } else {
+                    Piece::Extent { frame, offset, len }
+                }
             })
             .collect();
         let total: u64 = pieces
@@ -367,7 +384,9 @@ impl Superblock {
     /// # Errors
     /// Which kind of unusable it is.
     pub fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockFault> {
-        let bytes = bytes.get(..SUPERBLOCK_USED).ok_or(SuperblockFault::Damaged)?;
+        let bytes = bytes
+            .get(..SUPERBLOCK_USED)
+            .ok_or(SuperblockFault::Damaged)?;
         if bytes.iter().all(|&byte| byte == 0) {
             return Err(SuperblockFault::Blank);
         }

@@ -31,9 +31,11 @@ struct Line {
 
 /// Where `make bench-peers` puts what it builds.
 pub fn tools() -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).unwrap_or_else(|| {
-        PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache")
-    });
+    let cache = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| {
+            PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache")
+        });
     cache.join("cyclone").join("peers")
 }
 
@@ -43,33 +45,54 @@ impl Etcd {
         let server = tools().join("etcd");
         let load = tools().join("etcdload");
         if !server.exists() || !load.exists() {
-            bail!("etcd is not installed in {}; run `make bench-peers`", tools().display());
+            bail!(
+                "etcd is not installed in {}; run `make bench-peers`",
+                tools().display()
+            );
         }
         let address = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let peers: Vec<String> =
-            (0..3).map(|n| format!("m{n}=http://{}", address(FIRST_PORT + 10 + n))).collect();
-        let mut etcd = Etcd { members: Vec::new(), load, endpoints: String::new() };
+        let peers: Vec<String> = (0..3)
+            .map(|n| format!("m{n}=http://{}", address(FIRST_PORT + 10 + n)))
+            .collect();
+        let mut etcd = Etcd {
+            members: Vec::new(),
+            load,
+            endpoints: String::new(),
+        };
         for n in 0..3 {
             let client = format!("http://{}", address(FIRST_PORT + n));
             let peer = format!("http://{}", address(FIRST_PORT + 10 + n));
             let log = std::fs::File::create(directory.join(format!("etcd{n}.log")))?;
             let child = Command::new(&server)
-                .arg("--name").arg(format!("m{n}"))
-                .arg("--data-dir").arg(directory.join(format!("etcd{n}")))
-                .arg("--listen-client-urls").arg(&client)
-                .arg("--advertise-client-urls").arg(&client)
-                .arg("--listen-peer-urls").arg(&peer)
-                .arg("--initial-advertise-peer-urls").arg(&peer)
-                .arg("--initial-cluster").arg(peers.join(","))
-                .arg("--initial-cluster-state").arg("new")
-                .arg("--log-level").arg("error")
-                .stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log)
+                .arg("--name")
+                .arg(format!("m{n}"))
+                .arg("--data-dir")
+                .arg(directory.join(format!("etcd{n}")))
+                .arg("--listen-client-urls")
+                .arg(&client)
+                .arg("--advertise-client-urls")
+                .arg(&client)
+                .arg("--listen-peer-urls")
+                .arg(&peer)
+                .arg("--initial-advertise-peer-urls")
+                .arg(&peer)
+                .arg("--initial-cluster")
+                .arg(peers.join(","))
+                .arg("--initial-cluster-state")
+                .arg("new")
+                .arg("--log-level")
+                .arg("error")
+                .stdin(Stdio::null())
+                .stdout(log.try_clone()?)
+                .stderr(log)
                 .spawn()
                 .context("starting etcd")?;
             etcd.members.push(child);
         }
-        etcd.endpoints =
-            (0..3).map(|n| address(FIRST_PORT + n).to_string()).collect::<Vec<_>>().join(",");
+        etcd.endpoints = (0..3)
+            .map(|n| address(FIRST_PORT + n).to_string())
+            .collect::<Vec<_>>()
+            .join(",");
         let until = Instant::now() + Duration::from_secs(20);
         for n in 0..3 {
             while TcpStream::connect(address(FIRST_PORT + n)).is_err() {
@@ -85,12 +108,18 @@ impl Etcd {
     /// Runs the load: one goroutine per operation in flight, as etcd's own benchmark does.
     pub fn run(&self, load: &Load) -> Result<Measured> {
         let output = Command::new(&self.load)
-            .arg("-endpoints").arg(&self.endpoints)
-            .arg("-inflight").arg(load.inflight.to_string())
-            .arg("-value").arg(load.value_bytes.to_string())
-            .arg("-warmup").arg(format!("{}ms", load.warm_up.as_millis()))
-            .arg("-measure").arg(format!("{}ms", load.measure.as_millis()))
-            .arg("-seed").arg(load.seed.to_string())
+            .arg("-endpoints")
+            .arg(&self.endpoints)
+            .arg("-inflight")
+            .arg(load.inflight.to_string())
+            .arg("-value")
+            .arg(load.value_bytes.to_string())
+            .arg("-warmup")
+            .arg(format!("{}ms", load.warm_up.as_millis()))
+            .arg("-measure")
+            .arg(format!("{}ms", load.measure.as_millis()))
+            .arg("-seed")
+            .arg(load.seed.to_string())
             .stderr(Stdio::inherit())
             .output()
             .context("starting etcdload")?;

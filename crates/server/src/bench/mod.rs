@@ -61,7 +61,8 @@ pub struct Point {
 impl Point {
     /// Makes the line from what was seen.
     pub fn new(system: &str, guarantee: &'static str, load: &Load, measured: &Measured) -> Point {
-        let micros = |quantile: f64| measured.latency_ns.value_at_quantile(quantile) as f64 / 1000.0;
+        let micros =
+            |quantile: f64| measured.latency_ns.value_at_quantile(quantile) as f64 / 1000.0;
         Point {
             system: system.to_owned(),
             value_bytes: load.value_bytes,

@@ -1,11 +1,74 @@
 //! SETs by the native client from one thread, pipelined.
 
-use anyhow::Result;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
-use super::{Load, Measured};
+use anyhow::{Result, bail};
+use cyclone_client::{Client, ClientConfig};
+use cyclone_wire::command::{Condition, Operation};
+use cyclone_wire::reply::Reply;
+
+use super::{Load, Measured, Sequence, histogram};
 use crate::cluster::LocalCluster;
 
+/// A client of a cluster on this machine.
+pub fn client(cluster: &LocalCluster, transport: &str, security: &str) -> Result<Client> {
+    let nodes = cluster
+        .nodes
+        .iter()
+        .map(|node| (node.id, node.packet))
+        .collect();
+    let mut config = ClientConfig::new(nodes, cluster.client_key);
+    config.tcp = transport == "tcp";
+    config.security = crate::config::parse_security(security)?;
+    Ok(Client::connect(config)?)
+}
+
 /// Runs the load.
-pub fn run(_cluster: &LocalCluster, _load: &Load) -> Result<Measured> {
-    anyhow::bail!("the native client is not linked yet")
+pub fn run(client: &mut Client, load: &Load) -> Result<Measured> {
+    let mut sequence = Sequence(load.seed);
+    let value = vec![b'v'; load.value_bytes];
+    let mut latency_ns = histogram()?;
+    let mut sent: HashMap<u64, Instant> = HashMap::with_capacity(2 * load.inflight);
+    let mut done = Vec::new();
+    let begun = Instant::now();
+    let measure_from = begun + load.warm_up;
+    let until = measure_from + load.measure;
+    let mut operations = 0;
+    loop {
+        let now = Instant::now();
+        if now >= until {
+            break;
+        }
+        while sent.len() < load.inflight {
+            let key = sequence.key();
+            let operation = Operation::Set {
+                key: &key,
+                value: &value,
+                condition: Condition::Always,
+                get: false,
+            };
+            sent.insert(client.submit(&operation), now);
+        }
+        client.poll(Duration::from_millis(100), &mut done)?;
+        let now = Instant::now();
+        for (ticket, result) in done.drain(..) {
+            match result {
+                Ok(Reply::Ok) => {}
+                other => bail!("SET ended with {other:?}"),
+            }
+            if let Some(begun) = sent.remove(&ticket)
+                && now >= measure_from
+                && now < until
+            {
+                operations += 1;
+                latency_ns.saturating_record((now - begun).as_nanos() as u64);
+            }
+        }
+    }
+    Ok(Measured {
+        operations,
+        elapsed: load.measure,
+        latency_ns,
+    })
 }

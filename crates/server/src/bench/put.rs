@@ -36,9 +36,17 @@ const ETCD: &str = "durable on the disks of a majority";
 /// Runs all points and prints them.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let (values, warm_up, measure): (&[usize], _, _) = if arguments.quick {
-        (&[100], Duration::from_millis(500), Duration::from_millis(1500))
+        (
+            &[100],
+            Duration::from_millis(500),
+            Duration::from_millis(1500),
+        )
     } else {
-        (&[8, 100, 256], Duration::from_millis(1000), Duration::from_millis(4000))
+        (
+            &[8, 100, 256],
+            Duration::from_millis(1000),
+            Duration::from_millis(4000),
+        )
     };
     let directory = std::env::temp_dir().join(format!("cyclone-bench-{}", std::process::id()));
     let mut report = Report::new(arguments.json);
@@ -66,17 +74,26 @@ fn points(
     };
     for &value_bytes in values {
         for inflight in [1, 32, 256] {
-            let load = Load { value_bytes, inflight, warm_up, measure, seed: arguments.seed };
+            let load = Load {
+                value_bytes,
+                inflight,
+                warm_up,
+                measure,
+                seed: arguments.seed,
+            };
             // A fresh cluster for each point: none inherits another's compactions.
             let mut cluster = LocalCluster::create(&directory.join("cyclone"), &options)?;
             cluster.start_all(true)?;
             let leader = cluster.wait_for_leader(Duration::from_secs(20))?;
             let before = cluster.cpu_seconds();
-            let measured = native::run(&cluster, &load)?;
+            let mut client = native::client(&cluster, &arguments.transport, &arguments.security)?;
+            let measured = native::run(&mut client, &load)?;
+            drop(client);
             let share = load.measure.as_secs_f64() / (load.measure + load.warm_up).as_secs_f64();
             let mut point = Point::new("cyclone-native", OURS, &load, &measured);
             let spent = (cluster.cpu_seconds() - before) * share;
-            point.server_cpu_us = Some((spent * 1e7 / measured.operations.max(1) as f64).round() / 10.0);
+            point.server_cpu_us =
+                Some((spent * 1e7 / measured.operations.max(1) as f64).round() / 10.0);
             report.add(point);
             let leader = cluster.leader().unwrap_or(leader);
             let measured = resp::run(cluster.nodes[leader].redis, &load)?;
@@ -112,9 +129,15 @@ struct Report {
 impl Report {
     fn new(json: bool) -> Report {
         if !json {
-            println!("{:<16} {:>6} {:>9} {:>10} {:>10} {:>10}  guarantee", "system", "value", "in flight", "ops/s", "p50 µs", "p99 µs");
+            println!(
+                "{:<16} {:>6} {:>9} {:>10} {:>10} {:>10}  guarantee",
+                "system", "value", "in flight", "ops/s", "p50 µs", "p99 µs"
+            );
         }
-        Report { json, points: Vec::new() }
+        Report {
+            json,
+            points: Vec::new(),
+        }
     }
 
     fn add(&mut self, point: Point) {
@@ -125,7 +148,13 @@ impl Report {
         } else {
             println!(
                 "{:<16} {:>6} {:>9} {:>10.0} {:>10.1} {:>10.1}  {}",
-                point.system, point.value_bytes, point.inflight, point.ops_s, point.p50_us, point.p99_us, point.guarantee
+                point.system,
+                point.value_bytes,
+                point.inflight,
+                point.ops_s,
+                point.p50_us,
+                point.p99_us,
+                point.guarantee
             );
         }
         self.points.push(point);
@@ -137,9 +166,15 @@ impl Report {
             return;
         }
         let find = |system: &str, value: usize, inflight: usize| {
-            self.points.iter().find(|p| p.system == system && p.value_bytes == value && p.inflight == inflight)
+            self.points
+                .iter()
+                .find(|p| p.system == system && p.value_bytes == value && p.inflight == inflight)
         };
-        for ours in self.points.iter().filter(|point| point.system.starts_with("cyclone")) {
+        for ours in self
+            .points
+            .iter()
+            .filter(|point| point.system.starts_with("cyclone"))
+        {
             for other in ["rocksdb-nowal", "rocksdb-synced", "etcd"] {
                 if let Some(theirs) = find(other, ours.value_bytes, ours.inflight) {
                     println!(

@@ -23,12 +23,18 @@ pub fn run(address: SocketAddr, load: &Load) -> Result<Measured> {
     let mut events = Events::with_capacity(load.inflight.max(16));
     let mut connections = Vec::with_capacity(load.inflight);
     for number in 0..load.inflight {
-        let stream = std::net::TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?;
+        let stream = std::net::TcpStream::connect(address)
+            .with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         let mut stream = TcpStream::from_std(stream);
-        poll.registry().register(&mut stream, Token(number), Interest::READABLE)?;
-        connections.push(Connection { stream, sent: Instant::now(), answer: Vec::new() });
+        poll.registry()
+            .register(&mut stream, Token(number), Interest::READABLE)?;
+        connections.push(Connection {
+            stream,
+            sent: Instant::now(),
+            answer: Vec::new(),
+        });
     }
     let mut sequence = Sequence(load.seed);
     let value = vec![b'v'; load.value_bytes];
@@ -50,7 +56,10 @@ pub fn run(address: SocketAddr, load: &Load) -> Result<Measured> {
             }
             let now = Instant::now();
             if connection.answer != b"+OK\r\n" {
-                bail!("SET was answered with {:?}", String::from_utf8_lossy(&connection.answer));
+                bail!(
+                    "SET was answered with {:?}",
+                    String::from_utf8_lossy(&connection.answer)
+                );
             }
             if now >= measure_from && now < until {
                 operations += 1;
@@ -59,10 +68,19 @@ pub fn run(address: SocketAddr, load: &Load) -> Result<Measured> {
             send(connection, &mut sequence, &value, &mut command)?;
         }
     }
-    Ok(Measured { operations, elapsed: load.measure, latency_ns })
+    Ok(Measured {
+        operations,
+        elapsed: load.measure,
+        latency_ns,
+    })
 }
 
-fn send(connection: &mut Connection, sequence: &mut Sequence, value: &[u8], command: &mut Vec<u8>) -> Result<()> {
+fn send(
+    connection: &mut Connection,
+    sequence: &mut Sequence,
+    value: &[u8],
+    command: &mut Vec<u8>,
+) -> Result<()> {
     command.clear();
     write!(command, "*3\r\n$3\r\nSET\r\n$16\r\n")?;
     command.extend_from_slice(&sequence.key());

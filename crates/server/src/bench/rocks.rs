@@ -56,9 +56,20 @@ pub fn run(directory: &Path, log: Log, load: &Load) -> Result<Measured> {
         measuring.store(true, Ordering::Relaxed);
         std::thread::sleep(load.measure);
         stop.store(true, Ordering::Relaxed);
-        threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?).collect()
+        threads
+            .into_iter()
+            .map(|thread| {
+                thread
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("a writer panicked"))?
+            })
+            .collect()
     })?;
-    let mut measured = Measured { operations: 0, elapsed: load.measure, latency_ns: histogram()? };
+    let mut measured = Measured {
+        operations: 0,
+        elapsed: load.measure,
+        latency_ns: histogram()?,
+    };
     for (operations, latency) in results {
         measured.operations += operations;
         measured.latency_ns.add(&latency)?;

@@ -1,0 +1,556 @@
+//! The client's protocol as a state machine without sockets and clock.
+//!
+//! Every write carries (session, seq): the replicas execute each at most once, so an attempt without an answer is simply
+//! repeated, to whichever replica leads by then. Reads are repeated freely. An attempt that a replica *refused* was
+//! certainly not executed; an attempt without an answer may have been. A request all of whose attempts were refused
+//! ends as "not done"; one with an attempt in doubt ends as "unknown".
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+use cyclone_wire::client::{Status, responses};
+use cyclone_wire::codec::Write;
+use cyclone_wire::command::{Command, Operation, Query, SessionTag};
+use cyclone_wire::envelope;
+use cyclone_wire::reply::{Failure, Reply};
+
+use crate::error::{ClientError, NotDone};
+
+/// The client's own number for a request.
+pub type Ticket = u64;
+
+/// Settings.
+#[derive(Clone, Copy, Debug)]
+pub struct CoreConfig {
+    /// Requests sent and not answered at once.
+    pub window: usize,
+    /// Requests waiting beyond the window.
+    pub max_queued: usize,
+    /// How long a request may take in all, in microseconds.
+    pub deadline_us: u64,
+    /// How long the first attempt waits for an answer; later ones twice as long each, up to 16 times.
+    pub attempt_us: u64,
+}
+
+impl Default for CoreConfig {
+    fn default() -> Self {
+        CoreConfig {
+            window: 1024,
+            max_queued: 65_536,
+            deadline_us: 5_000_000,
+            attempt_us: 25_000,
+        }
+    }
+}
+
+/// Bytes after which a message takes no further request.
+const MESSAGE_BYTES: usize = 8000;
+/// Requests per message; a replica makes one log entry of as many.
+const MESSAGE_REQUESTS: usize = 32;
+/// First pause after a refusal without a better address, in microseconds.
+const BACKOFF_US: u64 = 2_000;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Write,
+    Read { through_log: bool },
+    OpenSession,
+}
+
+struct Request {
+    kind: Kind,
+    /// Command or query in wire form. A write's tag is set when it is first sent.
+    body: Vec<u8>,
+    seq: u64,
+    /// Session that `seq` belongs to; 0: none yet.
+    session: u64,
+    attempts: u32,
+    /// Attempts that were not refused: each may have been executed.
+    in_doubt: u32,
+    refusals: u32,
+    last_refusal: NotDone,
+    queued: bool,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    /// Attempt number that was sent to a node.
+    Attempt(u32, usize),
+    Resend,
+    Deadline,
+}
+
+/// The seqs of a session that have been answered.
+#[derive(Default)]
+struct Acked {
+    below: u64,
+    done: VecDeque<bool>,
+}
+
+impl Acked {
+    fn new() -> Acked {
+        Acked {
+            below: 1,
+            done: VecDeque::new(),
+        }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.done.push_back(false);
+        self.below + self.done.len() as u64 - 1
+    }
+
+    fn answered(&mut self, seq: u64) {
+        let place = seq
+            .checked_sub(self.below)
+            .and_then(|place| self.done.get_mut(place as usize));
+        if let Some(done) = place {
+            *done = true;
+        }
+        while self.done.front() == Some(&true) {
+            self.done.pop_front();
+            self.below += 1;
+        }
+    }
+}
+
+/// Completed requests.
+pub type Completion = (Ticket, Result<Reply, ClientError>);
+
+/// The state machine.
+pub struct ClientCore {
+    config: CoreConfig,
+    /// Node ids with their addresses as hints name them.
+    nodes: Vec<(u64, String)>,
+    target: usize,
+    /// When the target last said anything.
+    heard_us: u64,
+    session: u64,
+    opening: bool,
+    acked: Acked,
+    requests: HashMap<Ticket, Request>,
+    ready: VecDeque<Ticket>,
+    in_flight: usize,
+    timers: BinaryHeap<Reverse<(u64, Ticket, Timer)>>,
+    completions: Vec<Completion>,
+    next_ticket: Ticket,
+    /// Requests sent again for lack of an answer.
+    pub resent: u64,
+}
+
+impl ClientCore {
+    /// `nodes` are the replicas' ids and packet addresses.
+    pub fn new(nodes: Vec<(u64, String)>, config: CoreConfig) -> ClientCore {
+        ClientCore {
+            config,
+            nodes,
+            target: 0,
+            heard_us: 0,
+            session: 0,
+            opening: false,
+            acked: Acked::new(),
+            requests: HashMap::new(),
+            ready: VecDeque::new(),
+            in_flight: 0,
+            timers: BinaryHeap::new(),
+            completions: Vec::new(),
+            next_ticket: 1,
+            resent: 0,
+        }
+    }
+
+    /// Requests that have no outcome yet.
+    pub fn pending(&self) -> usize {
+        self.requests.len() - usize::from(self.opening)
+    }
+
+    /// Takes in a command.
+    pub fn submit(&mut self, now_us: u64, operation: &Operation<'_>) -> Ticket {
+        let mut body = Vec::with_capacity(64 + operation.value().map_or(0, <[u8]>::len));
+        // The real tag is set when the command is first sent.
+        let tag = SessionTag {
+            session: 1,
+            seq: 1,
+            acked_below: 1,
+        };
+        Command {
+            session: Some(tag),
+            operation: operation.clone(),
+        }
+        .encode(&mut body);
+        if self.session == 0 {
+            self.open_session(now_us);
+        }
+        self.push(now_us, Kind::Write, body)
+    }
+
+    /// Takes in a read; `through_log` chooses the quorum read of cyclone §2 over ReadIndex. Both are linearizable.
+    pub fn submit_query(&mut self, now_us: u64, query: &Query<'_>, through_log: bool) -> Ticket {
+        let mut body = Vec::with_capacity(64);
+        query.encode(&mut body);
+        self.push(now_us, Kind::Read { through_log }, body)
+    }
+
+    fn push(&mut self, now_us: u64, kind: Kind, body: Vec<u8>) -> Ticket {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        if self.requests.len() >= self.config.window + self.config.max_queued {
+            self.completions
+                .push((ticket, Err(ClientError::NotDone(NotDone::QueueFull))));
+            return ticket;
+        }
+        let deadline_us = now_us + self.config.deadline_us;
+        let request = Request {
+            kind,
+            body,
+            seq: 0,
+            session: 0,
+            attempts: 0,
+            in_doubt: 0,
+            refusals: 0,
+            last_refusal: NotDone::NotSent,
+            queued: true,
+        };
+        self.requests.insert(ticket, request);
+        self.timers
+            .push(Reverse((deadline_us, ticket, Timer::Deadline)));
+        self.ready.push_back(ticket);
+        ticket
+    }
+
+    fn open_session(&mut self, now_us: u64) {
+        if self.opening {
+            return;
+        }
+        self.opening = true;
+        let mut body = Vec::new();
+        Command {
+            session: None,
+            operation: Operation::OpenSession,
+        }
+        .encode(&mut body);
+        let ticket = self.push(now_us, Kind::OpenSession, body);
+        // Everything else waits for it.
+        self.ready.pop_back();
+        self.ready.push_front(ticket);
+    }
+
+    /// Moves what is due; gives messages to send as (node, bytes).
+    pub fn transmit(&mut self, now_us: u64, out: &mut Vec<(u64, Vec<u8>)>) {
+        self.fire(now_us);
+        let Some(&(node, _)) = self.nodes.get(self.target) else {
+            return;
+        };
+        let (mut message, mut count) = (Vec::new(), 0);
+        let mut waiting = VecDeque::new();
+        while let Some(ticket) = self.ready.pop_front() {
+            let Some(request) = self.requests.get_mut(&ticket) else {
+                continue;
+            };
+            let needs_session =
+                request.kind == Kind::Write && self.session == 0 && request.session == 0;
+            let is_new = request.attempts == 0;
+            if needs_session
+                || (is_new
+                    && self.in_flight >= self.config.window
+                    && request.kind != Kind::OpenSession)
+            {
+                waiting.push_back(ticket);
+                if !needs_session {
+                    break;
+                }
+                continue;
+            }
+            request.queued = false;
+            if request.kind == Kind::Write && request.session == 0 {
+                (request.session, request.seq) = (self.session, self.acked.next());
+                let tag = SessionTag {
+                    session: request.session,
+                    seq: request.seq,
+                    acked_below: self.acked.below,
+                };
+                request.body = retag(&request.body, tag);
+            }
+            if is_new {
+                self.in_flight += 1;
+            } else {
+                self.resent += 1;
+            }
+            request.attempts += 1;
+            request.in_doubt += 1;
+            let patience = self.config.attempt_us << (request.attempts - 1).min(4);
+            let attempt = Timer::Attempt(request.attempts, self.target);
+            self.timers
+                .push(Reverse((now_us + patience, ticket, attempt)));
+            if count > 0
+                && (count >= MESSAGE_REQUESTS || message.len() + request.body.len() > MESSAGE_BYTES)
+            {
+                out.push((node, std::mem::take(&mut message)));
+                count = 0;
+            }
+            if count == 0 {
+                message.push(envelope::CLIENT_REQUEST);
+            }
+            put_request(
+                &mut message,
+                (ticket << 8) | u64::from(request.attempts & 0xff),
+                request,
+            );
+            count += 1;
+        }
+        if count > 0 {
+            out.push((node, message));
+        }
+        waiting.append(&mut self.ready);
+        self.ready = waiting;
+    }
+
+    fn fire(&mut self, now_us: u64) {
+        while let Some(Reverse((due_us, _, _))) = self.timers.peek()
+            && *due_us <= now_us
+        {
+            let Some(Reverse((_, ticket, timer))) = self.timers.pop() else {
+                return;
+            };
+            let Some(request) = self.requests.get_mut(&ticket) else {
+                continue;
+            };
+            match timer {
+                Timer::Deadline => self.give_up(ticket),
+                Timer::Resend => self.enqueue(ticket),
+                Timer::Attempt(attempt, node) => {
+                    if request.attempts != attempt || request.queued {
+                        continue;
+                    }
+                    let silent = now_us.saturating_sub(self.heard_us) >= self.config.attempt_us;
+                    if node == self.target && silent {
+                        self.look_elsewhere(now_us);
+                    }
+                    self.enqueue(ticket);
+                }
+            }
+        }
+    }
+
+    fn look_elsewhere(&mut self, now_us: u64) {
+        self.target = (self.target + 1) % self.nodes.len().max(1);
+        // The new one gets as long as the old one had.
+        self.heard_us = now_us;
+    }
+
+    fn enqueue(&mut self, ticket: Ticket) {
+        if let Some(request) = self.requests.get_mut(&ticket)
+            && !request.queued
+        {
+            request.queued = true;
+            // What has been sent before goes first: its client has waited longest.
+            self.ready.push_front(ticket);
+        }
+    }
+
+    fn give_up(&mut self, ticket: Ticket) {
+        let Some(request) = self.requests.get(&ticket) else {
+            return;
+        };
+        let error = match (request.in_doubt, request.kind) {
+            (0, _) => ClientError::NotDone(request.last_refusal),
+            // A read changes nothing, so it is certain that nothing was done.
+            (_, Kind::Read { .. }) => ClientError::NotDone(NotDone::NoLeader),
+            _ => ClientError::Unknown,
+        };
+        self.finish(ticket, Err(error));
+    }
+
+    fn finish(&mut self, ticket: Ticket, result: Result<Reply, ClientError>) {
+        let Some(request) = self.requests.remove(&ticket) else {
+            return;
+        };
+        if request.attempts > 0 {
+            self.in_flight -= 1;
+        }
+        if request.session == self.session && request.seq > 0 {
+            self.acked.answered(request.seq);
+        }
+        if request.kind == Kind::OpenSession {
+            self.opening = false;
+            match result {
+                Ok(Reply::Int(session)) => {
+                    self.session = session as u64;
+                    self.acked = Acked::new();
+                }
+                Ok(_) | Err(_) => {}
+            }
+            return;
+        }
+        self.completions.push((ticket, result));
+    }
+
+    /// Takes in a message from a node, envelope byte included. Malformed ones are ignored.
+    pub fn on_message(&mut self, now_us: u64, from: u64, message: &[u8]) {
+        let Some((&envelope::CLIENT_RESPONSE, body)) = message.split_first() else {
+            return;
+        };
+        let Some(node) = self.nodes.iter().position(|(id, _)| *id == from) else {
+            return;
+        };
+        if node == self.target {
+            self.heard_us = now_us;
+        }
+        for response in responses(body) {
+            let Ok((id, status)) = response else { return };
+            self.on_response(now_us, node, id, status);
+        }
+        if self.session == 0
+            && !self.opening
+            && self
+                .requests
+                .values()
+                .any(|request| request.kind == Kind::Write)
+        {
+            self.open_session(now_us);
+        }
+    }
+
+    fn on_response(&mut self, now_us: u64, node: usize, id: u64, status: Status) {
+        let ticket = id >> 8;
+        let Some(request) = self.requests.get_mut(&ticket) else {
+            return;
+        };
+        match status {
+            Status::Done(reply) => self.on_reply(now_us, ticket, reply),
+            Status::Unknown => self.enqueue(ticket),
+            Status::TooLarge | Status::Malformed => {
+                request.in_doubt = request.in_doubt.saturating_sub(1);
+                request.last_refusal = if status == Status::TooLarge {
+                    NotDone::TooLarge
+                } else {
+                    NotDone::Malformed
+                };
+                self.give_up(ticket);
+            }
+            Status::NotLeader { leader } => {
+                self.refused(ticket, NotDone::NoLeader);
+                let hint = leader
+                    .and_then(|(id, _)| self.nodes.iter().position(|(other, _)| *other == id));
+                match hint {
+                    Some(leader) if leader != node => {
+                        if self.target == node {
+                            (self.target, self.heard_us) = (leader, now_us);
+                        }
+                        self.again(now_us, ticket, 0);
+                    }
+                    _ => {
+                        if self.target == node {
+                            self.look_elsewhere(now_us);
+                        }
+                        self.again(now_us, ticket, BACKOFF_US);
+                    }
+                }
+            }
+            Status::Busy => {
+                self.refused(ticket, NotDone::Busy);
+                self.again(now_us, ticket, BACKOFF_US);
+            }
+            Status::Lost => {
+                self.refused(ticket, NotDone::NoLeader);
+                self.again(now_us, ticket, 0);
+            }
+        }
+    }
+
+    fn refused(&mut self, ticket: Ticket, why: NotDone) {
+        if let Some(request) = self.requests.get_mut(&ticket) {
+            request.in_doubt = request.in_doubt.saturating_sub(1);
+            request.refusals += 1;
+            request.last_refusal = why;
+        }
+    }
+
+    /// Sends a refused request again; repeated refusals wait longer each time.
+    fn again(&mut self, now_us: u64, ticket: Ticket, least_us: u64) {
+        let Some(request) = self.requests.get_mut(&ticket) else {
+            return;
+        };
+        let pause_us = match request.refusals {
+            0..=2 => least_us,
+            many => BACKOFF_US << (many - 2).min(4),
+        };
+        if pause_us == 0 {
+            self.enqueue(ticket);
+        } else {
+            self.timers
+                .push(Reverse((now_us + pause_us, ticket, Timer::Resend)));
+        }
+    }
+
+    fn on_reply(&mut self, now_us: u64, ticket: Ticket, reply: Reply) {
+        let Some(request) = self.requests.get_mut(&ticket) else {
+            return;
+        };
+        match reply {
+            Reply::Failed(Failure::SessionExpired) if request.kind == Kind::Write => {
+                if request.session == self.session {
+                    self.session = 0;
+                }
+                // This attempt was not executed. If no other one can have been, it is safe to start over.
+                if request.in_doubt <= 1 {
+                    request.in_doubt = 0;
+                    (request.session, request.seq) = (0, 0);
+                    self.enqueue(ticket);
+                    if self.session == 0 {
+                        self.open_session(now_us);
+                    }
+                } else {
+                    self.finish(ticket, Err(ClientError::Unknown));
+                }
+            }
+            Reply::Failed(Failure::StaleSequence) => self.finish(ticket, Err(ClientError::Unknown)),
+            reply => self.finish(ticket, Ok(reply)),
+        }
+    }
+
+    /// Takes the outcomes.
+    pub fn completions(&mut self) -> std::vec::Drain<'_, Completion> {
+        self.completions.drain(..)
+    }
+
+    /// Whether outcomes wait to be taken.
+    pub fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
+    }
+
+    /// When [`ClientCore::transmit`] wants to be called again at the latest.
+    pub fn next_timeout_us(&self) -> Option<u64> {
+        self.timers.peek().map(|Reverse((due_us, _, _))| *due_us)
+    }
+}
+
+/// The same command under another tag.
+fn retag(body: &[u8], tag: SessionTag) -> Vec<u8> {
+    let mut tagged = Vec::with_capacity(body.len());
+    match Command::decode(body) {
+        Ok(command) => Command {
+            session: Some(tag),
+            ..command
+        }
+        .encode(&mut tagged),
+        // It was encoded by this client.
+        Err(_) => tagged.extend_from_slice(body),
+    }
+    tagged
+}
+
+fn put_request(message: &mut Vec<u8>, id: u64, request: &Request) {
+    // The kinds of `cyclone_wire::client`: the body is in wire form already.
+    message.put_sized(|out| {
+        out.put_u64(id);
+        match request.kind {
+            Kind::Write | Kind::OpenSession => out.put_u8(1),
+            Kind::Read { through_log } => {
+                out.put_u8(2);
+                out.put_u8(u8::from(through_log));
+            }
+        }
+        out.extend_from_slice(&request.body);
+    });
+}
