@@ -6,8 +6,8 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::area::Area;
 
@@ -37,20 +37,179 @@ pub enum PoolError {
     Busy(u32),
 }
 
-/// Count of a frame that a writer holds.
-const WRITING: u32 = u32::MAX;
+/// State of a frame: bit 31 says that it is on the free list (or about to be put there), the rest counts readers.
+///
+/// ```text
+///   LISTED      free                      alloc -> WRITING      adopt -> LISTED + 1
+///   WRITING     one writer                freeze -> 1           drop -> LISTED, pushed
+///   n           n readers                 last drop -> LISTED, pushed
+///   LISTED + n  adopted at a restart while still on the list: popping it only clears LISTED,
+///               its last drop leaves it where it is
+/// ```
+///
+/// So a frame is pushed by exactly the one who set LISTED, and adopting never searches the list.
+const LISTED: u32 = 1 << 31;
+const WRITING: u32 = LISTED - 1;
+/// More live readers than any program has; reached only by leaking them, and counting on would free a used frame.
+const MAX_READERS: u32 = WRITING / 2;
+
+/// End of the free list.
+const NIL: u32 = u32::MAX;
+/// In place of the list's head: the last handle is gone, and frames that come back are only counted.
+const CLOSED: u32 = u32::MAX - 1;
+
+struct Slot {
+    state: AtomicU32,
+    /// While listed: the frame below on the list.
+    next: AtomicU32,
+    /// While listed: frames on the list from here down.
+    depth: AtomicU32,
+}
+
+/// Alone on its cache line, since every allocation and release writes it.
+#[repr(align(64))]
+struct Head(AtomicU64);
 
 struct Inner {
     area: Area,
+    base: *mut u8,
     frame_bytes: u32,
-    /// 0: free; [`WRITING`]: one writer; otherwise the number of readers.
-    counts: Box<[AtomicU32]>,
-    free: Mutex<Vec<u32>>,
+    slots: Box<[Slot]>,
+    /// Number of live [`Pool`] handles.
+    handles: AtomicUsize,
+    /// Frames in state LISTED + n, n > 0: on the list, but not free.
+    claimed: AtomicU32,
+    /// Frames not yet accounted for after closing, and 1 for the closer; at 0 the pool's memory goes.
+    remaining: AtomicU32,
+    /// Top of the free list in the low half; in the high half a count of changes, so that a list that is the same again
+    /// is not mistaken for an unchanged one.
+    head: Head,
+}
+
+// SAFETY: `base` points into `area`, which is Send and Sync; who may touch which frame is decided by its state.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+fn top(head: u64) -> u32 {
+    head as u32
+}
+
+fn changed(head: u64, top: u32) -> u64 {
+    ((head >> 32).wrapping_add(1) << 32) | u64::from(top)
+}
+
+impl Inner {
+    fn slot(&self, number: u32) -> &Slot {
+        &self.slots[number as usize]
+    }
+
+    fn address(&self, number: u32) -> *mut u8 {
+        // SAFETY: frame numbers are below the count, so the address is within the area.
+        unsafe { self.base.add(number as usize * self.frame_bytes as usize) }
+    }
+
+    /// The top of the list; its state has LISTED set, and the caller is the one to clear it.
+    fn pop(&self) -> Option<u32> {
+        let mut head = self.head.0.load(Ordering::Acquire);
+        loop {
+            let number = top(head);
+            if number == NIL {
+                return None;
+            }
+            // If the frame has left the list meanwhile, `next` means nothing, and the exchange fails by the count.
+            let next = self.slot(number).next.load(Ordering::Relaxed);
+            match self.head.0.compare_exchange_weak(
+                head,
+                changed(head, next),
+                Ordering::Acquire,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return Some(number),
+                Err(now) => head = now,
+            }
+        }
+    }
+}
+
+/// Clears LISTED of a frame that is on the list no more: `true` if it was free and is in state `taken` now, `false` if it
+/// stays with the readers that have adopted it.
+fn unlist(state: &AtomicU32, taken: u32) -> bool {
+    let mut seen = LISTED;
+    loop {
+        let to = if seen == LISTED {
+            taken
+        } else {
+            seen & !LISTED
+        };
+        match state.compare_exchange_weak(seen, to, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => return seen == LISTED,
+            Err(now) => seen = now,
+        }
+    }
+}
+
+/// Puts a frame whose LISTED the caller has just set on the list. The pool may be gone afterwards.
+///
+/// # Safety
+/// `inner` is alive until the frame is accounted for, which this does.
+unsafe fn push(inner: NonNull<Inner>, number: u32) {
+    {
+        // SAFETY: the pool lives while this frame is not accounted for. The borrow ends with the block's last use.
+        let pool = unsafe { inner.as_ref() };
+        let slot = pool.slot(number);
+        let mut head = pool.head.0.load(Ordering::Acquire);
+        while top(head) != CLOSED {
+            let below = top(head);
+            let depth = if below == NIL {
+                0
+            } else {
+                pool.slot(below).depth.load(Ordering::Relaxed)
+            };
+            slot.next.store(below, Ordering::Relaxed);
+            slot.depth.store(depth.wrapping_add(1), Ordering::Relaxed);
+            match pool.head.0.compare_exchange_weak(
+                head,
+                changed(head, number),
+                Ordering::Release,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+        if !unlist(&slot.state, LISTED) {
+            // Adopted since; its last reader comes here again.
+            return;
+        }
+    }
+    // SAFETY: one frame is accounted for, and not touched any more.
+    unsafe { account(inner, 1) }
+}
+
+/// Counts frames (and the closer) that a closed pool waits for no longer; frees it with the last.
+///
+/// # Safety
+/// Each frame is accounted for once, after the pool has been closed, and `inner` is not used afterwards.
+unsafe fn account(inner: NonNull<Inner>, count: u32) {
+    // SAFETY: what is accounted for here keeps the pool alive until now.
+    if unsafe { inner.as_ref() }
+        .remaining
+        .fetch_sub(count, Ordering::AcqRel)
+        == count
+    {
+        // SAFETY: the pool came from a box, all handles and frames are gone, and only one call reaches 0.
+        drop(unsafe { Box::from_raw(inner.as_ptr()) });
+    }
 }
 
 /// The frames of one area. Clones share them.
-#[derive(Clone)]
-pub struct Pool(Arc<Inner>);
+pub struct Pool(NonNull<Inner>);
+
+// SAFETY: a handle only reaches `Inner`, which is Send and Sync.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
 
 impl Pool {
     /// Divides `area` into frames of `frame_bytes` (a multiple of 64); a rest too short for a frame stays unused.
@@ -62,49 +221,71 @@ impl Pool {
             frame_bytes > 0 && frame_bytes.is_multiple_of(64),
             "frames of {frame_bytes} bytes"
         );
-        let count = (area.len() / u64::from(frame_bytes)).min(u64::from(u32::MAX - 1)) as u32;
-        let counts = (0..count).map(|_| AtomicU32::new(0)).collect();
-        let free = Mutex::new((0..count).rev().collect());
-        Pool(Arc::new(Inner {
+        let count = (area.len() / u64::from(frame_bytes)).min(u64::from(MAX_READERS)) as u32;
+        // Frame 0 is on top, the last frame at the bottom.
+        let slots = (0..count)
+            .map(|number| Slot {
+                state: AtomicU32::new(LISTED),
+                next: AtomicU32::new(if number + 1 < count { number + 1 } else { NIL }),
+                depth: AtomicU32::new(count - number),
+            })
+            .collect();
+        let inner = Inner {
+            base: area.pointer(0),
             area,
             frame_bytes,
-            counts,
-            free,
-        }))
+            slots,
+            handles: AtomicUsize::new(1),
+            claimed: AtomicU32::new(0),
+            remaining: AtomicU32::new(count + 1),
+            head: Head(AtomicU64::new(u64::from(if count == 0 { NIL } else { 0 }))),
+        };
+        Pool(NonNull::from(Box::leak(Box::new(inner))))
+    }
+
+    fn inner(&self) -> &Inner {
+        // SAFETY: the pool is freed only after its last handle is gone.
+        unsafe { self.0.as_ref() }
     }
 
     /// Bytes of each frame.
     pub fn frame_bytes(&self) -> u32 {
-        self.0.frame_bytes
+        self.inner().frame_bytes
     }
 
     /// Frames in all.
     pub fn count(&self) -> u32 {
-        self.0.counts.len() as u32
+        self.inner().slots.len() as u32
     }
 
-    /// Frames that nobody holds.
+    /// Frames that nobody holds; a snapshot while other threads take and return frames.
     pub fn free(&self) -> u32 {
-        self.0
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .len() as u32
+        let inner = self.inner();
+        let number = top(inner.head.0.load(Ordering::Acquire));
+        let listed = if number == NIL {
+            0
+        } else {
+            inner.slot(number).depth.load(Ordering::Relaxed)
+        };
+        // Two threads that count the same frame down may be seen before one of them takes it back.
+        let claimed = (inner.claimed.load(Ordering::Relaxed) as i32).max(0) as u32;
+        listed.saturating_sub(claimed)
     }
 
     /// A free frame to write into.
+    #[inline]
     pub fn alloc(&self) -> Option<FrameMut> {
-        let number = self
-            .0
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop()?;
-        self.0.counts[number as usize].store(WRITING, Ordering::Relaxed);
-        Some(FrameMut {
-            pool: Some(self.clone()),
-            number,
-        })
+        let inner = self.inner();
+        loop {
+            let number = inner.pop()?;
+            if unlist(&inner.slot(number).state, WRITING) {
+                return Some(FrameMut {
+                    pool: self.0,
+                    number,
+                });
+            }
+            inner.claimed.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Takes part of a frame that a log record names, at a restart. A frame may be named several times.
@@ -112,8 +293,8 @@ impl Pool {
     /// # Errors
     /// When the frame or the bytes do not exist, or a writer holds the frame.
     pub fn adopt(&self, number: u32, offset: u32, len: u32) -> Result<Frame, PoolError> {
-        let inner = &*self.0;
-        let Some(count) = inner.counts.get(number as usize) else {
+        let inner = self.inner();
+        let Some(slot) = inner.slots.get(number as usize) else {
             return Err(PoolError::NoSuchFrame {
                 number,
                 count: self.count(),
@@ -129,42 +310,72 @@ impl Pool {
                 frame_bytes: inner.frame_bytes,
             });
         }
-        let mut free = inner.free.lock().unwrap_or_else(PoisonError::into_inner);
-        match count.load(Ordering::Acquire) {
-            WRITING => return Err(PoolError::Busy(number)),
-            0 => {
-                // Restarts adopt while the free list is still in order, so that it is found near its place.
-                free.retain(|&other| other != number);
-                count.store(1, Ordering::Relaxed);
+        let mut seen = slot.state.load(Ordering::Relaxed);
+        loop {
+            if seen == WRITING {
+                return Err(PoolError::Busy(number));
             }
-            readers => count.store(readers + 1, Ordering::Relaxed),
+            check_readers(seen);
+            if seen == LISTED {
+                // Counted first: whoever takes it off the list counts down.
+                inner.claimed.fetch_add(1, Ordering::Relaxed);
+            }
+            match slot
+                .state
+                .compare_exchange(seen, seen + 1, Ordering::Acquire, Ordering::Relaxed)
+            {
+                Ok(_) => {
+                    return Ok(Frame {
+                        pool: self.0,
+                        number,
+                        offset,
+                        len,
+                    });
+                }
+                Err(now) => {
+                    if seen == LISTED {
+                        inner.claimed.fetch_sub(1, Ordering::Relaxed);
+                    }
+                    seen = now;
+                }
+            }
         }
-        Ok(Frame {
-            pool: self.clone(),
-            number,
-            offset,
-            len,
-        })
     }
 
-    /// Waits until flushed lines are durable.
+    /// Waits until the lines that this thread has flushed are durable.
+    #[inline]
     pub fn fence(&self) {
-        self.0.area.fence();
+        self.inner().area.fence();
     }
+}
 
-    fn address(&self, number: u32) -> *mut u8 {
-        self.0
-            .area
-            .pointer(u64::from(number) * u64::from(self.0.frame_bytes))
+impl Clone for Pool {
+    fn clone(&self) -> Pool {
+        let handles = self.inner().handles.fetch_add(1, Ordering::Relaxed);
+        if handles > usize::MAX / 2 {
+            std::process::abort();
+        }
+        Pool(self.0)
     }
+}
 
-    fn release(&self, number: u32) {
-        self.0.counts[number as usize].store(0, Ordering::Relaxed);
-        self.0
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(number);
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let inner = self.inner();
+        if inner.handles.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        // Nobody can pop or adopt any more. Frames held elsewhere keep the memory until they are dropped.
+        let mut number = top(inner.head.0.swap(u64::from(CLOSED), Ordering::AcqRel));
+        let mut gone = 1;
+        while number != NIL {
+            // Read before the frame is given up: a reader's last drop may list it again.
+            let next = inner.slot(number).next.load(Ordering::Relaxed);
+            gone += u32::from(unlist(&inner.slot(number).state, LISTED));
+            number = next;
+        }
+        // SAFETY: the closer and the free frames, all off the list now, are accounted for once.
+        unsafe { account(self.0, gone) }
     }
 }
 
@@ -180,22 +391,34 @@ impl fmt::Debug for Pool {
     }
 }
 
+/// Leaked readers (`mem::forget` in a loop) end the process before their count can wrap round to "free".
+#[inline]
+fn check_readers(state: u32) {
+    if state & !LISTED >= MAX_READERS {
+        std::process::abort();
+    }
+}
+
 /// A frame with one writer.
 pub struct FrameMut {
-    /// `None` only after [`FrameMut::freeze`].
-    pool: Option<Pool>,
+    pool: NonNull<Inner>,
     number: u32,
 }
 
+// SAFETY: the frame's bytes have this one owner, and the pool's bookkeeping is atomic.
+unsafe impl Send for FrameMut {}
+// SAFETY: a shared reference only reads.
+unsafe impl Sync for FrameMut {}
+
 impl FrameMut {
-    fn pool(&self) -> &Pool {
-        // Only `freeze` takes the pool, and it consumes the frame.
-        self.pool
-            .as_ref()
-            .unwrap_or_else(|| unreachable!("a frozen frame is gone"))
+    #[inline]
+    fn inner(&self) -> &Inner {
+        // SAFETY: a pool lives while one of its frames is held.
+        unsafe { self.pool.as_ref() }
     }
 
     /// Which frame of the pool this is.
+    #[inline]
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -204,80 +427,107 @@ impl FrameMut {
     ///
     /// # Panics
     /// When the range leaves the frame.
-    pub fn freeze(mut self, range: Range<usize>) -> Frame {
-        let bytes = self.pool().frame_bytes() as usize;
+    #[inline]
+    pub fn freeze(self, range: Range<usize>) -> Frame {
+        let inner = self.inner();
+        let bytes = inner.frame_bytes as usize;
         assert!(
             range.start <= range.end && range.end <= bytes,
             "{range:?} of a frame of {bytes} bytes"
         );
-        let pool = self
-            .pool
-            .take()
-            .unwrap_or_else(|| unreachable!("a frozen frame is gone"));
-        let from = u64::from(self.number) * u64::from(pool.frame_bytes()) + range.start as u64;
-        pool.0.area.note_external_write(from, range.len() as u64);
-        pool.0.counts[self.number as usize].store(1, Ordering::Release);
-        Frame {
-            pool,
+        let from = u64::from(self.number) * bytes as u64 + range.start as u64;
+        inner.area.note_external_write(from, range.len() as u64);
+        inner.slot(self.number).state.store(1, Ordering::Release);
+        let frame = Frame {
+            pool: self.pool,
             number: self.number,
             offset: range.start as u32,
             len: range.len() as u32,
-        }
+        };
+        // The frame goes on as what it is now.
+        std::mem::forget(self);
+        frame
     }
 }
 
 impl Deref for FrameMut {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
-        let pool = self.pool();
+        let inner = self.inner();
         // SAFETY: the frame lies within the pool's area (its number came from the pool), the area's memory is
-        // initialised (mapped pages), and while the count is WRITING nobody else reads or writes these bytes.
+        // initialised (mapped pages), and while the state is WRITING nobody else reads or writes these bytes.
         unsafe {
-            std::slice::from_raw_parts(pool.address(self.number), pool.frame_bytes() as usize)
+            std::slice::from_raw_parts(inner.address(self.number), inner.frame_bytes as usize)
         }
     }
 }
 
 impl DerefMut for FrameMut {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        let pool = self.pool();
+        let inner = self.inner();
         // SAFETY: as for `deref`; `&mut self` makes this the only view.
         unsafe {
-            std::slice::from_raw_parts_mut(pool.address(self.number), pool.frame_bytes() as usize)
+            std::slice::from_raw_parts_mut(inner.address(self.number), inner.frame_bytes as usize)
         }
     }
 }
 
 impl Drop for FrameMut {
+    #[inline]
     fn drop(&mut self) {
-        if let Some(pool) = self.pool.take() {
-            pool.release(self.number);
-        }
+        self.inner()
+            .slot(self.number)
+            .state
+            .store(LISTED, Ordering::Release);
+        // SAFETY: the frame was this writer's, and LISTED has just been set here.
+        unsafe { push(self.pool, self.number) }
+    }
+}
+
+impl fmt::Debug for FrameMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FrameMut({})", self.number)
     }
 }
 
 /// Part of a frame, to read and share.
 pub struct Frame {
-    pool: Pool,
+    pool: NonNull<Inner>,
     number: u32,
     offset: u32,
     len: u32,
 }
 
+// SAFETY: readers only read, and the pool's bookkeeping is atomic.
+unsafe impl Send for Frame {}
+// SAFETY: as above.
+unsafe impl Sync for Frame {}
+
 impl Frame {
+    #[inline]
+    fn inner(&self) -> &Inner {
+        // SAFETY: a pool lives while one of its frames is held.
+        unsafe { self.pool.as_ref() }
+    }
+
     /// Which frame of the pool this is.
+    #[inline]
     pub fn number(&self) -> u32 {
         self.number
     }
 
     /// First byte within the frame.
+    #[inline]
     pub fn offset(&self) -> u32 {
         self.offset
     }
 
     /// Whether it is a frame of this pool.
+    #[inline]
     pub fn belongs_to(&self, pool: &Pool) -> bool {
-        Arc::ptr_eq(&self.pool.0, &pool.0)
+        self.pool == pool.0
     }
 
     /// A part of this part.
@@ -296,43 +546,69 @@ impl Frame {
         part
     }
 
-    /// Starts writing the bytes back to memory; durable after [`Pool::fence`].
+    /// Starts writing the bytes back to memory; durable after the same thread's [`Pool::fence`].
+    #[inline]
     pub fn flush(&self) {
-        let start =
-            u64::from(self.number) * u64::from(self.pool.frame_bytes()) + u64::from(self.offset);
-        self.pool.0.area.flush(start, u64::from(self.len));
+        let inner = self.inner();
+        let start = u64::from(self.number) * u64::from(inner.frame_bytes) + u64::from(self.offset);
+        inner.area.flush(start, u64::from(self.len));
     }
 }
 
 impl Clone for Frame {
+    #[inline]
     fn clone(&self) -> Frame {
-        // A reader exists, so the frame cannot be freed meanwhile; overflow would take 2^32 live clones.
-        self.pool.0.counts[self.number as usize].fetch_add(1, Ordering::Relaxed);
-        Frame {
-            pool: self.pool.clone(),
-            ..*self
-        }
+        // This reader exists, so the frame cannot be freed meanwhile.
+        check_readers(
+            self.inner()
+                .slot(self.number)
+                .state
+                .fetch_add(1, Ordering::Relaxed),
+        );
+        Frame { ..*self }
     }
 }
 
 impl Drop for Frame {
+    #[inline]
     fn drop(&mut self) {
-        if self.pool.0.counts[self.number as usize].fetch_sub(1, Ordering::Release) == 1 {
-            // All reads by other holders happened before the memory is given to the next writer.
-            fence(Ordering::Acquire);
-            self.pool.release(self.number);
+        let inner = self.inner();
+        let state = &inner.slot(self.number).state;
+        let mut seen = state.load(Ordering::Relaxed);
+        loop {
+            // Counted down before, because the pool may be gone as soon as the frame is given up.
+            let last_claim = seen == LISTED + 1;
+            if last_claim {
+                inner.claimed.fetch_sub(1, Ordering::Relaxed);
+            }
+            // The last reader sees all others' reads done before the memory goes to the next writer.
+            let to = if seen == 1 { LISTED } else { seen - 1 };
+            match state.compare_exchange_weak(seen, to, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => {
+                    if last_claim {
+                        inner.claimed.fetch_add(1, Ordering::Relaxed);
+                    }
+                    seen = now;
+                }
+            }
+        }
+        if seen == 1 {
+            // SAFETY: LISTED has just been set here.
+            unsafe { push(self.pool, self.number) }
         }
     }
 }
 
 impl Deref for Frame {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the bytes lie within the frame (checked where the part was made), and while readers exist nobody
         // writes them.
         unsafe {
             std::slice::from_raw_parts(
-                self.pool.address(self.number).add(self.offset as usize),
+                self.inner().address(self.number).add(self.offset as usize),
                 self.len as usize,
             )
         }

@@ -31,6 +31,8 @@ pub struct Options {
     pub pin: Vec<usize>,
     /// How the loops wait.
     pub polling: String,
+    /// The program to run; this one if not given.
+    pub executable: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -44,6 +46,7 @@ impl Default for Options {
             first_port: 7101,
             pin: Vec::new(),
             polling: "adaptive".into(),
+            executable: None,
         }
     }
 }
@@ -176,8 +179,8 @@ impl LocalCluster {
                 child: None,
             });
         }
-        let executable = match std::env::var_os("CYCLONE_BIN") {
-            Some(path) => PathBuf::from(path),
+        let executable = match &options.executable {
+            Some(path) => path.clone(),
             None => std::env::current_exe().context("own executable")?,
         };
         Ok(LocalCluster {

@@ -1,14 +1,6 @@
 //! The `cyclone` program.
 #![forbid(unsafe_code)]
 
-mod bench;
-mod cluster;
-mod config;
-mod ctl;
-mod demo;
-mod resp;
-mod serve;
-
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use cyclone::{bench, cluster, config, ctl, demo, serve};
 
 /// Replicated durability for key-value stores at memory speed.
 #[derive(Parser)]
@@ -186,7 +179,7 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
 
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
-        Command::Serve(arguments) => serve(&arguments),
+        Command::Serve(arguments) => serve_node(&arguments),
         Command::Demo(arguments) => demo::run(
             &demo::Arguments {
                 json: arguments.json,
@@ -238,7 +231,7 @@ fn run(cli: Cli) -> Result<()> {
     }
 }
 
-fn serve(arguments: &Serve) -> Result<()> {
+fn serve_node(arguments: &Serve) -> Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("CYCLONE_LOG")

@@ -301,6 +301,8 @@ fn walk(kv: &dyn Kv, mut visit: impl FnMut(&[u8])) -> Result<(), ApplyError> {
 
 /// One page: whole places, so that the cursor that names the next one neither skips nor repeats a key.
 fn scan(kv: &dyn Kv, cursor: u64, pattern: Option<&[u8]>, count: u32) -> Result<Reply, ApplyError> {
+    // A page of nothing would answer its own cursor, and a client would ask for ever.
+    let count = count.max(1);
     let mut keys = Vec::new();
     let (mut seen, mut place, mut next) = (0u32, None, 0);
     if cursor < 1 << 48 {

@@ -35,7 +35,7 @@ pub(crate) fn add(text: &[u8], number: f64, delta: f64) -> Option<String> {
     Some(trim(format!("{sum:.17}")))
 }
 
-/// A plain decimal as a multiple of 10^-17; `None` for exponents and more than 17 decimals.
+/// A plain decimal as a multiple of 10^-17; `None` for exponents.
 fn scaled(text: &str) -> Option<i128> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -43,9 +43,17 @@ fn scaled(text: &str) -> Option<i128> {
     };
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     let plain = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
-    if !plain(whole) || !plain(fraction) || whole.len() > 19 || fraction.len() > DECIMALS as usize {
+    if !plain(whole) || !plain(fraction) || whole.len() > 19 {
         return None;
     }
+    // Redis prints 17 decimals, rounded.
+    let (fraction, beyond) = fraction.split_at(fraction.len().min(DECIMALS as usize));
+    let carry = i128::from(
+        beyond
+            .as_bytes()
+            .first()
+            .is_some_and(|&digit| digit >= b'5'),
+    );
     let number = |part: &str| {
         if part.is_empty() {
             Some(0)
@@ -53,8 +61,9 @@ fn scaled(text: &str) -> Option<i128> {
             part.parse::<i128>().ok()
         }
     };
-    let value =
-        number(whole)? * SCALE + number(fraction)? * 10i128.pow(DECIMALS - fraction.len() as u32);
+    let value = number(whole)? * SCALE
+        + number(fraction)? * 10i128.pow(DECIMALS - fraction.len() as u32)
+        + carry;
     Some(if negative { -value } else { value })
 }
 
@@ -95,6 +104,7 @@ mod tests {
         assert_eq!(sum("0.1", 0.2), "0.3");
         assert_eq!(sum("3", -3.0), "0");
         assert_eq!(sum("-1.5", 0.25), "-1.25");
+        assert_eq!(sum("0.1", 1e-20), "0.1");
         assert_eq!(sum("1e20", 1.0), "100000000000000000000");
         assert_eq!(parse(b" 1"), None);
         assert_eq!(parse(b"abc"), None);

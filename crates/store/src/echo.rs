@@ -41,7 +41,9 @@ impl StateMachine for Echo {
         let mut answers = Vec::with_capacity(entries.len());
         for entry in entries {
             let fresh = entry.index > applied.0;
-            *applied = (entry.index.max(applied.0), entry.term);
+            if fresh {
+                *applied = (entry.index, entry.term);
+            }
             let commands = batch::iter(entry.payload).map_or(0, |commands| commands.len());
             answers.push(if fresh {
                 vec![Reply::Ok; commands]

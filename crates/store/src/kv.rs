@@ -31,7 +31,8 @@ pub(crate) trait Kv: Send + Sync {
     ) -> Result<(), ApplyError>;
     /// Whether `scan` may be called from the event loop.
     fn scans_without_blocking(&self) -> bool;
-    fn flush(&self) -> Result<(), ApplyError>;
+    /// Makes what is written survive; answers whether it does. `false`: this map keeps nothing, the log must.
+    fn flush(&self) -> Result<bool, ApplyError>;
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError>;
     fn install(&self, directory: &Path) -> Result<(), ApplyError>;
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use cyclone_wire::batch;
 use cyclone_wire::command::{Command, Operation, Query};
@@ -31,6 +31,9 @@ pub struct KvMachine<K> {
     kv: K,
     limits: Limits,
     logs: Vec<Mutex<Log>>,
+    /// Applied index and term per log, for the loop: `logs` is held for as long as a worker's apply or checkpoint takes,
+    /// these never are. Lags `logs` only within a call.
+    places: Vec<Mutex<(u64, u64)>>,
     flushed: Vec<AtomicU64>,
 }
 
@@ -64,6 +67,7 @@ impl<K: Kv> KvMachine<K> {
             kv,
             limits,
             logs: (0..logs).map(fresh).collect(),
+            places: (0..logs).map(|_| Mutex::new((0, 0))).collect(),
             flushed: (0..logs).map(|_| AtomicU64::new(0)).collect(),
         };
         machine.load()?;
@@ -79,6 +83,28 @@ impl<K: Kv> KvMachine<K> {
             .get(usize::from(log))
             .ok_or_else(|| ApplyError::Fatal(format!("no log {log}")))?;
         Ok(log.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The log for one call: the event loop does not wait for a worker that has it.
+    fn log_for(&self, log: u16, mode: Mode) -> Result<MutexGuard<'_, Log>, ApplyError> {
+        if mode == Mode::Blocking {
+            return self.log(log);
+        }
+        let log = self
+            .logs
+            .get(usize::from(log))
+            .ok_or_else(|| ApplyError::Fatal(format!("no log {log}")))?;
+        match log.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(ApplyError::WouldBlock),
+        }
+    }
+
+    fn publish(&self, log: u16, state: &Log) {
+        if let Some(place) = self.places.get(usize::from(log)) {
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = (state.applied, state.term);
+        }
     }
 
     fn load(&self) -> Result<(), ApplyError> {
@@ -105,6 +131,7 @@ impl<K: Kv> KvMachine<K> {
                     }
                 }
             };
+            self.publish(number, &log);
         }
         let mut damaged = None;
         self.kv.scan(&[space::SESSION], &mut |key, value| {
@@ -182,7 +209,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
         entries: &[EntryInput<'_>],
         mode: Mode,
     ) -> Result<Applied, ApplyError> {
-        let mut guard = self.log(log)?;
+        let mut guard = self.log_for(log, mode)?;
         let state = &mut *guard;
         let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes);
         let mut changes = SessionChanges::default();
@@ -216,6 +243,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             Ok(()) => {
                 state.sessions.commit();
                 (state.applied, state.term) = (applied, term);
+                self.publish(log, state);
                 Ok(answers)
             }
             Err(error) => {
@@ -230,7 +258,10 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     }
 
     fn applied(&self, log: u16) -> (u64, u64) {
-        self.log(log).map_or((0, 0), |log| (log.applied, log.term))
+        let place = self.places.get(usize::from(log));
+        place.map_or((0, 0), |place| {
+            *place.lock().unwrap_or_else(PoisonError::into_inner)
+        })
     }
 
     fn flushed(&self, log: u16) -> u64 {
@@ -244,9 +275,10 @@ impl<K: Kv> StateMachine for KvMachine<K> {
         let applied: Vec<u64> = (0..self.logs.len() as u16)
             .map(|log| self.applied(log).0)
             .collect();
-        self.kv.flush()?;
-        for (flushed, applied) in self.flushed.iter().zip(applied) {
-            flushed.fetch_max(applied, Ordering::AcqRel);
+        if self.kv.flush()? {
+            for (flushed, applied) in self.flushed.iter().zip(applied) {
+                flushed.fetch_max(applied, Ordering::AcqRel);
+            }
         }
         Ok(())
     }
@@ -295,5 +327,103 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             sum.finalize(),
             applied.join(",")
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// A map whose writes in blocking mode wait for the test.
+    struct Slow {
+        entered: Mutex<Sender<()>>,
+        go_on: Mutex<Receiver<()>>,
+    }
+
+    impl Kv for Slow {
+        fn get(&self, _key: &[u8], _mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
+            Ok(None)
+        }
+        fn write(
+            &self,
+            _changes: &mut dyn Iterator<Item = Change<'_>>,
+            mode: Mode,
+        ) -> Result<(), ApplyError> {
+            if mode == Mode::Blocking {
+                self.entered.lock().unwrap().send(()).unwrap();
+                self.go_on.lock().unwrap().recv().unwrap();
+            }
+            Ok(())
+        }
+        fn scan(
+            &self,
+            _from: &[u8],
+            _visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+        ) -> Result<(), ApplyError> {
+            Ok(())
+        }
+        fn scans_without_blocking(&self) -> bool {
+            false
+        }
+        fn flush(&self) -> Result<bool, ApplyError> {
+            Ok(false)
+        }
+        fn checkpoint(&self, _directory: &Path) -> Result<(), ApplyError> {
+            Ok(())
+        }
+        fn install(&self, _directory: &Path) -> Result<(), ApplyError> {
+            Ok(())
+        }
+    }
+
+    /// A worker is in the middle of a slow write: the loop asks for the applied index and tries to apply, and must
+    /// come back at once from both.
+    #[test]
+    fn the_loop_does_not_wait_for_a_worker() {
+        let (entered, has_entered) = channel();
+        let (let_go, go_on) = channel();
+        let kv = Slow {
+            entered: Mutex::new(entered),
+            go_on: Mutex::new(go_on),
+        };
+        let machine = Arc::new(
+            KvMachine::open(
+                kv,
+                1,
+                Limits {
+                    max_value_bytes: 100,
+                },
+            )
+            .unwrap(),
+        );
+        let entry = |index| EntryInput {
+            index,
+            term: 1,
+            payload: &[],
+        };
+        let worker = {
+            let machine = Arc::clone(&machine);
+            std::thread::spawn(move || machine.apply(0, &[entry(1)], Mode::Blocking).map(drop))
+        };
+        has_entered.recv().unwrap();
+        assert_eq!(machine.applied(0), (0, 0));
+        let tried = machine.apply(0, &[entry(1), entry(2)], Mode::NonBlocking);
+        assert!(matches!(tried, Err(ApplyError::WouldBlock)));
+        let_go.send(()).unwrap();
+        worker.join().unwrap().unwrap();
+        assert_eq!(machine.applied(0), (1, 1));
+        assert_eq!(
+            machine
+                .apply(0, &[entry(1), entry(2)], Mode::NonBlocking)
+                .unwrap()
+                .len(),
+            2
+        );
+        // Nothing of this map survives, so flushing must not allow the log to be trimmed.
+        machine.flush().unwrap();
+        assert_eq!((machine.applied(0), machine.flushed(0)), ((2, 1), 0));
     }
 }

@@ -4,17 +4,21 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use crate::kv::{Change, Kv};
 use crate::machine::{ApplyError, Mode};
 
 const MAGIC: &[u8; 8] = b"CYMEMKV1";
 
+type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+
 /// The map and where its file lies.
 pub struct MemoryKv {
-    map: RwLock<BTreeMap<Vec<u8>, Vec<u8>>>,
+    map: RwLock<Map>,
     file: Option<PathBuf>,
+    /// Held while the file is written: two flushes at once would share its draft.
+    writing: Mutex<()>,
 }
 
 fn fatal(error: impl std::fmt::Display) -> ApplyError {
@@ -38,10 +42,34 @@ impl MemoryKv {
         Ok(MemoryKv {
             map: RwLock::new(map),
             file,
+            writing: Mutex::new(()),
         })
     }
 
+    fn reading(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Map>, ApplyError> {
+        match (mode, self.map.try_read()) {
+            (_, Ok(guard)) => Ok(guard),
+            (_, Err(TryLockError::Poisoned(poisoned))) => Ok(poisoned.into_inner()),
+            (Mode::NonBlocking, Err(TryLockError::WouldBlock)) => Err(ApplyError::WouldBlock),
+            (Mode::Blocking, Err(TryLockError::WouldBlock)) => {
+                Ok(self.map.read().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
+    }
+
+    fn writing(&self, mode: Mode) -> Result<RwLockWriteGuard<'_, Map>, ApplyError> {
+        match (mode, self.map.try_write()) {
+            (_, Ok(guard)) => Ok(guard),
+            (_, Err(TryLockError::Poisoned(poisoned))) => Ok(poisoned.into_inner()),
+            (Mode::NonBlocking, Err(TryLockError::WouldBlock)) => Err(ApplyError::WouldBlock),
+            (Mode::Blocking, Err(TryLockError::WouldBlock)) => {
+                Ok(self.map.write().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
+    }
+
     fn write_to(&self, path: &Path) -> Result<(), ApplyError> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let map = self
             .map
             .read()
@@ -70,7 +98,7 @@ impl MemoryKv {
     }
 }
 
-fn read(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, ApplyError> {
+fn read(path: &Path) -> Result<Map, ApplyError> {
     let mut input = BufReader::new(fs::File::open(path).map_err(fatal)?);
     let mut word = [0; 8];
     input.read_exact(&mut word).map_err(fatal)?;
@@ -108,21 +136,16 @@ fn read(path: &Path) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, ApplyError> {
 }
 
 impl Kv for MemoryKv {
-    fn get(&self, key: &[u8], _mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
-        Ok(self
-            .map
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(key)
-            .cloned())
+    fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
+        Ok(self.reading(mode)?.get(key).cloned())
     }
 
     fn write(
         &self,
         changes: &mut dyn Iterator<Item = Change<'_>>,
-        _mode: Mode,
+        mode: Mode,
     ) -> Result<(), ApplyError> {
-        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.writing(mode)?;
         for change in changes {
             match change {
                 Change::Put(key, value) => {
@@ -158,10 +181,10 @@ impl Kv for MemoryKv {
         false
     }
 
-    fn flush(&self) -> Result<(), ApplyError> {
+    fn flush(&self) -> Result<bool, ApplyError> {
         self.file
             .as_ref()
-            .map_or(Ok(()), |file| self.write_to(file))
+            .map_or(Ok(false), |file| self.write_to(file).map(|()| true))
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
@@ -172,6 +195,6 @@ impl Kv for MemoryKv {
     fn install(&self, directory: &Path) -> Result<(), ApplyError> {
         let map = read(&directory.join("memory.kv"))?;
         *self.map.write().unwrap_or_else(PoisonError::into_inner) = map;
-        self.flush()
+        self.flush().map(drop)
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use rocksdb::checkpoint::Checkpoint;
 use rocksdb::{
@@ -25,9 +25,10 @@ pub struct RocksOptions {
 
 impl Default for RocksOptions {
     fn default() -> Self {
+        // A memtable that fits the CPU's cache takes random keys twice as fast as one of 64 MiB.
         RocksOptions {
             block_cache_bytes: 64 << 20,
-            write_buffer_bytes: 64 << 20,
+            write_buffer_bytes: 16 << 20,
         }
     }
 }
@@ -44,9 +45,11 @@ fn fatal(error: impl std::fmt::Display) -> ApplyError {
     ApplyError::Fatal(format!("rocksdb: {error}"))
 }
 
-fn store_error(error: rocksdb::Error) -> ApplyError {
-    match error.kind() {
-        ErrorKind::Incomplete | ErrorKind::Busy | ErrorKind::TryAgain => ApplyError::WouldBlock,
+fn store_error(error: rocksdb::Error, mode: Mode) -> ApplyError {
+    match (mode, error.kind()) {
+        (Mode::NonBlocking, ErrorKind::Incomplete | ErrorKind::Busy | ErrorKind::TryAgain) => {
+            ApplyError::WouldBlock
+        }
         _ => fatal(error),
     }
 }
@@ -58,9 +61,11 @@ impl RocksKv {
     /// What RocksDB or the file system says.
     pub fn open(directory: &Path, options: &RocksOptions) -> Result<RocksKv, ApplyError> {
         fs::create_dir_all(directory).map_err(fatal)?;
-        let generation = current(directory)?;
+        let named = current(directory)?;
+        let generation = named.unwrap_or(0);
+        // A generation that is named but gone is a loss; an empty database in its place would hide it.
+        let db = open_db(&path_of(directory, generation), options, named.is_none())?;
         remove_others(directory, generation);
-        let db = open_db(&path_of(directory, generation), options)?;
         Ok(RocksKv {
             db: RwLock::new(Some((db, generation))),
             directory: directory.to_owned(),
@@ -68,9 +73,24 @@ impl RocksKv {
         })
     }
 
-    fn with<T>(&self, call: impl FnOnce(&DB) -> Result<T, ApplyError>) -> Result<T, ApplyError> {
-        let guard = self.db.read().unwrap_or_else(PoisonError::into_inner);
-        match &*guard {
+    /// The database; the event loop does not wait for an installation that has it.
+    fn guard(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Option<(DB, u64)>>, ApplyError> {
+        match (mode, self.db.try_read()) {
+            (_, Ok(guard)) => Ok(guard),
+            (_, Err(TryLockError::Poisoned(poisoned))) => Ok(poisoned.into_inner()),
+            (Mode::NonBlocking, Err(TryLockError::WouldBlock)) => Err(ApplyError::WouldBlock),
+            (Mode::Blocking, Err(TryLockError::WouldBlock)) => {
+                Ok(self.db.read().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
+    }
+
+    fn with<T>(
+        &self,
+        mode: Mode,
+        call: impl FnOnce(&DB) -> Result<T, ApplyError>,
+    ) -> Result<T, ApplyError> {
+        match &*self.guard(mode)? {
             Some((db, _)) => call(db),
             None => Err(fatal(
                 "the database is closed: installing a checkpoint failed",
@@ -83,13 +103,14 @@ fn path_of(directory: &Path, generation: u64) -> PathBuf {
     directory.join(format!("gen-{generation}"))
 }
 
-fn current(directory: &Path) -> Result<u64, ApplyError> {
+fn current(directory: &Path) -> Result<Option<u64>, ApplyError> {
     match fs::read_to_string(directory.join("CURRENT_GENERATION")) {
         Ok(text) => text
             .trim()
             .parse()
+            .map(Some)
             .map_err(|_| fatal(format!("CURRENT_GENERATION reads {text:?}"))),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(fatal(error)),
     }
 }
@@ -107,13 +128,13 @@ fn remove_others(directory: &Path, generation: u64) {
     }
 }
 
-fn open_db(path: &Path, tuning: &RocksOptions) -> Result<DB, ApplyError> {
+fn open_db(path: &Path, tuning: &RocksOptions, create: bool) -> Result<DB, ApplyError> {
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(&Cache::new_lru_cache(tuning.block_cache_bytes));
     table.set_bloom_filter(10.0, false);
     table.set_format_version(5);
     let mut options = Options::default();
-    options.create_if_missing(true);
+    options.create_if_missing(create);
     options.set_block_based_table_factory(&table);
     options.set_compression_type(DBCompressionType::Lz4);
     options.set_write_buffer_size(tuning.write_buffer_bytes);
@@ -133,12 +154,13 @@ fn open_db(path: &Path, tuning: &RocksOptions) -> Result<DB, ApplyError> {
 
 impl Kv for RocksKv {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
-        self.with(|db| {
+        self.with(mode, |db| {
             let mut options = ReadOptions::default();
             if mode == Mode::NonBlocking {
                 options.set_read_tier(ReadTier::BlockCache);
             }
-            db.get_opt(key, &options).map_err(store_error)
+            db.get_opt(key, &options)
+                .map_err(|error| store_error(error, mode))
         })
     }
 
@@ -158,7 +180,10 @@ impl Kv for RocksKv {
         let mut options = WriteOptions::default();
         options.disable_wal(true);
         options.set_no_slowdown(mode == Mode::NonBlocking);
-        self.with(|db| db.write_opt(batch, &options).map_err(store_error))
+        self.with(mode, |db| {
+            db.write_opt(batch, &options)
+                .map_err(|error| store_error(error, mode))
+        })
     }
 
     fn scan(
@@ -166,7 +191,7 @@ impl Kv for RocksKv {
         from: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError> {
-        self.with(|db| {
+        self.with(Mode::Blocking, |db| {
             let mut options = ReadOptions::default();
             options.fill_cache(false);
             for item in db.iterator_opt(IteratorMode::From(from, Direction::Forward), options) {
@@ -183,14 +208,15 @@ impl Kv for RocksKv {
         false
     }
 
-    fn flush(&self) -> Result<(), ApplyError> {
+    fn flush(&self) -> Result<bool, ApplyError> {
         let mut options = FlushOptions::default();
         options.set_wait(true);
-        self.with(|db| db.flush_opt(&options).map_err(fatal))
+        self.with(Mode::Blocking, |db| db.flush_opt(&options).map_err(fatal))?;
+        Ok(true)
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
-        self.with(|db| {
+        self.with(Mode::Blocking, |db| {
             Checkpoint::new(db)
                 .and_then(|checkpoint| checkpoint.create_checkpoint(directory))
                 .map_err(fatal)
@@ -205,9 +231,12 @@ impl Kv for RocksKv {
         let _ = fs::remove_dir_all(&target);
         copy_directory(directory, &target).map_err(fatal)?;
         // Opened before it counts: a checkpoint that does not open replaces nothing.
-        let db = open_db(&target, &self.options)?;
+        // Nor is an empty one made of it.
+        let db = open_db(&target, &self.options, false)?;
         let draft = self.directory.join("CURRENT_GENERATION.new");
         let switch = || -> std::io::Result<()> {
+            // The new generation's name is durable before anything points at it.
+            fs::File::open(&self.directory)?.sync_all()?;
             fs::write(&draft, next.to_string())?;
             fs::File::open(&draft)?.sync_all()?;
             fs::rename(&draft, self.directory.join("CURRENT_GENERATION"))?;

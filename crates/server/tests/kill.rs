@@ -1,0 +1,248 @@
+//! Real processes, killed with SIGKILL under load, the leader and all three at once included. Every acknowledged write is
+//! there afterwards, the history of every key is linearizable, and the replicas agree byte for byte.
+//!
+//! `CYCLONE_KILLS` sets the number of kills (50 by default), `CYCLONE_SEED` repeats the choice of victims.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use cyclone::bench::{Sequence, native};
+use cyclone::cluster::{LocalCluster, Options};
+use cyclone::resp;
+use cyclone_client::{Client, ClientConfig, ClientError};
+use cyclone_sim::history::{Answer, History, Op, Operation, Outcome};
+use cyclone_sim::linear;
+use cyclone_wire::command::{self, Condition, Query};
+use cyclone_wire::reply::Reply;
+
+const CLIENTS: u64 = 8;
+const REGISTERS: u64 = 40;
+const COUNTERS: u64 = 10;
+/// Pause between a client's requests: the test is about faults, not throughput.
+const PAUSE: Duration = Duration::from_micros(800);
+
+fn answer(op: &Op, reply: Reply) -> Answer {
+    match reply {
+        Reply::Ok => Answer::Ok,
+        Reply::Nil => Answer::Nil,
+        Reply::Int(number) => Answer::Int(number),
+        Reply::Bytes(bytes) => Answer::Bytes(bytes),
+        other => panic!("{op:?} was answered with {other:?}"),
+    }
+}
+
+fn execute(client: &mut Client, key: &[u8], op: &Op) -> Result<Reply, ClientError> {
+    match op {
+        Op::Get => client.query(&Query::Get { key }),
+        Op::Set(value) => client.call(&command::Operation::Set {
+            key,
+            value,
+            condition: Condition::Always,
+            get: false,
+        }),
+        Op::Incr(delta) => client.call(&command::Operation::IncrBy { key, delta: *delta }),
+        other => panic!("{other:?} is not part of the load"),
+    }
+}
+
+/// One client: one request at a time, its outcome recorded.
+fn load(
+    mut client: Client,
+    number: u64,
+    seed: u64,
+    epoch: Instant,
+    stop: &AtomicBool,
+    acked: &AtomicU64,
+) -> History {
+    let mut history = History::new();
+    let mut choice = Sequence(seed ^ (number << 40));
+    let mut value = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        let (key, op) = match choice.next() % 10 {
+            0..=2 => (format!("counter:{}", choice.next() % COUNTERS), Op::Incr(1)),
+            3..=6 => {
+                value += 1;
+                let text = format!("{number}-{value}");
+                (
+                    format!("register:{}", choice.next() % REGISTERS),
+                    Op::Set(text.into_bytes()),
+                )
+            }
+            _ => (format!("register:{}", choice.next() % REGISTERS), Op::Get),
+        };
+        let invoke_us = epoch.elapsed().as_micros() as u64;
+        let outcome = match execute(&mut client, key.as_bytes(), &op) {
+            Ok(reply) => {
+                acked.fetch_add(1, Ordering::Relaxed);
+                Outcome::Done {
+                    return_us: epoch.elapsed().as_micros() as u64,
+                    answer: answer(&op, reply),
+                }
+            }
+            Err(ClientError::NotDone(_)) => Outcome::NotDone,
+            Err(ClientError::Unknown) => Outcome::Unknown,
+            Err(error) => panic!("client {number}: {op:?} of {key}: {error}"),
+        };
+        history.push(Operation {
+            client: number,
+            key: key.into_bytes(),
+            op,
+            invoke_us,
+            outcome,
+        });
+        std::thread::sleep(PAUSE);
+    }
+    history
+}
+
+/// Waits until something is acknowledged again.
+fn wait_for_progress(acked: &AtomicU64, patience: Duration, story: &str) {
+    let (before, until) = (acked.load(Ordering::Relaxed), Instant::now() + patience);
+    while acked.load(Ordering::Relaxed) < before + 20 {
+        assert!(
+            Instant::now() < until,
+            "nothing is acknowledged any more after {story}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn digest(cluster: &LocalCluster, node: usize) -> Option<String> {
+    let mut connection = resp::connect(cluster.nodes[node].redis, Duration::from_secs(5)).ok()?;
+    redis::cmd("DEBUG")
+        .arg("DIGEST")
+        .query(&mut connection)
+        .ok()
+}
+
+/// The replicas' digests once they are equal, or as they are when patience ends.
+fn settled(cluster: &LocalCluster, patience: Duration) -> Vec<Option<String>> {
+    let until = Instant::now() + patience;
+    loop {
+        let digests: Vec<_> = (0..cluster.nodes.len())
+            .map(|node| digest(cluster, node))
+            .collect();
+        let equal = digests[0].is_some() && digests.iter().all(|digest| *digest == digests[0]);
+        if equal || Instant::now() > until {
+            return digests;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn killed_replicas_lose_nothing() {
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok())
+    };
+    let kills = number("CYCLONE_KILLS").unwrap_or(50);
+    let seed = number("CYCLONE_SEED").unwrap_or_else(|| {
+        u64::from_le_bytes(
+            cyclone::cluster::random_key().expect("random")[..8]
+                .try_into()
+                .expect("8"),
+        )
+    });
+    println!("CYCLONE_SEED={seed} CYCLONE_KILLS={kills}");
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let options = Options {
+        first_port: 7501,
+        nvm_bytes: 32 << 20,
+        executable: Some(PathBuf::from(env!("CARGO_BIN_EXE_cyclone"))),
+        ..Options::default()
+    };
+    let mut cluster = LocalCluster::create(directory.path(), &options).expect("cluster");
+    cluster.start_all(true).expect("started");
+    cluster
+        .wait_for_leader(Duration::from_secs(20))
+        .expect("a leader");
+    let (epoch, stop, acked) = (
+        Instant::now(),
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|client| {
+            let nodes = cluster
+                .nodes
+                .iter()
+                .map(|node| (node.id, node.packet))
+                .collect();
+            let connection =
+                Client::connect(ClientConfig::new(nodes, cluster.client_key)).expect("client");
+            let (stop, acked) = (Arc::clone(&stop), Arc::clone(&acked));
+            std::thread::spawn(move || load(connection, client, seed, epoch, &stop, &acked))
+        })
+        .collect();
+    wait_for_progress(&acked, Duration::from_secs(10), "the start");
+    let mut choice = Sequence(seed);
+    let mut failovers_ms = Vec::new();
+    for kill in 0..kills {
+        let leader = cluster
+            .wait_for_leader(Duration::from_secs(20))
+            .expect("a leader");
+        let victims: Vec<usize> = match choice.next() % 10 {
+            0..=4 => vec![leader],
+            5..=7 => vec![(choice.next() % 3) as usize],
+            _ => vec![0, 1, 2],
+        };
+        let story = format!("kill {kill} of nodes {victims:?} (leader {leader})");
+        let begun = Instant::now();
+        for &victim in &victims {
+            cluster.kill(victim).expect("killed");
+        }
+        if victims == [leader] {
+            wait_for_progress(&acked, Duration::from_secs(20), &story);
+            failovers_ms.push(begun.elapsed().as_millis());
+        } else {
+            std::thread::sleep(Duration::from_millis(choice.next() % 200));
+        }
+        for &victim in &victims {
+            cluster.start(victim, false).expect("started again");
+        }
+        wait_for_progress(&acked, Duration::from_secs(20), &story);
+        std::thread::sleep(Duration::from_millis(choice.next() % 300));
+    }
+    stop.store(true, Ordering::Relaxed);
+    let mut history = History::new();
+    for client in clients {
+        history.merge(client.join().expect("client"));
+    }
+    failovers_ms.sort_unstable();
+    println!(
+        "{kills} kills, {} operations; leader kills to 20 further acknowledged operations: median {:?} ms",
+        history.len(),
+        failovers_ms.get(failovers_ms.len() / 2)
+    );
+    let digests = settled(&cluster, Duration::from_secs(20));
+    assert!(
+        digests[0].is_some() && digests.iter().all(|digest| *digest == digests[0]),
+        "replicas differ: {digests:?}"
+    );
+    // The end state is part of the history: an acknowledged write that is gone makes it impossible.
+    let mut reader = native::client(&cluster, "udp", "authenticated").expect("client");
+    let registers = (0..REGISTERS).map(|n| format!("register:{n}"));
+    for key in registers.chain((0..COUNTERS).map(|n| format!("counter:{n}"))) {
+        let invoke_us = epoch.elapsed().as_micros() as u64;
+        let reply = execute(&mut reader, key.as_bytes(), &Op::Get).expect("read at the end");
+        let outcome = Outcome::Done {
+            return_us: epoch.elapsed().as_micros() as u64,
+            answer: answer(&Op::Get, reply),
+        };
+        history.push(Operation {
+            client: CLIENTS,
+            key: key.into_bytes(),
+            op: Op::Get,
+            invoke_us,
+            outcome,
+        });
+    }
+    match linear::check(&history) {
+        Ok(summary) => println!("linearizable: {summary:?}"),
+        Err(error) => panic!("seed {seed}: {error}"),
+    }
+}

@@ -1,0 +1,147 @@
+//! What the store's tests share: engines by name, entries, a crash.
+#![allow(dead_code)] // each test file uses its part
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cyclone_store::{EntryInput, KvMachine, Limits, MemoryKv, StateMachine};
+#[cfg(feature = "rocksdb")]
+use cyclone_store::{RocksKv, RocksOptions};
+use cyclone_wire::batch;
+use cyclone_wire::command::{Command, Condition, Operation, SessionTag};
+
+/// Small, so that tests reach it.
+pub const MAX_VALUE_BYTES: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    Memory,
+    #[cfg(feature = "rocksdb")]
+    Rocks,
+}
+
+pub const ENGINES: &[Engine] = &[
+    Engine::Memory,
+    #[cfg(feature = "rocksdb")]
+    Engine::Rocks,
+];
+
+impl Engine {
+    pub fn open(self, directory: &Path, logs: u16) -> Box<dyn StateMachine> {
+        let limits = Limits {
+            max_value_bytes: MAX_VALUE_BYTES,
+        };
+        match self {
+            Engine::Memory => Box::new(
+                KvMachine::open(MemoryKv::open(Some(directory)).unwrap(), logs, limits).unwrap(),
+            ),
+            #[cfg(feature = "rocksdb")]
+            Engine::Rocks => {
+                let options = RocksOptions {
+                    block_cache_bytes: 1 << 20,
+                    write_buffer_bytes: 1 << 20,
+                };
+                Box::new(
+                    KvMachine::open(RocksKv::open(directory, &options).unwrap(), logs, limits)
+                        .unwrap(),
+                )
+            }
+        }
+    }
+}
+
+/// What a crash leaves of `from`, as `to`: its files as they are, none of the memory. Closing the database instead would flush it.
+/// Copied again until nothing has moved meanwhile: a compaction in between would mix two moments, which no crash does.
+pub fn crash_copy(from: &Path, to: &Path) {
+    for _ in 0..1000 {
+        let before = listing(from);
+        let copied = copy(from, to);
+        if copied.is_ok() && listing(from) == before {
+            return;
+        }
+        fs::remove_dir_all(to).unwrap();
+    }
+    panic!("{} does not come to rest", from.display());
+}
+
+/// Names and sizes, without RocksDB's text log.
+fn listing(directory: &Path) -> Option<BTreeMap<PathBuf, u64>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(directory).ok()? {
+        let path = entry.ok()?.path();
+        if path.is_dir() {
+            found.extend(listing(&path)?);
+        } else if !path.ends_with("LOG") {
+            let len = fs::metadata(&path).ok()?.len();
+            found.insert(path, len);
+        }
+    }
+    Some(found)
+}
+
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+pub fn tag(session: u64, seq: u64, acked_below: u64) -> Option<SessionTag> {
+    Some(SessionTag {
+        session,
+        seq,
+        acked_below,
+    })
+}
+
+pub fn command(session: Option<SessionTag>, operation: Operation<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Command { session, operation }.encode(&mut bytes);
+    bytes
+}
+
+pub fn set<'a>(key: &'a [u8], value: &'a [u8]) -> Operation<'a> {
+    Operation::Set {
+        key,
+        value,
+        condition: Condition::Always,
+        get: false,
+    }
+}
+
+pub fn incr(key: &[u8]) -> Operation<'_> {
+    Operation::IncrBy { key, delta: 1 }
+}
+
+pub fn payload(commands: &[Vec<u8>]) -> Vec<u8> {
+    let mut writer = batch::Writer::new();
+    for command in commands {
+        writer.push(|out| out.extend_from_slice(command));
+    }
+    writer.finish(0)
+}
+
+pub fn operations(operations: &[Operation<'_>]) -> Vec<u8> {
+    payload(
+        &operations
+            .iter()
+            .map(|operation| command(None, operation.clone()))
+            .collect::<Vec<_>>(),
+    )
+}
+
+pub fn entry(index: u64, payload: &[u8]) -> EntryInput<'_> {
+    EntryInput {
+        index,
+        term: 1,
+        payload,
+    }
+}
