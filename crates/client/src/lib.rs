@@ -42,7 +42,8 @@ pub struct ClientConfig {
     pub tcp: bool,
     /// Time limits and windows.
     pub core: CoreConfig,
-    /// How long to spin for an answer before blocking.
+    /// How long to spin for an answer before blocking. Only useful with a core to spare: on a busy machine it takes
+    /// the CPU that the replicas need.
     pub spin: Duration,
     /// Largest message: the cluster's largest value and some.
     pub max_message: usize,

@@ -23,6 +23,7 @@ impl Area {
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -37,17 +38,20 @@ impl Area {
         Arc::ptr_eq(&self.mapping, mapping).then_some((self.base, self.base + self.len))
     }
 
+    #[inline]
     fn check(&self, offset: u64, len: u64) {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len);
         assert!(fits, "{offset}+{len} outside an area of {} bytes", self.len);
     }
 
+    #[inline]
     pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
         self.check(offset, 0);
         self.mapping.pointer(self.base + offset)
     }
 
     /// A view of the bytes.
+    #[inline]
     pub fn bytes(&self, offset: u64, len: u64) -> &[u8] {
         self.check(offset, len);
         // SAFETY: the range is mapped and initialised, and writers of this area need `&mut self`.
@@ -55,6 +59,7 @@ impl Area {
     }
 
     /// Stores bytes; durable after [`Area::flush`] and [`Area::fence`].
+    #[inline]
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         self.check(offset, bytes.len() as u64);
         // SAFETY: the range is mapped and `&mut self` excludes other views; `bytes` cannot overlap it for that reason.
@@ -64,14 +69,13 @@ impl Area {
     }
 
     /// Stores bytes past the caches: durable after [`Area::fence`] alone. For copies that are not read soon.
+    #[inline]
     pub fn write_streaming(&mut self, offset: u64, bytes: &[u8]) {
         self.check(offset, bytes.len() as u64);
         // SAFETY: as for `write`.
         unsafe { flush::copy_streaming(self.pointer(offset), bytes, self.mapping.method()) }
         self.mapping
-            .note_write(self.base + offset, bytes.len() as u64);
-        self.mapping
-            .note_flush(self.base + offset, bytes.len() as u64);
+            .note_streamed(self.base + offset, bytes.len() as u64);
     }
 
     /// Stores zeros.
@@ -82,6 +86,7 @@ impl Area {
         self.mapping.note_write(self.base + offset, len);
     }
 
+    #[inline]
     fn word(&self, offset: u64) -> &AtomicU64 {
         self.check(offset, 8);
         assert!(offset.is_multiple_of(8), "word at {offset}");
@@ -91,17 +96,20 @@ impl Area {
     }
 
     /// Loads 8 bytes atomically.
+    #[inline]
     pub fn load_u64(&self, offset: u64) -> u64 {
         self.word(offset).load(Ordering::Acquire)
     }
 
     /// Stores 8 bytes atomically: a crash leaves the old value or the new one.
+    #[inline]
     pub fn store_u64(&mut self, offset: u64, value: u64) {
         self.word(offset).store(value, Ordering::Release);
         self.mapping.note_write(self.base + offset, 8);
     }
 
     /// Starts writing the bytes back; they are durable after the next [`Area::fence`].
+    #[inline]
     pub fn flush(&self, offset: u64, len: u64) {
         self.check(offset, len);
         self.mapping
@@ -110,13 +118,15 @@ impl Area {
         self.mapping.note_flush(self.base + offset, len);
     }
 
-    /// Waits until everything flushed before is durable.
+    /// Waits until everything that this thread has flushed or streamed before is durable.
+    #[inline]
     pub fn fence(&self) {
         flush::fence();
         self.mapping.note_fence();
     }
 
     /// Flush and fence.
+    #[inline]
     pub fn persist(&self, offset: u64, len: u64) {
         self.flush(offset, len);
         self.fence();
@@ -147,6 +157,7 @@ impl Area {
     }
 
     /// Tells the crash simulator of bytes stored through a frame's pointer.
+    #[inline]
     pub(crate) fn note_external_write(&self, offset: u64, len: u64) {
         self.mapping.note_write(self.base + offset, len);
     }

@@ -3,10 +3,14 @@
 //! The tracker sees every store, flush and fence. A store that was not flushed and fenced may be lost, or may have
 //! reached memory on its own: each aligned 8-byte word of such a line holds, independently, any value that
 //! it had between what is known durable and the newest store. That is weaker than what CPUs do, so code that survives
-//! here survives there.
+//! here survives there, with one exception: on a real CPU a fence waits for its own thread's flushes only, while here it
+//! waits for everybody's.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::flush::LINE_BYTES;
 
 /// Bytes that reach memory whole.
 pub const WORD_BYTES: u64 = 8;
@@ -58,30 +62,40 @@ impl Tracker {
         let mut word = offset & !(WORD_BYTES - 1);
         while word < end {
             let State { durable, open, .. } = &mut *state;
-            let history = open.entry(word).or_default();
-            let mut value = match history.values.last() {
-                Some(newest) => *newest,
-                None => {
-                    let mut value = [0; 8];
-                    value.copy_from_slice(&durable[word as usize..word as usize + 8]);
-                    value
-                }
-            };
+            let mut old = [0; 8];
+            match open.get(&word).and_then(|history| history.values.last()) {
+                Some(newest) => old = *newest,
+                None => old.copy_from_slice(&durable[word as usize..word as usize + 8]),
+            }
+            let mut value = old;
             for at in word.max(offset)..(word + WORD_BYTES).min(end) {
                 value[(at - word) as usize] = bytes[(at - offset) as usize];
             }
-            history.values.push(value);
+            // Storing what is there already opens no new outcome.
+            if value != old {
+                open.entry(word).or_default().values.push(value);
+            }
             word += WORD_BYTES;
         }
     }
 
-    pub(crate) fn flush(&self, offset: u64, len: u64) {
+    /// A flush of whole lines.
+    pub(crate) fn flush_lines(&self, offset: u64, len: u64) {
+        self.flush(offset, len, LINE_BYTES as u64);
+    }
+
+    /// The write-back that comes with a streaming store: only what was stored.
+    pub(crate) fn flush_words(&self, offset: u64, len: u64) {
+        self.flush(offset, len, WORD_BYTES);
+    }
+
+    fn flush(&self, offset: u64, len: u64, unit: u64) {
         let mut state = lock(&self.0);
         if len == 0 || !state.event() {
             return;
         }
-        let first = offset & !63;
-        let end = (offset + len + 63) & !63;
+        let first = offset & !(unit - 1);
+        let end = (offset + len).next_multiple_of(unit);
         for (_, word) in state.open.range_mut(first..end) {
             word.flushed = word.values.len();
         }
@@ -170,6 +184,14 @@ impl CrashSim {
                 })
                 .collect()
         })
+    }
+}
+
+impl fmt::Debug for CrashSim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = lock(&self.0);
+        let (events, open) = (state.events, state.open.len());
+        write!(f, "CrashSim({events} events, {open} open words)")
     }
 }
 

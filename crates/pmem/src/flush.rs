@@ -57,32 +57,42 @@ impl Method {
     }
 
     /// Starts writing back every line that holds one of the bytes.
+    #[inline]
     pub(crate) fn flush(self, start: *const u8, len: usize) {
-        if len == 0 || self == Method::Nothing {
+        if len == 0 {
             return;
         }
-        let mut line = start as usize & !(LINE_BYTES - 1);
+        let first = start as usize & !(LINE_BYTES - 1);
         let end = start as usize + len;
-        while line < end {
-            // SAFETY: flush instructions change no memory; `choose` made sure that the CPU has this one, and the
-            // caller's bytes, hence every line that holds one of them, are mapped.
-            unsafe {
-                match self {
-                    Method::Clwb => {
-                        asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags))
-                    }
-                    Method::ClflushOpt => {
-                        asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags))
-                    }
-                    _ => asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)),
-                }
-            }
-            line += LINE_BYTES;
+        match self {
+            Method::Nothing => {}
+            Method::Clwb => each_line(first, end, |line| {
+                // SAFETY: changes no memory; the CPU has it (`choose`); the line holds one of the caller's bytes.
+                unsafe { asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)) }
+            }),
+            Method::ClflushOpt => each_line(first, end, |line| {
+                // SAFETY: changes no memory; the CPU has it (`choose`); the line holds one of the caller's bytes.
+                unsafe { asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)) }
+            }),
+            Method::Clflush => each_line(first, end, |line| {
+                // SAFETY: changes no memory; the CPU has it (`choose`); the line holds one of the caller's bytes.
+                unsafe { asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)) }
+            }),
         }
     }
 }
 
+#[inline(always)]
+fn each_line(first: usize, end: usize, flush: impl Fn(usize)) {
+    let mut line = first;
+    while line < end {
+        flush(line);
+        line += LINE_BYTES;
+    }
+}
+
 /// Waits until every flush and streaming store before it has arrived, and keeps later stores behind.
+#[inline]
 pub(crate) fn fence() {
     // SAFETY: sfence has no operands and is part of every x86-64 CPU.
     unsafe { std::arch::x86_64::_mm_sfence() }
@@ -128,5 +138,104 @@ fn features() -> Features {
     Features {
         clwb: ebx & (1 << 24) != 0,
         clflushopt: ebx & (1 << 23) != 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [FlushPolicy; 5] = [
+        FlushPolicy::Auto,
+        FlushPolicy::Eadr,
+        FlushPolicy::Clwb,
+        FlushPolicy::ClflushOpt,
+        FlushPolicy::Clflush,
+    ];
+
+    #[test]
+    fn the_best_instruction_of_the_cpu_is_chosen() {
+        let features = features();
+        let best = match () {
+            () if features.clwb => Method::Clwb,
+            () if features.clflushopt => Method::ClflushOpt,
+            () => Method::Clflush,
+        };
+        println!("this CPU: {}", best.name());
+        assert_eq!(Method::choose(FlushPolicy::Auto, false), Some(best));
+        assert_eq!(
+            Method::choose(FlushPolicy::Auto, true),
+            Some(Method::Nothing)
+        );
+        assert_eq!(
+            Method::choose(FlushPolicy::Eadr, false),
+            Some(Method::Nothing)
+        );
+        assert_eq!(
+            Method::choose(FlushPolicy::Clflush, true),
+            Some(Method::Clflush),
+            "asked for, so done"
+        );
+        assert_eq!(
+            Method::choose(FlushPolicy::Clwb, false).is_some(),
+            features.clwb
+        );
+        assert_eq!(
+            Method::choose(FlushPolicy::ClflushOpt, false).is_some(),
+            features.clflushopt
+        );
+        let listed = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        let has = |flag| listed.split_whitespace().any(|word| word == flag);
+        assert_eq!(
+            (features.clwb, features.clflushopt),
+            (has("clwb"), has("clflushopt"))
+        );
+    }
+
+    #[test]
+    fn flushing_any_range_changes_nothing() {
+        let bytes: Vec<u8> = (0..1024u32).map(|at| at as u8).collect();
+        for policy in ALL {
+            let Some(method) = Method::choose(policy, false) else {
+                println!("skipped {policy:?}: not on this CPU");
+                continue;
+            };
+            for (start, len) in [(0, 0), (0, 1), (63, 2), (64, 64), (1, 1023), (1023, 1)] {
+                method.flush(bytes[start..].as_ptr(), len);
+            }
+            fence();
+        }
+        assert!(bytes.iter().enumerate().all(|(at, &byte)| byte == at as u8));
+    }
+
+    #[test]
+    fn streaming_copies_exactly_the_bytes() {
+        let from: Vec<u8> = (0..600u32).map(|at| (at * 7 + 1) as u8).collect();
+        for policy in ALL {
+            let Some(method) = Method::choose(policy, false) else {
+                continue;
+            };
+            for start in 0..33 {
+                for len in (0..70).chain([127, 128, 129, 500]) {
+                    let mut to = vec![0xee; 640];
+                    // SAFETY: the range lies within `to`, which nobody else sees.
+                    unsafe {
+                        copy_streaming(to.as_mut_ptr().add(start), &from[3..3 + len], method)
+                    };
+                    fence();
+                    assert_eq!(
+                        &to[start..start + len],
+                        &from[3..3 + len],
+                        "{policy:?} {start}+{len}"
+                    );
+                    assert!(
+                        to[..start]
+                            .iter()
+                            .chain(&to[start + len..])
+                            .all(|&byte| byte == 0xee)
+                    );
+                }
+            }
+        }
     }
 }

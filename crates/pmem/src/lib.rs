@@ -1,9 +1,9 @@
 //! Byte-addressable persistent memory: regions, flushing and fencing, simulated crashes, frame pools, payload ropes.
 //!
 //! ```text
-//!   Region  one file, device or piece of DRAM, mapped; says what it survives      region.rs
+//!   Region  one file, device or piece of DRAM, mapped; says what it survives      region.rs, probe.rs
 //!   Area    a disjoint part of it with one writer: store, flush, fence            area.rs, flush.rs
-//!   Pool    an area cut into frames, counted by reference                         pool.rs
+//!   Pool    an area cut into frames, counted by reference                         pool.rs, frame.rs
 //!   Payload a rope over frames and heap buffers                                   payload.rs
 //!   CrashSim what memory may hold after a crash                                   crash.rs
 //! ```
@@ -13,8 +13,10 @@
 mod area;
 mod crash;
 mod flush;
+mod frame;
 pub mod payload;
 pub mod pool;
+mod probe;
 mod region;
 
 pub use area::Area;

@@ -45,11 +45,40 @@ impl Segment {
     }
 }
 
-/// A rope of segments. Cloning and slicing share the bytes.
+/// A rope of segments. Cloning and slicing share the bytes; a rope of one segment, as most are, needs no allocation.
 #[derive(Clone, Debug, Default)]
 pub struct Payload {
-    segments: Vec<Segment>,
+    segments: Segments,
     len: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Segments {
+    #[default]
+    None,
+    One(Segment),
+    Many(Vec<Segment>),
+}
+
+impl Segments {
+    fn as_slice(&self) -> &[Segment] {
+        match self {
+            Segments::None => &[],
+            Segments::One(segment) => std::slice::from_ref(segment),
+            Segments::Many(segments) => segments,
+        }
+    }
+
+    fn push(&mut self, segment: Segment) {
+        *self = match std::mem::take(self) {
+            Segments::None => Segments::One(segment),
+            Segments::One(first) => Segments::Many(vec![first, segment]),
+            Segments::Many(mut segments) => {
+                segments.push(segment);
+                Segments::Many(segments)
+            }
+        };
+    }
 }
 
 impl Payload {
@@ -93,8 +122,18 @@ impl Payload {
 
     /// Appends another rope.
     pub fn append(&mut self, other: Payload) {
+        if self.is_empty() {
+            *self = other;
+            return;
+        }
         self.len += other.len;
-        self.segments.extend(other.segments);
+        match other.segments {
+            Segments::None => {}
+            Segments::One(segment) => self.segments.push(segment),
+            Segments::Many(segments) => segments
+                .into_iter()
+                .for_each(|segment| self.segments.push(segment)),
+        }
     }
 
     /// Length in bytes.
@@ -109,17 +148,17 @@ impl Payload {
 
     /// The pieces as byte slices, in order; none is empty.
     pub fn segments(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
-        self.segments.iter().map(Segment::as_slice)
+        self.parts().iter().map(Segment::as_slice)
     }
 
     /// The pieces themselves.
     pub fn parts(&self) -> &[Segment] {
-        &self.segments
+        self.segments.as_slice()
     }
 
     /// All bytes, if they lie in one piece.
     pub fn contiguous(&self) -> Option<&[u8]> {
-        match self.segments.as_slice() {
+        match self.parts() {
             [] => Some(&[]),
             [only] => Some(only.as_slice()),
             _ => None,
@@ -146,7 +185,7 @@ impl Payload {
         );
         let mut part = Payload::new();
         let mut at = 0;
-        for segment in &self.segments {
+        for segment in self.parts() {
             let length = segment.as_slice().len();
             let from = range.start.clamp(at, at + length) - at;
             let to = range.end.clamp(at, at + length) - at;

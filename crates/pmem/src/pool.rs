@@ -5,11 +5,11 @@
 //! ([`Pool::adopt`]). //= cyclone §4.2
 
 use std::fmt;
-use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::area::Area;
+pub use crate::frame::{Frame, FrameMut};
 
 /// What is wrong with a frame's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +48,7 @@ pub enum PoolError {
 /// ```
 ///
 /// So a frame is pushed by exactly the one who set LISTED, and adopting never searches the list.
-const LISTED: u32 = 1 << 31;
+pub(crate) const LISTED: u32 = 1 << 31;
 const WRITING: u32 = LISTED - 1;
 /// More live readers than any program has; reached only by leaking them, and counting on would free a used frame.
 const MAX_READERS: u32 = WRITING / 2;
@@ -58,8 +58,8 @@ const NIL: u32 = u32::MAX;
 /// In place of the list's head: the last handle is gone, and frames that come back are only counted.
 const CLOSED: u32 = u32::MAX - 1;
 
-struct Slot {
-    state: AtomicU32,
+pub(crate) struct Slot {
+    pub(crate) state: AtomicU32,
     /// While listed: the frame below on the list.
     next: AtomicU32,
     /// While listed: frames on the list from here down.
@@ -70,15 +70,15 @@ struct Slot {
 #[repr(align(64))]
 struct Head(AtomicU64);
 
-struct Inner {
-    area: Area,
+pub(crate) struct Inner {
+    pub(crate) area: Area,
     base: *mut u8,
-    frame_bytes: u32,
+    pub(crate) frame_bytes: u32,
     slots: Box<[Slot]>,
     /// Number of live [`Pool`] handles.
     handles: AtomicUsize,
     /// Frames in state LISTED + n, n > 0: on the list, but not free.
-    claimed: AtomicU32,
+    pub(crate) claimed: AtomicU32,
     /// Frames not yet accounted for after closing, and 1 for the closer; at 0 the pool's memory goes.
     remaining: AtomicU32,
     /// Top of the free list in the low half; in the high half a count of changes, so that a list that is the same again
@@ -100,11 +100,13 @@ fn changed(head: u64, top: u32) -> u64 {
 }
 
 impl Inner {
-    fn slot(&self, number: u32) -> &Slot {
+    #[inline]
+    pub(crate) fn slot(&self, number: u32) -> &Slot {
         &self.slots[number as usize]
     }
 
-    fn address(&self, number: u32) -> *mut u8 {
+    #[inline]
+    pub(crate) fn address(&self, number: u32) -> *mut u8 {
         // SAFETY: frame numbers are below the count, so the address is within the area.
         unsafe { self.base.add(number as usize * self.frame_bytes as usize) }
     }
@@ -126,7 +128,11 @@ impl Inner {
                 Ordering::Acquire,
             ) {
                 Ok(_) => return Some(number),
-                Err(now) => head = now,
+                Err(_) => {
+                    // Another thread is at it. Trying again at once would keep the line from it as well.
+                    std::hint::spin_loop();
+                    head = self.head.0.load(Ordering::Acquire);
+                }
             }
         }
     }
@@ -153,7 +159,7 @@ fn unlist(state: &AtomicU32, taken: u32) -> bool {
 ///
 /// # Safety
 /// `inner` is alive until the frame is accounted for, which this does.
-unsafe fn push(inner: NonNull<Inner>, number: u32) {
+pub(crate) unsafe fn push(inner: NonNull<Inner>, number: u32) {
     {
         // SAFETY: the pool lives while this frame is not accounted for. The borrow ends with the block's last use.
         let pool = unsafe { inner.as_ref() };
@@ -175,7 +181,11 @@ unsafe fn push(inner: NonNull<Inner>, number: u32) {
                 Ordering::Acquire,
             ) {
                 Ok(_) => return,
-                Err(now) => head = now,
+                Err(_) => {
+                    // Another thread is at it. Trying again at once would keep the line from it as well.
+                    std::hint::spin_loop();
+                    head = pool.head.0.load(Ordering::Acquire);
+                }
             }
         }
         if !unlist(&slot.state, LISTED) {
@@ -204,7 +214,7 @@ unsafe fn account(inner: NonNull<Inner>, count: u32) {
 }
 
 /// The frames of one area. Clones share them.
-pub struct Pool(NonNull<Inner>);
+pub struct Pool(pub(crate) NonNull<Inner>);
 
 // SAFETY: a handle only reaches `Inner`, which is Send and Sync.
 unsafe impl Send for Pool {}
@@ -393,230 +403,8 @@ impl fmt::Debug for Pool {
 
 /// Leaked readers (`mem::forget` in a loop) end the process before their count can wrap round to "free".
 #[inline]
-fn check_readers(state: u32) {
+pub(crate) fn check_readers(state: u32) {
     if state & !LISTED >= MAX_READERS {
         std::process::abort();
-    }
-}
-
-/// A frame with one writer.
-pub struct FrameMut {
-    pool: NonNull<Inner>,
-    number: u32,
-}
-
-// SAFETY: the frame's bytes have this one owner, and the pool's bookkeeping is atomic.
-unsafe impl Send for FrameMut {}
-// SAFETY: a shared reference only reads.
-unsafe impl Sync for FrameMut {}
-
-impl FrameMut {
-    #[inline]
-    fn inner(&self) -> &Inner {
-        // SAFETY: a pool lives while one of its frames is held.
-        unsafe { self.pool.as_ref() }
-    }
-
-    /// Which frame of the pool this is.
-    #[inline]
-    pub fn number(&self) -> u32 {
-        self.number
-    }
-
-    /// Ends writing; the given bytes can then be shared.
-    ///
-    /// # Panics
-    /// When the range leaves the frame.
-    #[inline]
-    pub fn freeze(self, range: Range<usize>) -> Frame {
-        let inner = self.inner();
-        let bytes = inner.frame_bytes as usize;
-        assert!(
-            range.start <= range.end && range.end <= bytes,
-            "{range:?} of a frame of {bytes} bytes"
-        );
-        let from = u64::from(self.number) * bytes as u64 + range.start as u64;
-        inner.area.note_external_write(from, range.len() as u64);
-        inner.slot(self.number).state.store(1, Ordering::Release);
-        let frame = Frame {
-            pool: self.pool,
-            number: self.number,
-            offset: range.start as u32,
-            len: range.len() as u32,
-        };
-        // The frame goes on as what it is now.
-        std::mem::forget(self);
-        frame
-    }
-}
-
-impl Deref for FrameMut {
-    type Target = [u8];
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        let inner = self.inner();
-        // SAFETY: the frame lies within the pool's area (its number came from the pool), the area's memory is
-        // initialised (mapped pages), and while the state is WRITING nobody else reads or writes these bytes.
-        unsafe {
-            std::slice::from_raw_parts(inner.address(self.number), inner.frame_bytes as usize)
-        }
-    }
-}
-
-impl DerefMut for FrameMut {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [u8] {
-        let inner = self.inner();
-        // SAFETY: as for `deref`; `&mut self` makes this the only view.
-        unsafe {
-            std::slice::from_raw_parts_mut(inner.address(self.number), inner.frame_bytes as usize)
-        }
-    }
-}
-
-impl Drop for FrameMut {
-    #[inline]
-    fn drop(&mut self) {
-        self.inner()
-            .slot(self.number)
-            .state
-            .store(LISTED, Ordering::Release);
-        // SAFETY: the frame was this writer's, and LISTED has just been set here.
-        unsafe { push(self.pool, self.number) }
-    }
-}
-
-impl fmt::Debug for FrameMut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FrameMut({})", self.number)
-    }
-}
-
-/// Part of a frame, to read and share.
-pub struct Frame {
-    pool: NonNull<Inner>,
-    number: u32,
-    offset: u32,
-    len: u32,
-}
-
-// SAFETY: readers only read, and the pool's bookkeeping is atomic.
-unsafe impl Send for Frame {}
-// SAFETY: as above.
-unsafe impl Sync for Frame {}
-
-impl Frame {
-    #[inline]
-    fn inner(&self) -> &Inner {
-        // SAFETY: a pool lives while one of its frames is held.
-        unsafe { self.pool.as_ref() }
-    }
-
-    /// Which frame of the pool this is.
-    #[inline]
-    pub fn number(&self) -> u32 {
-        self.number
-    }
-
-    /// First byte within the frame.
-    #[inline]
-    pub fn offset(&self) -> u32 {
-        self.offset
-    }
-
-    /// Whether it is a frame of this pool.
-    #[inline]
-    pub fn belongs_to(&self, pool: &Pool) -> bool {
-        self.pool == pool.0
-    }
-
-    /// A part of this part.
-    ///
-    /// # Panics
-    /// When the range leaves it.
-    pub fn slice(&self, range: Range<usize>) -> Frame {
-        assert!(
-            range.start <= range.end && range.end <= self.len as usize,
-            "{range:?} of {} bytes",
-            self.len
-        );
-        let mut part = self.clone();
-        part.offset += range.start as u32;
-        part.len = range.len() as u32;
-        part
-    }
-
-    /// Starts writing the bytes back to memory; durable after the same thread's [`Pool::fence`].
-    #[inline]
-    pub fn flush(&self) {
-        let inner = self.inner();
-        let start = u64::from(self.number) * u64::from(inner.frame_bytes) + u64::from(self.offset);
-        inner.area.flush(start, u64::from(self.len));
-    }
-}
-
-impl Clone for Frame {
-    #[inline]
-    fn clone(&self) -> Frame {
-        // This reader exists, so the frame cannot be freed meanwhile.
-        check_readers(
-            self.inner()
-                .slot(self.number)
-                .state
-                .fetch_add(1, Ordering::Relaxed),
-        );
-        Frame { ..*self }
-    }
-}
-
-impl Drop for Frame {
-    #[inline]
-    fn drop(&mut self) {
-        let inner = self.inner();
-        let state = &inner.slot(self.number).state;
-        let mut seen = state.load(Ordering::Relaxed);
-        loop {
-            // Counted down before, because the pool may be gone as soon as the frame is given up.
-            let last_claim = seen == LISTED + 1;
-            if last_claim {
-                inner.claimed.fetch_sub(1, Ordering::Relaxed);
-            }
-            // The last reader sees all others' reads done before the memory goes to the next writer.
-            let to = if seen == 1 { LISTED } else { seen - 1 };
-            match state.compare_exchange_weak(seen, to, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => break,
-                Err(now) => {
-                    if last_claim {
-                        inner.claimed.fetch_add(1, Ordering::Relaxed);
-                    }
-                    seen = now;
-                }
-            }
-        }
-        if seen == 1 {
-            // SAFETY: LISTED has just been set here.
-            unsafe { push(self.pool, self.number) }
-        }
-    }
-}
-
-impl Deref for Frame {
-    type Target = [u8];
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes lie within the frame (checked where the part was made), and while readers exist nobody
-        // writes them.
-        unsafe {
-            std::slice::from_raw_parts(
-                self.inner().address(self.number).add(self.offset as usize),
-                self.len as usize,
-            )
-        }
-    }
-}
-
-impl fmt::Debug for Frame {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Frame({}: {}+{})", self.number, self.offset, self.len)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, io, ptr};
@@ -10,6 +9,7 @@ use std::{fmt, io, ptr};
 use crate::area::Area;
 use crate::crash::{CrashSim, Tracker};
 use crate::flush::{FlushPolicy, Method};
+use crate::probe::{dax_size, map, persistent_caches, probe, reserve};
 
 /// What a region is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,35 +155,55 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    #[inline]
     pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
         debug_assert!(offset <= self.len as u64);
         // SAFETY: callers have checked the offset against their part of the mapping.
         unsafe { self.start.add(offset as usize) }
     }
 
+    #[inline]
     pub(crate) fn method(&self) -> Method {
         self.method
     }
 
+    // Outside simulations each of these is one branch that is never taken.
+
+    #[inline]
     pub(crate) fn note_write(&self, offset: u64, len: u64) {
         if let Some(tracker) = &self.tracker {
-            // SAFETY: the caller has just written these bytes and holds them exclusively.
-            tracker.write(offset, unsafe {
-                std::slice::from_raw_parts(self.pointer(offset), len as usize)
-            });
+            self.track_write(tracker, offset, len);
         }
     }
 
+    #[inline]
+    pub(crate) fn note_streamed(&self, offset: u64, len: u64) {
+        if let Some(tracker) = &self.tracker {
+            self.track_write(tracker, offset, len);
+            tracker.flush_words(offset, len);
+        }
+    }
+
+    #[inline]
     pub(crate) fn note_flush(&self, offset: u64, len: u64) {
         if let Some(tracker) = &self.tracker {
-            tracker.flush(offset, len);
+            tracker.flush_lines(offset, len);
         }
     }
 
+    #[inline]
     pub(crate) fn note_fence(&self) {
         if let Some(tracker) = &self.tracker {
             tracker.fence();
         }
+    }
+
+    #[cold]
+    fn track_write(&self, tracker: &Tracker, offset: u64, len: u64) {
+        // SAFETY: the caller has just written these bytes and holds them exclusively.
+        tracker.write(offset, unsafe {
+            std::slice::from_raw_parts(self.pointer(offset), len as usize)
+        });
     }
 }
 
@@ -199,12 +219,10 @@ pub struct Region {
     mapping: Arc<Mapping>,
     kind: Kind,
     description: String,
-    /// Sorted ranges that have been handed out.
+    /// Ranges that have been handed out.
     taken: Mutex<Vec<(u64, u64)>>,
 }
 
-const TMPFS: i64 = 0x0102_1994;
-const HUGETLBFS: i64 = 0x9584_58f6;
 const HUGE_BYTES: u64 = 2 << 20;
 
 impl Region {
@@ -214,27 +232,45 @@ impl Region {
     /// See [`RegionError`]; each names the path and the reason.
     pub fn open(options: &RegionOptions) -> Result<Region, RegionError> {
         let path = &options.path;
-        let fail = |action, source| RegionError::Io {
-            path: path.clone(),
-            action,
-            source,
-        };
         let existed = path.exists();
         let file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(options.create)
             .truncate(false)
-            .open(path)
-            .map_err(|error| fail("open", error))?;
+            .open(path);
+        let file = file.map_err(|source| RegionError::Io {
+            path: path.clone(),
+            action: "open",
+            source,
+        })?;
         // SAFETY: flock on a descriptor that is open.
         if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-            let error = io::Error::last_os_error();
-            return Err(match error.kind() {
+            let source = io::Error::last_os_error();
+            return Err(match source.kind() {
                 io::ErrorKind::WouldBlock => RegionError::InUse(path.clone()),
-                _ => fail("lock", error),
+                _ => RegionError::Io {
+                    path: path.clone(),
+                    action: "lock",
+                    source,
+                },
             });
         }
+        Region::open_locked(file, options).inspect_err(|_| {
+            if options.create && !existed {
+                // The error stands whether or not the half-made file can be removed.
+                let _ = std::fs::remove_file(path);
+            }
+        })
+    }
+
+    fn open_locked(file: File, options: &RegionOptions) -> Result<Region, RegionError> {
+        let path = &options.path;
+        let fail = |action, source| RegionError::Io {
+            path: path.clone(),
+            action,
+            source,
+        };
         let metadata = file.metadata().map_err(|error| fail("stat", error))?;
         let kind = probe(&file, &metadata, path)
             .map_err(|error| fail("stat the file system of", error))?;
@@ -250,20 +286,18 @@ impl Region {
                 unit,
             });
         }
-        let actual = if kind == Kind::DeviceDax {
+        let is_device = kind == Kind::DeviceDax;
+        if !is_device && options.create && metadata.len() == 0 {
+            if let Err(error) = reserve(&file, kind, options.len) {
+                // A file of part of the size would look like another region next time.
+                let _ = file.set_len(0);
+                return Err(fail("reserve space for", error));
+            }
+        } else if let Some(actual) = if is_device {
             dax_size(&metadata)
         } else {
             Some(metadata.len())
-        };
-        let is_new = kind != Kind::DeviceDax && metadata.len() == 0 && (options.create || !existed);
-        if is_new {
-            reserve(&file, kind, options.len).map_err(|error| {
-                // A half-made file would look like a region of the wrong size next time.
-                let _ = std::fs::remove_file(path);
-                fail("reserve space for", error)
-            })?;
-        } else if let Some(actual) = actual
-            && (actual < options.len || (kind != Kind::DeviceDax && actual != options.len))
+        } && (actual < options.len || (!is_device && actual != options.len))
         {
             return Err(RegionError::WrongLength {
                 path: path.clone(),
@@ -278,15 +312,13 @@ impl Region {
             .flatten();
         let (start, kind) = match synced {
             Some(start) => (start, Kind::FsDax),
-            None => (
-                map(&file, len, kind == Kind::DeviceDax)
-                    .or_else(|_| map(&file, len, false))
-                    .map_err(|error| fail("map", error))?,
-                kind,
-            ),
+            None => {
+                let start = map(&file, len, is_device).or_else(|_| map(&file, len, false));
+                (start.map_err(|error| fail("map", error))?, kind)
+            }
         };
-        let persistent_caches =
-            matches!(kind, Kind::DeviceDax | Kind::FsDax) && platform_has_persistent_caches();
+        let is_dax = matches!(kind, Kind::DeviceDax | Kind::FsDax);
+        let persistent_caches = is_dax && persistent_caches(Path::new("/sys/bus/nd/devices"));
         let Some(method) = Method::choose(options.flush, persistent_caches) else {
             // SAFETY: mapped just above, and nobody else knows of it.
             unsafe { libc::munmap(start.cast(), len) };
@@ -405,12 +437,19 @@ impl Region {
         Ok(Area::new(Arc::clone(&self.mapping), offset, len))
     }
 
-    /// Takes an area back, so that its bytes can be handed out again.
+    /// Takes an area back, so that its bytes can be handed out again. It has to be as [`Region::take`] made it: parts
+    /// of a divided area stay taken.
     pub fn give_back(&self, area: Area) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(range) = area.range_in(&self.mapping) {
             taken.retain(|other| *other != range);
         }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({})", self.describe())
     }
 }
 
@@ -446,94 +485,4 @@ fn anonymous_mapping(len: u64, tracker: Option<Box<Tracker>>) -> Result<Mapping,
         tracker,
         _file: None,
     })
-}
-
-fn probe(file: &File, metadata: &std::fs::Metadata, path: &Path) -> io::Result<Option<Kind>> {
-    if metadata.file_type().is_char_device() {
-        let number = metadata.rdev();
-        let subsystem = format!(
-            "/sys/dev/char/{}:{}/subsystem",
-            libc::major(number),
-            libc::minor(number)
-        );
-        let is_dax = std::fs::read_link(&subsystem).is_ok_and(|target| target.ends_with("dax"));
-        return Ok((is_dax || path.starts_with("/dev/dax")).then_some(Kind::DeviceDax));
-    }
-    if !metadata.is_file() {
-        return Ok(None);
-    }
-    // SAFETY: statfs is plain data that the kernel fills; the descriptor is open.
-    let system = unsafe {
-        let mut system: libc::statfs = std::mem::zeroed();
-        if libc::fstatfs(file.as_raw_fd(), &mut system) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        system
-    };
-    Ok(Some(match system.f_type {
-        TMPFS => Kind::Tmpfs,
-        HUGETLBFS => Kind::HugeTlb,
-        _ => Kind::File,
-    }))
-}
-
-fn dax_size(metadata: &std::fs::Metadata) -> Option<u64> {
-    let number = metadata.rdev();
-    let path = format!(
-        "/sys/dev/char/{}:{}/size",
-        libc::major(number),
-        libc::minor(number)
-    );
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-/// Gives a new file its size with the space really there, so that a store never meets a full device.
-fn reserve(file: &File, kind: Kind, len: u64) -> io::Result<()> {
-    let length = i64::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    if kind == Kind::HugeTlb {
-        file.set_len(len)?;
-    }
-    // SAFETY: plain call on an open descriptor.
-    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
-        return Ok(());
-    }
-    Err(io::Error::last_os_error())
-}
-
-fn map(file: &File, len: usize, synced: bool) -> io::Result<*mut u8> {
-    let flags = if synced {
-        libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC
-    } else {
-        libc::MAP_SHARED
-    };
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a fresh mapping of an open file; the result is checked.
-    let start = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            len,
-            protection,
-            flags | libc::MAP_POPULATE,
-            file.as_raw_fd(),
-            0,
-        )
-    };
-    if start == libc::MAP_FAILED {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(start.cast())
-    }
-}
-
-/// Whether every persistent-memory region of the machine reports its CPU caches as persistent.
-fn platform_has_persistent_caches() -> bool {
-    let Ok(entries) = std::fs::read_dir("/sys/bus/nd/devices") else {
-        return false;
-    };
-    let domains: Vec<String> = entries
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("region"))
-        .filter_map(|entry| std::fs::read_to_string(entry.path().join("persistence_domain")).ok())
-        .collect();
-    !domains.is_empty() && domains.iter().all(|domain| domain.trim() == "cpu_cache")
 }

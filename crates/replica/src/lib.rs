@@ -1,7 +1,7 @@
 //! A replica as a library: one step function over packets, timers, the log and the store, and the loop around it.
 //!
 //! ```text
-//!   Reactor::run     the loop: clocks, readiness, how to wait            run.rs
+//!   Reactor::run     the loop: clocks, readiness, how to wait            run.rs, idle.rs
 //!   Node::step       everything that is ready, never blocking            node.rs
 //!     PhysicalLog    proposals, commitment, apply of one log             physical.rs, requests.rs
 //!     Reads          one ReadIndex round per burst of reads              reads.rs
@@ -19,6 +19,7 @@ mod clients;
 mod config;
 pub mod embed;
 pub mod identity;
+mod idle;
 mod node;
 mod physical;
 mod reads;

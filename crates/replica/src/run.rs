@@ -11,6 +11,7 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 
 use crate::config::Polling;
+use crate::idle::Spinner;
 use crate::node::{Node, NodeError, Now};
 
 /// Token of the waker that other threads use.
@@ -98,6 +99,7 @@ impl Reactor {
         }
         let mut events = Events::with_capacity(1024);
         let mut leaving_until = None;
+        let mut spinner = Spinner::new();
         loop {
             let now = now();
             let mut work = companion.step(now, node);
@@ -112,12 +114,11 @@ impl Reactor {
                     return node.close();
                 }
             }
-            let wait = if work > 0 {
-                Some(0)
+            let wait_us = if work > 0 {
+                0
             } else {
-                self.wait_us(polling, now, node, companion)
+                wait_us(polling, now, node, companion, &mut spinner)
             };
-            let Some(wait_us) = wait else { continue };
             match self
                 .poll
                 .poll(&mut events, Some(Duration::from_micros(wait_us)))
@@ -133,23 +134,22 @@ impl Reactor {
             }
         }
     }
+}
 
-    /// How long to wait for readiness; 0 looks without waiting.
-    fn wait_us(
-        &self,
-        polling: Polling,
-        now: Now,
-        node: &Node,
-        companion: &mut dyn Companion,
-    ) -> Option<u64> {
-        let deadline = node.deadline_us().min(companion.deadline_us(now));
-        let until = deadline.saturating_sub(now.steady_us).min(LONGEST_SLEEP_US);
-        match polling {
-            Polling::Busy => Some(0),
-            Polling::Adaptive if now.steady_us.saturating_sub(node.active_us()) < SPIN_US => {
-                Some(0)
-            }
-            Polling::Adaptive | Polling::Event => Some(until),
-        }
+/// How long to wait for readiness; 0 looks without waiting.
+fn wait_us(
+    polling: Polling,
+    now: Now,
+    node: &Node,
+    companion: &mut dyn Companion,
+    spinner: &mut Spinner,
+) -> u64 {
+    let deadline = node.deadline_us().min(companion.deadline_us(now));
+    let until = deadline.saturating_sub(now.steady_us).min(LONGEST_SLEEP_US);
+    let near_work = now.steady_us.saturating_sub(node.active_us()) < SPIN_US;
+    match polling {
+        Polling::Busy => 0,
+        Polling::Adaptive if near_work && spinner.may_spin(now.steady_us) => 0,
+        Polling::Adaptive | Polling::Event => until,
     }
 }

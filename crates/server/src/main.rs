@@ -125,6 +125,9 @@ enum BenchCommand {
         /// rocksdb, memory or echo.
         #[arg(long, default_value = "rocksdb")]
         engine: String,
+        /// How the nodes' loops wait: adaptive, busy or event.
+        #[arg(long, default_value = "adaptive")]
+        polling: String,
         /// udp or tcp.
         #[arg(long, default_value = "udp")]
         transport: String,
@@ -205,6 +208,7 @@ fn run(cli: Cli) -> Result<()> {
                     seed,
                     peers,
                     engine,
+                    polling,
                     transport,
                     security,
                 },
@@ -216,6 +220,7 @@ fn run(cli: Cli) -> Result<()> {
                 seed,
                 peers,
                 engine,
+                polling,
                 transport,
                 security,
             })

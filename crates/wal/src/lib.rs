@@ -5,6 +5,7 @@
 mod recover;
 pub mod ring;
 pub mod superblock;
+mod write;
 
 pub use cyclone_wire::ring::HardState;
 pub use recover::Recovered;

@@ -24,7 +24,8 @@ impl Ring {
     /// Opens a formatted area. Frames that records name are adopted from `pool`.
     ///
     /// # Errors
-    /// [`RingError::Corrupt`] when something that was durable does not read back; [`RingError::AreaTooSmall`].
+    /// [`RingError::Corrupt`] when something that was durable does not read back: then nothing has been changed.
+    /// [`RingError::WrongShape`] and [`RingError::AreaTooSmall`].
     pub fn open(
         area: Area,
         spec: RingSpec,
@@ -32,48 +33,80 @@ impl Ring {
     ) -> Result<(Ring, Recovered), RingError> {
         let mut ring = Ring::empty(area, spec, pool)?;
         let corrupt = |what| RingError::Corrupt { index: 0, what };
+        // After the death of a process memory may show stores that have not left the caches; what is believed now must
+        // not be gone after a loss of power. Records need no flush: a slot is stored after they are durable.
+        ring.area.persist(0, ring.records_at);
         ring.anchor = (0..2)
-            .filter_map(|slot| {
-                Anchor::decode(
-                    ring.area
-                        .bytes(ANCHOR_AT + slot * ANCHOR_STRIDE, ANCHOR_STRIDE),
-                )
-            })
+            .filter_map(|slot| ring.read_anchor(slot))
             .max_by_key(|anchor| anchor.seq)
             .ok_or(corrupt("no anchor is whole"))?;
-        (ring.hard_seq, ring.hard_state) = (0..2)
-            .filter_map(|slot| {
-                HardState::decode(
-                    ring.area
-                        .bytes(HARD_STATE_AT + slot * HARD_STATE_BYTES, HARD_STATE_BYTES),
-                )
-            })
-            .max_by_key(|(seq, _)| *seq)
-            .ok_or(corrupt("no hard state is whole"))?;
-        if ring.anchor.resetting {
-            let anchor = ring.anchor;
-            ring.null_slots(0, u64::from(spec.slots));
-            ring.write_anchor(Anchor {
-                seq: anchor.seq + 1,
-                resetting: false,
-                ..anchor
+        let Anchor {
+            log,
+            slots,
+            area_bytes,
+            ..
+        } = ring.anchor;
+        if (log, slots, area_bytes) != (spec.log, spec.slots, ring.area.len()) {
+            return Err(RingError::WrongShape {
+                log,
+                slots,
+                area: area_bytes,
             });
         }
-        ring.read_records()?;
-        let nulled = ring.wipe_outside();
+        (ring.hard_seq, ring.hard_state) = (0..2)
+            .filter_map(|slot| ring.read_hard_state(slot))
+            .max_by_key(|(seq, _)| *seq)
+            .ok_or(corrupt("no hard state is whole"))?;
+        if !ring.anchor.resetting {
+            ring.read_records()?;
+        }
         let last = ring.last_index();
+        // Before anything is wiped or mended: what is corrupt stays as it was found.
         if last < ring.hard_state.commit {
             return Err(RingError::Corrupt {
                 index: last + 1,
                 what: "the log ends below the durable commit index",
             });
         }
+        ring.mend();
+        let nulled = if ring.anchor.resetting {
+            ring.finish_reset();
+            0
+        } else {
+            ring.wipe_outside()
+        };
         let recovered = Recovered {
             first: ring.first_index(),
             last,
             nulled,
         };
         Ok((ring, recovered))
+    }
+
+    fn read_anchor(&self, slot: u64) -> Option<Anchor> {
+        let at = ANCHOR_AT + slot * ANCHOR_STRIDE;
+        Anchor::decode(self.area.bytes(at, ANCHOR_STRIDE))
+    }
+
+    fn read_hard_state(&self, slot: u64) -> Option<(u64, HardState)> {
+        let at = HARD_STATE_AT + slot * HARD_STATE_BYTES;
+        HardState::decode(self.area.bytes(at, HARD_STATE_BYTES))
+    }
+
+    /// Makes both slots of anchor and hard state the newest, its own slot first: that is the one which the next change
+    /// does not overwrite.
+    fn mend(&mut self) {
+        if (0..2).any(|slot| self.read_anchor(slot) != Some(self.anchor)) {
+            self.write_anchor(self.anchor);
+            self.area.fence();
+        }
+        for slot in [self.hard_seq % 2, (self.hard_seq + 1) % 2] {
+            let whole = self.read_hard_state(slot);
+            if whole.is_none_or(|(seq, _)| seq != self.hard_seq) {
+                self.put_hard_state(slot);
+                self.area.fence();
+            }
+        }
     }
 
     fn read_records(&mut self) -> Result<(), RingError> {
@@ -89,10 +122,18 @@ impl Ring {
             let corrupt = |what| RingError::Corrupt { index, what };
             let offset =
                 slot_offset(value, index).ok_or(corrupt("the slot names another index"))?;
-            let meta = self.read_record(index, offset, prev_term)?;
-            prev_term = meta.term;
+            let mut meta = self.read_record(index, offset, prev_term)?;
+            if !self.metas.is_empty() && offset != self.tail {
+                // Only at the wrap is there a gap.
+                meta.skipped = self.records_bytes - self.tail;
+            }
+            let follows = self.metas.is_empty() || offset == self.tail || offset == 0;
             self.tail = offset + meta.bytes;
-            self.used += meta.bytes;
+            self.used += meta.bytes + meta.skipped;
+            if !follows || self.used > self.records_bytes {
+                return Err(corrupt("the record does not lie behind its predecessor"));
+            }
+            prev_term = meta.term;
             self.metas.push_back(meta);
             index += 1;
         }
@@ -154,6 +195,7 @@ impl Ring {
         let meta = Meta {
             offset,
             bytes,
+            skipped: 0,
             term: header.term,
             kind: header.kind,
             len: header.len,

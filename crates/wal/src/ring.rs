@@ -1,21 +1,12 @@
-//! The ring: appending, truncating, trimming, hard state. //= cyclone §4.2
-//!
-//! Order of every append: records (and the frames they name) are flushed and fenced; only then are the slots that point at them
-//! stored, flushed and fenced. So the first null slot is the log's end, and whatever a non-null slot points at
-//! before it was durable once: if it does not read back, memory has rotted, and the log says so instead of
-//! shortening itself.
+//! The ring: its shape, its refusals, and reading it. What changes it is in `write.rs`, opening it in `recover.rs`.
+//! //= cyclone §4.2
 
 use std::collections::VecDeque;
 
-use cyclone_pmem::{Area, Frame, Payload, Pool, Segment};
+use cyclone_pmem::{Area, Frame, Payload, Pool};
 use cyclone_wire::ring::{
-    ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, MAX_MEMBERS,
-    Piece, RECORD_HEADER_BYTES, RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot,
+    Anchor, HardState, MAX_MEMBERS, RECORD_HEADER_BYTES, RECORD_UNIT, SLOTS_AT,
 };
-
-/// Pieces of one record's payload; a payload with more is copied inline. A record whose payload is all inline has no
-/// segment table.
-const MAX_PIECES: usize = 4096;
 
 /// The shape of a ring, fixed when its area is formatted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +84,16 @@ pub enum RingError {
         /// The first index.
         first: u64,
     },
+    /// An entry's term lies below its predecessor's: recovery would take that for corruption.
+    #[error("entry {index} has term {term}, its predecessor has {previous}")]
+    TermBackwards {
+        /// The entry's index.
+        index: u64,
+        /// Its term.
+        term: u64,
+        /// The predecessor's.
+        previous: u64,
+    },
     /// More members than a hard state holds.
     #[error("{0} members of one kind; at most {MAX_MEMBERS} are possible")]
     TooManyMembers(usize),
@@ -112,6 +113,16 @@ pub enum RingError {
         /// What does not fit.
         what: &'static str,
     },
+    /// The area was formatted for a ring of another shape. Nothing has been touched.
+    #[error("the area holds log {log} with {slots} slots in {area} bytes")]
+    WrongShape {
+        /// The log found.
+        log: u16,
+        /// Pointer slots found.
+        slots: u32,
+        /// Bytes of the area when it was formatted.
+        area: u64,
+    },
     /// The area cannot hold a ring of this shape.
     #[error("an area of {area} bytes cannot hold {slots} slots and their records")]
     AreaTooSmall {
@@ -122,10 +133,26 @@ pub enum RingError {
     },
 }
 
+pub(crate) fn check_members(state: &HardState) -> Result<(), RingError> {
+    let lists = [
+        &state.voters,
+        &state.voters_outgoing,
+        &state.learners,
+        &state.learners_next,
+    ];
+    match lists.into_iter().find(|list| list.len() > MAX_MEMBERS) {
+        Some(list) => Err(RingError::TooManyMembers(list.len())),
+        None => Ok(()),
+    }
+}
+
 /// What DRAM remembers of a record.
 pub(crate) struct Meta {
     pub(crate) offset: u64,
+    /// Bytes of the record, a multiple of the unit.
     pub(crate) bytes: u64,
+    /// Bytes left unused before it at the wrap; they are free once it is the first.
+    pub(crate) skipped: u64,
     pub(crate) term: u64,
     pub(crate) kind: u8,
     pub(crate) len: u32,
@@ -152,6 +179,7 @@ pub struct Ring {
     pub(crate) metas: VecDeque<Meta>,
     /// Where the next record goes.
     pub(crate) tail: u64,
+    /// Sum of the records' bytes and of what they skip.
     pub(crate) used: u64,
     pub(crate) scratch: Vec<u8>,
 }
@@ -168,6 +196,16 @@ pub struct EntryView<'a> {
     pub len: u32,
     ring: &'a Ring,
     meta: &'a Meta,
+}
+
+impl Persisted {
+    /// For `persist` alone, after its last fence.
+    pub(crate) fn after_fence(last: u64) -> Persisted {
+        Persisted {
+            last,
+            _only_the_ring: (),
+        }
+    }
 }
 
 impl<'a> EntryView<'a> {
@@ -205,20 +243,15 @@ impl Ring {
         pool: Option<&Pool>,
         hard_state: &HardState,
     ) -> Result<Ring, RingError> {
+        check_members(hard_state)?;
         let mut ring = Ring::empty(area, spec, pool)?;
         ring.area.zero(0, ring.records_at);
         ring.area.persist(0, ring.records_at);
-        ring.write_anchor(Anchor {
-            seq: 1,
-            first: 1,
-            prev_term: 0,
-            resetting: false,
-        });
-        // Both slots, so that each is valid from the start.
-        for _ in 0..2 {
-            ring.write_hard_state(hard_state.clone())?;
-            ring.area.fence();
-        }
+        ring.write_anchor(ring.anchor_at(1, 0, false));
+        ring.write_hard_state(hard_state.clone());
+        ring.area.fence();
+        ring.copy_hard_state();
+        ring.area.fence();
         Ok(ring)
     }
 
@@ -240,18 +273,22 @@ impl Ring {
         }
         let records_bytes =
             ((area.len() - records_at) / RECORD_UNIT * RECORD_UNIT).min(RECORD_UNIT << 31);
+        let anchor = Anchor {
+            seq: 0,
+            first: 1,
+            prev_term: 0,
+            resetting: false,
+            log: spec.log,
+            slots: spec.slots,
+            area_bytes: area.len(),
+        };
         Ok(Ring {
             area,
             spec,
             pool: pool.cloned(),
             records_at,
             records_bytes,
-            anchor: Anchor {
-                seq: 0,
-                first: 1,
-                prev_term: 0,
-                resetting: false,
-            },
+            anchor,
             hard_state: HardState::default(),
             hard_seq: 0,
             metas: VecDeque::new(),
@@ -301,7 +338,7 @@ impl Ring {
         })
     }
 
-    fn meta(&self, index: u64) -> Option<&Meta> {
+    pub(crate) fn meta(&self, index: u64) -> Option<&Meta> {
         self.metas
             .get(usize::try_from(index.checked_sub(self.anchor.first)?).ok()?)
     }
@@ -335,7 +372,8 @@ impl Ring {
 
     /// The largest payload of an entry.
     pub fn max_payload(&self) -> u64 {
-        self.records_bytes / 4 - RECORD_HEADER_BYTES as u64 - RECORD_UNIT
+        let quarter = self.records_bytes / 4 - RECORD_HEADER_BYTES as u64 - RECORD_UNIT;
+        quarter.min(u64::from(u32::MAX))
     }
 
     /// Whether entries with these payload sizes certainly fit now, were they all copied inline.
@@ -347,370 +385,5 @@ impl Ring {
             .saturating_add(entries.saturating_mul(each))
             .saturating_add(waste.min(payload_bytes + each));
         entries <= self.free_slots() && needed <= self.records_bytes - self.used
-    }
-
-    /// Makes entries and hard state durable, in that order where it matters. After `Ok` nothing in the batch is lost by
-    /// a crash; after an error nothing was appended (a conflicting suffix may be gone, as it would be anyway).
-    ///
-    /// # Errors
-    /// [`RingError::Full`], [`RingError::TooLarge`], [`RingError::NotConsecutive`], [`RingError::TooManyMembers`].
-    pub fn persist(&mut self, batch: Batch<'_>) -> Result<Persisted, RingError> {
-        let durable_last = match batch.entries.first() {
-            Some(entry) => {
-                self.check(batch.entries)?;
-                if entry.index <= self.last_index() {
-                    self.truncate(entry.index);
-                }
-                let last = self.last_index();
-                self.append(batch.entries)?;
-                last
-            }
-            None => self.last_index(),
-        };
-        if let Some(state) = batch.hard_state {
-            // A commit index must not become durable before the entries that it covers.
-            if state.commit > durable_last && !batch.entries.is_empty() {
-                self.area.fence();
-            }
-            self.write_hard_state(state)?;
-            self.area.fence();
-        } else if !batch.entries.is_empty() {
-            self.area.fence();
-        }
-        Ok(Persisted {
-            last: self.last_index(),
-            _only_the_ring: (),
-        })
-    }
-
-    fn check(&self, entries: &[NewEntry<'_>]) -> Result<(), RingError> {
-        let (first, last) = (self.first_index(), self.last_index());
-        let mut expected = entries.first().map_or(0, |entry| entry.index);
-        for entry in entries {
-            if entry.index != expected
-                || entry.index < first
-                || expected > last + 1 + entries.len() as u64
-            {
-                return Err(RingError::NotConsecutive {
-                    index: entry.index,
-                    last,
-                    first,
-                });
-            }
-            let limit = self.max_payload();
-            if entry.payload.len() as u64 > limit {
-                return Err(RingError::TooLarge {
-                    len: entry.payload.len() as u64,
-                    limit,
-                });
-            }
-            expected += 1;
-        }
-        if entries.first().is_some_and(|entry| entry.index > last + 1) {
-            return Err(RingError::NotConsecutive {
-                index: entries[0].index,
-                last,
-                first,
-            });
-        }
-        Ok(())
-    }
-
-    /// Writes records and stores slots; the slots are flushed but not yet fenced.
-    fn append(&mut self, entries: &[NewEntry<'_>]) -> Result<(), RingError> {
-        let before = (self.metas.len(), self.tail, self.used);
-        for entry in entries {
-            if let Err(error) = self.write_record(entry) {
-                // No slot points at the records written so far: forgetting them is enough.
-                self.metas.truncate(before.0);
-                (self.tail, self.used) = (before.1, before.2);
-                return Err(error);
-            }
-        }
-        self.area.fence();
-        for entry in entries {
-            let at = self.slot_at(entry.index);
-            // Just written, so it is there.
-            let offset = self.meta(entry.index).map_or(0, |meta| meta.offset);
-            self.area.store_u64(at, slot(offset, entry.index));
-        }
-        self.flush_slots(entries[0].index, entries.len() as u64);
-        Ok(())
-    }
-
-    fn write_record(&mut self, entry: &NewEntry<'_>) -> Result<(), RingError> {
-        let prev_term = self.term(self.last_index()).unwrap_or(0);
-        let pieces = self.pieces(entry.payload);
-        let all_inline = !pieces
-            .iter()
-            .any(|piece| matches!(piece, Piece::Extent { .. }));
-        let header = RecordHeader {
-            log: self.spec.log,
-            kind: entry.kind,
-            segments: if all_inline { 0 } else { pieces.len() as u16 },
-            len: entry.payload.len() as u32,
-            term: entry.term,
-            prev_term,
-            index: entry.index,
-            payload_crc: crc32c(entry.payload.segments()),
-        };
-        let mut head = std::mem::take(&mut self.scratch);
-        head.clear();
-        header.encode(if all_inline { &[] } else { &pieces }, &mut head);
-        let inline: u64 = match all_inline {
-            true => u64::from(header.len),
-            false => pieces
-                .iter()
-                .map(|p| {
-                    if let Piece::Inline { len } = p {
-                        u64::from(*len)
-                    } else {
-                        0
-                    }
-                })
-                .sum(),
-        };
-        let bytes = (head.len() as u64 + inline).next_multiple_of(RECORD_UNIT);
-        let placed = self.place(bytes);
-        let Some((offset, skipped)) = placed else {
-            self.scratch = head;
-            return Err(RingError::Full {
-                needed: bytes,
-                free: self.records_bytes - self.used,
-            });
-        };
-        let mut at = self.records_at + offset;
-        self.area.write(at, &head);
-        at += head.len() as u64;
-        self.scratch = head;
-        let mut parts = Vec::new();
-        if all_inline {
-            for part in entry.payload.segments() {
-                self.area.write(at, part);
-                at += part.len() as u64;
-            }
-        } else {
-            for (part, piece) in entry.payload.parts().iter().zip(&pieces) {
-                match (part, piece) {
-                    (Segment::Frame(frame), Piece::Extent { .. }) => {
-                        frame.flush();
-                        parts.push(Part::Extent(frame.clone()));
-                    }
-                    (part, _) => {
-                        let slice = part.as_slice();
-                        self.area.write(at, slice);
-                        parts.push(Part::Inline {
-                            from: at - self.records_at,
-                            len: slice.len() as u32,
-                        });
-                        at += slice.len() as u64;
-                    }
-                }
-            }
-        }
-        self.area
-            .flush(self.records_at + offset, at - self.records_at - offset);
-        self.tail = offset + bytes;
-        self.used += bytes + skipped;
-        self.metas.push_back(Meta {
-            offset,
-            bytes: bytes + skipped,
-            term: entry.term,
-            kind: entry.kind,
-            len: header.len,
-            parts: (!all_inline).then(|| parts.into_boxed_slice()),
-        });
-        Ok(())
-    }
-
-    /// Which pieces stay in their frames.
-    fn pieces(&self, payload: &Payload) -> Vec<Piece> {
-        let ours = |frame: &Frame| {
-            self.pool
-                .as_ref()
-                .is_some_and(|pool| frame.belongs_to(pool))
-        };
-        if payload.parts().len() > MAX_PIECES {
-            return Vec::new();
-        }
-        payload
-            .parts()
-            .iter()
-            .map(|part| match part {
-                Segment::Frame(frame) if ours(frame) && frame.len() >= SEGMENT_BYTES * 4 => {
-                    Piece::Extent {
-                        frame: frame.number(),
-                        offset: frame.offset(),
-                        len: frame.len() as u32,
-                    }
-                }
-                part => Piece::Inline {
-                    len: part.as_slice().len() as u32,
-                },
-            })
-            .collect()
-    }
-
-    /// Where a record of this size goes, and the bytes skipped before it at the wrap.
-    fn place(&mut self, bytes: u64) -> Option<(u64, u64)> {
-        if self.free_slots() == 0 {
-            return None;
-        }
-        let Some(front) = self.metas.front() else {
-            self.tail = 0;
-            self.used = 0;
-            return (bytes <= self.records_bytes).then_some((0, 0));
-        };
-        let head = front.offset;
-        if self.tail > head {
-            if self.tail + bytes <= self.records_bytes {
-                return Some((self.tail, 0));
-            }
-            // Strictly below the head, so that tail == head always means "full".
-            return (bytes < head).then(|| (0, self.records_bytes - self.tail));
-        }
-        (self.tail + bytes < head).then_some((self.tail, 0))
-    }
-
-    fn slot_at(&self, index: u64) -> u64 {
-        SLOTS_AT + (index & u64::from(self.spec.slots - 1)) * 8
-    }
-
-    fn flush_slots(&self, from: u64, count: u64) {
-        let slots = u64::from(self.spec.slots);
-        let start = from & (slots - 1);
-        let straight = count.min(slots - start);
-        self.area.flush(SLOTS_AT + start * 8, straight * 8);
-        self.area.flush(SLOTS_AT, (count - straight) * 8);
-    }
-
-    /// Nulls the slots of `count` indexes and makes that durable.
-    pub(crate) fn null_slots(&mut self, from: u64, count: u64) {
-        for index in from..from + count {
-            let at = self.slot_at(index);
-            self.area.store_u64(at, 0);
-        }
-        self.flush_slots(from, count);
-        self.area.fence();
-    }
-
-    /// Removes a conflicting suffix durably, before its indexes are used again: the first slot is nulled first, so that a
-    /// crash in between leaves a log that ends there.
-    fn truncate(&mut self, from: u64) {
-        let count = self.last_index() + 1 - from;
-        self.null_slots(from, 1);
-        if count > 1 {
-            self.null_slots(from + 1, count - 1);
-        }
-        let keep = (from - self.anchor.first) as usize;
-        let removed: u64 = self.metas.iter().skip(keep).map(|meta| meta.bytes).sum();
-        // Dropping the metas lets go of the frames: nothing durable names them any more.
-        self.metas.truncate(keep);
-        self.used -= removed;
-        self.tail = self.metas.back().map_or(0, |meta| self.end_of(meta));
-    }
-
-    /// Where the record after this one would begin.
-    fn end_of(&self, meta: &Meta) -> u64 {
-        let table = meta
-            .parts
-            .as_ref()
-            .map_or(0, |parts| parts.len() * SEGMENT_BYTES);
-        let inline: u64 = match &meta.parts {
-            None => u64::from(meta.len),
-            Some(parts) => parts
-                .iter()
-                .map(|part| {
-                    if let Part::Inline { len, .. } = part {
-                        u64::from(*len)
-                    } else {
-                        0
-                    }
-                })
-                .sum(),
-        };
-        meta.offset
-            + (RECORD_HEADER_BYTES as u64 + table as u64 + inline).next_multiple_of(RECORD_UNIT)
-    }
-
-    /// Forgets every entry up to and including `through`. The new head is durable before their space is used again.
-    ///
-    /// # Errors
-    /// [`RingError::TrimBeyondEnd`].
-    pub fn trim(&mut self, through: u64) -> Result<(), RingError> {
-        let (first, last) = (self.first_index(), self.last_index());
-        if through < first {
-            return Ok(());
-        }
-        if through > last {
-            return Err(RingError::TrimBeyondEnd { through, last });
-        }
-        let prev_term = self.term(through).unwrap_or(0);
-        let count = through + 1 - first;
-        self.write_anchor(Anchor {
-            seq: self.anchor.seq + 1,
-            first: through + 1,
-            prev_term,
-            resetting: false,
-        });
-        self.null_slots(first, count);
-        let freed: u64 = self
-            .metas
-            .drain(..count as usize)
-            .map(|meta| meta.bytes)
-            .sum();
-        self.used -= freed;
-        Ok(())
-    }
-
-    /// Empties the log; the next entry is `index + 1`. For a state that came by another way than the log.
-    pub fn reset(&mut self, index: u64, term: u64) {
-        let next = Anchor {
-            seq: self.anchor.seq + 1,
-            first: index + 1,
-            prev_term: term,
-            resetting: true,
-        };
-        // While `resetting` stands, recovery finishes the job; the slots' old content counts for nothing.
-        self.write_anchor(next);
-        self.null_slots(0, u64::from(self.spec.slots));
-        self.metas.clear();
-        (self.tail, self.used) = (0, 0);
-        self.write_anchor(Anchor {
-            seq: next.seq + 1,
-            resetting: false,
-            ..next
-        });
-    }
-
-    pub(crate) fn write_anchor(&mut self, anchor: Anchor) {
-        let at = ANCHOR_AT + (anchor.seq % 2) * ANCHOR_STRIDE;
-        let bytes = anchor.encode();
-        self.area.write(at, &bytes);
-        self.area.persist(at, bytes.len() as u64);
-        self.anchor = anchor;
-    }
-
-    /// Writes and flushes the hard state; the caller fences.
-    fn write_hard_state(&mut self, state: HardState) -> Result<(), RingError> {
-        for list in [
-            &state.voters,
-            &state.voters_outgoing,
-            &state.learners,
-            &state.learners_next,
-        ] {
-            if list.len() > MAX_MEMBERS {
-                return Err(RingError::TooManyMembers(list.len()));
-            }
-        }
-        self.hard_seq += 1;
-        let mut bytes = std::mem::take(&mut self.scratch);
-        state.encode(self.hard_seq, &mut bytes);
-        let at = HARD_STATE_AT + (self.hard_seq % 2) * HARD_STATE_BYTES;
-        self.area.write(at, &bytes);
-        self.area.flush(at, bytes.len() as u64);
-        self.scratch = bytes;
-        self.hard_state = state;
-        Ok(())
     }
 }

@@ -67,14 +67,9 @@ pub enum SuperblockError {
     Rebooted,
 }
 
-/// Formats a region for a new replica. The superblock is written last: before it the region counts as blank.
+/// Formats a region for a new replica, whose rings have been created. The superblock's magic is written last: until
+/// then the region counts as never formatted, whatever stood there.
 pub fn create(area: &mut Area, identity: &Identity, incarnation: u64) {
-    area.zero(0, SUPERBLOCK_BYTES);
-    area.persist(0, SUPERBLOCK_BYTES);
-    write(area, identity, incarnation);
-}
-
-fn write(area: &mut Area, identity: &Identity, incarnation: u64) {
     let block = Superblock {
         cluster: identity.cluster,
         replica: identity.replica,
@@ -84,15 +79,23 @@ fn write(area: &mut Area, identity: &Identity, incarnation: u64) {
         region_bytes: identity.region_bytes,
     };
     let bytes = block.encode();
-    area.write(0, &bytes);
-    area.persist(0, bytes.len() as u64);
+    let magic = u64::from_le_bytes([
+        bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7],
+    ]);
+    area.store_u64(0, 0);
+    area.persist(0, 8);
+    area.zero(8, SUPERBLOCK_BYTES - 8);
+    area.write(8, &bytes[8..]);
+    area.persist(8, SUPERBLOCK_BYTES - 8);
+    area.store_u64(0, magic);
+    area.persist(0, 8);
 }
 
 /// Checks that a region is this replica's memory. Answers its incarnation.
 ///
 /// # Errors
 /// See [`SuperblockError`].
-pub fn open(area: &mut Area, identity: &Identity) -> Result<u64, SuperblockError> {
+pub fn open(area: &Area, identity: &Identity) -> Result<u64, SuperblockError> {
     let block =
         Superblock::decode(area.bytes(0, SUPERBLOCK_BYTES)).map_err(|fault| match fault {
             SuperblockFault::Blank => SuperblockError::NotFormatted,
@@ -117,11 +120,10 @@ pub fn open(area: &mut Area, identity: &Identity) -> Result<u64, SuperblockError
             bytes: block.region_bytes,
         });
     }
-    if block.boot_id != identity.boot_id {
-        if identity.survives != Survives::PowerLoss {
-            return Err(SuperblockError::Rebooted);
-        }
-        write(area, identity, block.incarnation);
+    // The boot id is never renewed: where it matters, a region with another one is of no use, and writing here would
+    // put the only superblock at risk.
+    if block.boot_id != identity.boot_id && identity.survives != Survives::PowerLoss {
+        return Err(SuperblockError::Rebooted);
     }
     Ok(block.incarnation)
 }

@@ -42,7 +42,7 @@ pub const VERSION: u32 = 1;
 const RECORD_MAGIC: u16 = 0x5243;
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"CYCLONE1";
 const INLINE: u32 = u32::MAX;
-const ANCHOR_USED: usize = 40;
+const ANCHOR_USED: usize = 48;
 const SUPERBLOCK_USED: usize = 80;
 /// Members of each kind that a hard state has room for.
 pub const MAX_MEMBERS: usize = 64;
@@ -99,7 +99,7 @@ pub fn slot_offset(slot: u64, index: u64) -> Option<u64> {
 /// Where the log begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Anchor {
-    /// Written in turn to slot `seq % 2`; the higher one counts.
+    /// Written to slot `seq % 2`, then copied to the other; the higher one counts.
     pub seq: u64,
     /// Index of the first entry, present or to come.
     pub first: u64,
@@ -107,6 +107,12 @@ pub struct Anchor {
     pub prev_term: u64,
     /// The log is being emptied: recovery nulls every slot.
     pub resetting: bool,
+    /// The log that the area was formatted for.
+    pub log: u16,
+    /// Its pointer slots.
+    pub slots: u32,
+    /// Bytes of the whole area.
+    pub area_bytes: u64,
 }
 
 impl Anchor {
@@ -117,8 +123,11 @@ impl Anchor {
         bytes[8..16].copy_from_slice(&self.first.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.prev_term.to_le_bytes());
         bytes[24] = u8::from(self.resetting);
-        let sum = crc(&[&bytes[..32]]);
-        bytes[32..36].copy_from_slice(&sum.to_le_bytes());
+        bytes[26..28].copy_from_slice(&self.log.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.slots.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.area_bytes.to_le_bytes());
+        let sum = crc(&[&bytes[..40]]);
+        bytes[40..44].copy_from_slice(&sum.to_le_bytes());
         bytes
     }
 
@@ -130,8 +139,11 @@ impl Anchor {
             first: u64_at(bytes, 8),
             prev_term: u64_at(bytes, 16),
             resetting: bytes[24] == 1,
+            log: u16_at(bytes, 26),
+            slots: u32_at(bytes, 28),
+            area_bytes: u64_at(bytes, 32),
         };
-        (u32_at(bytes, 32) == crc(&[&bytes[..32]]) && anchor.seq > 0).then_some(anchor)
+        (u32_at(bytes, 40) == crc(&[&bytes[..40]]) && anchor.seq > 0).then_some(anchor)
     }
 }
 
@@ -343,7 +355,7 @@ pub struct Superblock {
     pub replica: u64,
     /// Drawn at random when the region was formatted.
     pub incarnation: u64,
-    /// The kernel's boot id at the last start.
+    /// The kernel's boot id when the region was formatted.
     pub boot_id: [u8; 16],
     /// Number of physical logs.
     pub logs: u16,
@@ -354,7 +366,7 @@ pub struct Superblock {
 /// What a superblock that cannot be used is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SuperblockFault {
-    /// All zeros: the region was never formatted.
+    /// No magic: the region was never formatted, or not to the end.
     Blank,
     /// Another version.
     Version(u32),
@@ -387,7 +399,8 @@ impl Superblock {
         let bytes = bytes
             .get(..SUPERBLOCK_USED)
             .ok_or(SuperblockFault::Damaged)?;
-        if bytes.iter().all(|&byte| byte == 0) {
+        // Formatting writes the magic last.
+        if bytes[..8].iter().all(|&byte| byte == 0) {
             return Err(SuperblockFault::Blank);
         }
         if &bytes[..8] != SUPERBLOCK_MAGIC {

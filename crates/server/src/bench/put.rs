@@ -22,6 +22,8 @@ pub struct Arguments {
     pub peers: bool,
     /// The engine behind our log.
     pub engine: String,
+    /// How the nodes' loops wait.
+    pub polling: String,
     /// The cluster's packet driver.
     pub transport: String,
     /// How our packets are protected.
@@ -68,6 +70,7 @@ fn points(
 ) -> Result<()> {
     let options = Options {
         engine: arguments.engine.clone(),
+        polling: arguments.polling.clone(),
         transport: arguments.transport.clone(),
         security: arguments.security.clone(),
         ..Options::default()

@@ -1,0 +1,384 @@
+//! Changing the ring: appending, truncating, trimming, resetting, hard state. //= cyclone §4.2
+//!
+//! Order of every append: records (and the frames they name) are flushed and fenced; only then are the slots that
+//! point at them stored, flushed and fenced. So the first null slot is the log's end, and whatever a non-null slot
+//! points at before it was durable once: if it does not read back, memory has rotted, and the log says so instead of
+//! shortening itself.
+//!
+//! Anchor and hard state have two slots each. A new one goes to slot `seq % 2`; once it is durable there, a copy goes
+//! over the old one in the other slot, flushed but not waited for. So one slot is whole and newest at any moment, and
+//! when one of them rots later, what was acknowledged still stands in the other.
+
+use cyclone_pmem::{Frame, Payload, Segment};
+use cyclone_wire::ring::{
+    ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, Piece,
+    RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot,
+};
+
+use crate::ring::{Batch, Meta, NewEntry, Part, Persisted, Ring, RingError, check_members};
+
+/// Pieces of one record's payload; a payload with more is copied inline. A record whose payload is all inline has no
+/// segment table.
+const MAX_PIECES: usize = 4096;
+
+impl Ring {
+    /// Makes entries and hard state durable, in that order where it matters. After `Ok` nothing in the batch is lost by
+    /// a crash; after an error nothing was appended (a conflicting suffix may be gone, as it would be anyway).
+    ///
+    /// # Errors
+    /// [`RingError::Full`], [`RingError::TooLarge`], [`RingError::NotConsecutive`], [`RingError::TermBackwards`],
+    /// [`RingError::TooManyMembers`].
+    pub fn persist(&mut self, batch: Batch<'_>) -> Result<Persisted, RingError> {
+        if let Some(state) = &batch.hard_state {
+            check_members(state)?;
+        }
+        let durable_last = match batch.entries.first() {
+            Some(entry) => {
+                self.check(batch.entries)?;
+                if entry.index <= self.last_index() {
+                    self.truncate(entry.index);
+                }
+                let last = self.last_index();
+                self.append(batch.entries)?;
+                last
+            }
+            None => self.last_index(),
+        };
+        if let Some(state) = batch.hard_state {
+            // A commit index must not become durable before the entries that it covers.
+            if state.commit > durable_last && !batch.entries.is_empty() {
+                self.area.fence();
+            }
+            self.write_hard_state(state);
+            self.area.fence();
+            self.copy_hard_state();
+        } else if !batch.entries.is_empty() {
+            self.area.fence();
+        }
+        Ok(Persisted::after_fence(self.last_index()))
+    }
+
+    fn check(&self, entries: &[NewEntry<'_>]) -> Result<(), RingError> {
+        let (first, last) = (self.first_index(), self.last_index());
+        let Some(start) = entries.first().map(|entry| entry.index) else {
+            return Ok(());
+        };
+        let limit = self.max_payload();
+        // Within the log or right behind it, so the entry before it has a term.
+        let mut previous = match start.checked_sub(1).and_then(|before| self.term(before)) {
+            Some(term) if start >= first => term,
+            _ => {
+                return Err(RingError::NotConsecutive {
+                    index: start,
+                    last,
+                    first,
+                });
+            }
+        };
+        for (place, entry) in entries.iter().enumerate() {
+            let (index, term) = (entry.index, entry.term);
+            if index != start + place as u64 {
+                return Err(RingError::NotConsecutive { index, last, first });
+            }
+            if term < previous {
+                return Err(RingError::TermBackwards {
+                    index,
+                    term,
+                    previous,
+                });
+            }
+            let len = entry.payload.len() as u64;
+            if len > limit {
+                return Err(RingError::TooLarge { len, limit });
+            }
+            previous = term;
+        }
+        Ok(())
+    }
+
+    /// Writes records and stores slots; the slots are flushed but not yet fenced.
+    fn append(&mut self, entries: &[NewEntry<'_>]) -> Result<(), RingError> {
+        let before = (self.metas.len(), self.tail, self.used);
+        for entry in entries {
+            if let Err(error) = self.write_record(entry) {
+                // No slot points at the records written so far: forgetting them is enough.
+                self.metas.truncate(before.0);
+                (self.tail, self.used) = (before.1, before.2);
+                return Err(error);
+            }
+        }
+        self.area.fence();
+        for entry in entries {
+            let at = self.slot_at(entry.index);
+            // Just written, so it is there.
+            let offset = self.meta(entry.index).map_or(0, |meta| meta.offset);
+            self.area.store_u64(at, slot(offset, entry.index));
+        }
+        self.flush_slots(entries[0].index, entries.len() as u64);
+        Ok(())
+    }
+
+    fn write_record(&mut self, entry: &NewEntry<'_>) -> Result<(), RingError> {
+        let pieces = self.pieces(entry.payload);
+        let header = RecordHeader {
+            log: self.spec.log,
+            kind: entry.kind,
+            segments: pieces.len() as u16,
+            len: entry.payload.len() as u32,
+            term: entry.term,
+            prev_term: self.term(self.last_index()).unwrap_or(0),
+            index: entry.index,
+            payload_crc: crc32c(entry.payload.segments()),
+        };
+        let mut head = std::mem::take(&mut self.scratch);
+        head.clear();
+        header.encode(&pieces, &mut head);
+        let inline = if pieces.is_empty() {
+            u64::from(header.len)
+        } else {
+            inline_bytes(&pieces)
+        };
+        let bytes = (head.len() as u64 + inline).next_multiple_of(RECORD_UNIT);
+        let Some((offset, skipped)) = self.place(bytes) else {
+            self.scratch = head;
+            return Err(RingError::Full {
+                needed: bytes,
+                free: self.records_bytes - self.used,
+            });
+        };
+        let mut at = self.records_at + offset;
+        self.area.write(at, &head);
+        at += head.len() as u64;
+        self.scratch = head;
+        let mut parts = Vec::with_capacity(pieces.len());
+        for (place, part) in entry.payload.parts().iter().enumerate() {
+            match (part, pieces.get(place)) {
+                (Segment::Frame(frame), Some(Piece::Extent { .. })) => {
+                    frame.flush();
+                    parts.push(Part::Extent(frame.clone()));
+                }
+                (part, piece) => {
+                    let slice = part.as_slice();
+                    self.area.write(at, slice);
+                    if piece.is_some() {
+                        let (from, len) = (at - self.records_at, slice.len() as u32);
+                        parts.push(Part::Inline { from, len });
+                    }
+                    at += slice.len() as u64;
+                }
+            }
+        }
+        self.area
+            .flush(self.records_at + offset, at - self.records_at - offset);
+        self.tail = offset + bytes;
+        self.used += bytes + skipped;
+        self.metas.push_back(Meta {
+            offset,
+            bytes,
+            skipped,
+            term: entry.term,
+            kind: entry.kind,
+            len: header.len,
+            parts: (!pieces.is_empty()).then(|| parts.into_boxed_slice()),
+        });
+        Ok(())
+    }
+
+    /// Which pieces stay in their frames; none at all, so no table, where copying takes no more room than the table.
+    fn pieces(&self, payload: &Payload) -> Vec<Piece> {
+        let ours = |frame: &Frame| {
+            self.pool
+                .as_ref()
+                .is_some_and(|pool| frame.belongs_to(pool))
+        };
+        let parts = payload.parts();
+        if parts.len() > MAX_PIECES {
+            return Vec::new();
+        }
+        let table = parts.len() * SEGMENT_BYTES;
+        let pieces: Vec<Piece> = parts
+            .iter()
+            .map(|part| match part {
+                Segment::Frame(frame) if ours(frame) && frame.len() >= SEGMENT_BYTES * 4 => {
+                    Piece::Extent {
+                        frame: frame.number(),
+                        offset: frame.offset(),
+                        len: frame.len() as u32,
+                    }
+                }
+                part => Piece::Inline {
+                    len: part.as_slice().len() as u32,
+                },
+            })
+            .collect();
+        // Keeps every record within header and payload length, which `fits` and `max_payload` count on.
+        if table as u64 + inline_bytes(&pieces) < payload.len() as u64 {
+            pieces
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Where a record of this size goes, and the bytes skipped before it at the wrap.
+    fn place(&mut self, bytes: u64) -> Option<(u64, u64)> {
+        if self.free_slots() == 0 {
+            return None;
+        }
+        let Some(front) = self.metas.front() else {
+            self.tail = 0;
+            self.used = 0;
+            return (bytes <= self.records_bytes).then_some((0, 0));
+        };
+        let head = front.offset;
+        if self.tail > head {
+            if self.tail + bytes <= self.records_bytes {
+                return Some((self.tail, 0));
+            }
+            // Strictly below the head, so that tail == head never happens while there are records.
+            return (bytes < head).then(|| (0, self.records_bytes - self.tail));
+        }
+        (self.tail + bytes < head).then_some((self.tail, 0))
+    }
+
+    fn slot_at(&self, index: u64) -> u64 {
+        SLOTS_AT + (index & u64::from(self.spec.slots - 1)) * 8
+    }
+
+    fn flush_slots(&self, from: u64, count: u64) {
+        let slots = u64::from(self.spec.slots);
+        let start = from & (slots - 1);
+        let straight = count.min(slots - start);
+        self.area.flush(SLOTS_AT + start * 8, straight * 8);
+        self.area.flush(SLOTS_AT, (count - straight) * 8);
+    }
+
+    /// Nulls the slots of `count` indexes and makes that durable.
+    pub(crate) fn null_slots(&mut self, from: u64, count: u64) {
+        for index in from..from + count {
+            let at = self.slot_at(index);
+            self.area.store_u64(at, 0);
+        }
+        self.flush_slots(from, count);
+        self.area.fence();
+    }
+
+    /// Removes a conflicting suffix durably, before its indexes are used again: the first slot is nulled first, so that a
+    /// crash in between leaves a log that ends there.
+    fn truncate(&mut self, from: u64) {
+        let count = self.last_index() + 1 - from;
+        self.null_slots(from, 1);
+        if count > 1 {
+            self.null_slots(from + 1, count - 1);
+        }
+        let keep = (from - self.anchor.first) as usize;
+        let removed: u64 = self
+            .metas
+            .iter()
+            .skip(keep)
+            .map(|meta| meta.bytes + meta.skipped)
+            .sum();
+        // Dropping the metas lets go of the frames: nothing durable names them any more.
+        self.metas.truncate(keep);
+        self.used -= removed;
+        self.tail = self.metas.back().map_or(0, |meta| meta.offset + meta.bytes);
+    }
+
+    /// Forgets every entry up to and including `through`. The new head is durable before their space is used again.
+    ///
+    /// # Errors
+    /// [`RingError::TrimBeyondEnd`].
+    pub fn trim(&mut self, through: u64) -> Result<(), RingError> {
+        let (first, last) = (self.first_index(), self.last_index());
+        if through < first {
+            return Ok(());
+        }
+        if through > last {
+            return Err(RingError::TrimBeyondEnd { through, last });
+        }
+        let prev_term = self.term(through).unwrap_or(0);
+        let count = through + 1 - first;
+        self.write_anchor(self.anchor_at(through + 1, prev_term, false));
+        self.null_slots(first, count);
+        let freed: u64 = self
+            .metas
+            .drain(..count as usize)
+            .map(|meta| meta.bytes + meta.skipped)
+            .sum();
+        self.used -= freed;
+        if let Some(front) = self.metas.front_mut() {
+            self.used -= std::mem::take(&mut front.skipped);
+        }
+        Ok(())
+    }
+
+    /// Empties the log; the next entry is `index + 1`. For a state that came by another way than the log.
+    pub fn reset(&mut self, index: u64, term: u64) {
+        // While `resetting` stands, recovery finishes the job; the slots' old content counts for nothing.
+        self.write_anchor(self.anchor_at(index + 1, term, true));
+        self.finish_reset();
+    }
+
+    pub(crate) fn finish_reset(&mut self) {
+        self.null_slots(0, u64::from(self.spec.slots));
+        self.metas.clear();
+        (self.tail, self.used) = (0, 0);
+        self.write_anchor(self.anchor_at(self.anchor.first, self.anchor.prev_term, false));
+        // Until the copy is durable too, rot in the slot just written would bring `resetting` back.
+        self.area.fence();
+    }
+
+    pub(crate) fn anchor_at(&self, first: u64, prev_term: u64, resetting: bool) -> Anchor {
+        Anchor {
+            seq: self.anchor.seq + 1,
+            first,
+            prev_term,
+            resetting,
+            ..self.anchor
+        }
+    }
+
+    /// Makes the anchor durable; its copy is on the way.
+    pub(crate) fn write_anchor(&mut self, anchor: Anchor) {
+        let bytes = anchor.encode();
+        for turn in 0..2 {
+            let at = ANCHOR_AT + ((anchor.seq + turn) % 2) * ANCHOR_STRIDE;
+            self.area.write(at, &bytes);
+            self.area.flush(at, bytes.len() as u64);
+            if turn == 0 {
+                self.area.fence();
+            }
+        }
+        self.anchor = anchor;
+    }
+
+    /// Writes and flushes the hard state, which has been checked; the caller fences.
+    pub(crate) fn write_hard_state(&mut self, state: HardState) {
+        self.hard_seq += 1;
+        self.hard_state = state;
+        self.put_hard_state(self.hard_seq % 2);
+    }
+
+    /// Copies the hard state, durable in its own slot, into the other; the next fence waits for it.
+    pub(crate) fn copy_hard_state(&mut self) {
+        self.put_hard_state((self.hard_seq + 1) % 2);
+    }
+
+    pub(crate) fn put_hard_state(&mut self, slot: u64) {
+        let mut bytes = std::mem::take(&mut self.scratch);
+        self.hard_state.encode(self.hard_seq, &mut bytes);
+        let at = HARD_STATE_AT + slot * HARD_STATE_BYTES;
+        self.area.write(at, &bytes);
+        self.area.flush(at, bytes.len() as u64);
+        self.scratch = bytes;
+    }
+}
+
+fn inline_bytes(pieces: &[Piece]) -> u64 {
+    pieces
+        .iter()
+        .map(|piece| match piece {
+            Piece::Inline { len } => u64::from(*len),
+            Piece::Extent { .. } => 0,
+        })
+        .sum()
+}
