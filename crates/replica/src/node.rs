@@ -596,7 +596,11 @@ impl Node {
             }
             let status = log.group.status();
             let flushed = self.store.flushed(log.id);
-            let mut through = flushed.min(log.applied);
+            // A part of the log stays although this replica no longer needs it: were it to lead, a follower that is a
+            // little behind could be fed from it at once instead of having to fetch a checkpoint.
+            let entries = (status.last + 1 - status.first) as f64;
+            let keep = (entries * TRIM_AT / used) as u64;
+            let mut through = flushed.min(log.applied).min(status.last - keep);
             if used < LAGGARDS_UNTIL {
                 let slowest = status.peers.iter().map(|peer| peer.matched).min();
                 through = slowest.map_or(through, |slowest| through.min(slowest));
