@@ -65,8 +65,8 @@ struct Request {
     /// Session that `seq` belongs to; 0: none yet.
     session: u64,
     attempts: u32,
-    /// Attempts that were not refused: each may have been executed.
-    in_doubt: u32,
+    /// Attempts that were not refused: each may have been executed. A doubled refusal removes its attempt once.
+    in_doubt: Vec<u32>,
     refusals: u32,
     last_refusal: NotDone,
     queued: bool,
@@ -77,7 +77,6 @@ enum Timer {
     /// Attempt number that was sent to a node.
     Attempt(u32, usize),
     Resend,
-    Deadline,
 }
 
 /// The seqs of a session that have been answered.
@@ -131,6 +130,8 @@ pub struct ClientCore {
     requests: HashMap<Ticket, Request>,
     ready: VecDeque<Ticket>,
     in_flight: usize,
+    /// Requests in the order in which their time is over.
+    deadlines: VecDeque<(u64, Ticket)>,
     timers: BinaryHeap<Reverse<(u64, Ticket, Timer)>>,
     completions: Vec<Completion>,
     next_ticket: Ticket,
@@ -152,6 +153,7 @@ impl ClientCore {
             requests: HashMap::new(),
             ready: VecDeque::new(),
             in_flight: 0,
+            deadlines: VecDeque::new(),
             timers: BinaryHeap::new(),
             completions: Vec::new(),
             next_ticket: 1,
@@ -161,7 +163,9 @@ impl ClientCore {
 
     /// Requests that have no outcome yet.
     pub fn pending(&self) -> usize {
-        self.requests.len() - usize::from(self.opening)
+        self.requests
+            .len()
+            .saturating_sub(usize::from(self.opening))
     }
 
     /// Takes in a command.
@@ -194,7 +198,9 @@ impl ClientCore {
     fn push(&mut self, now_us: u64, kind: Kind, body: Vec<u8>) -> Ticket {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        if self.requests.len() >= self.config.window + self.config.max_queued {
+        let full = self.requests.len() >= self.config.window + self.config.max_queued;
+        // The session is what the waiting requests need to get on.
+        if full && kind != Kind::OpenSession {
             self.completions
                 .push((ticket, Err(ClientError::NotDone(NotDone::QueueFull))));
             return ticket;
@@ -206,14 +212,13 @@ impl ClientCore {
             seq: 0,
             session: 0,
             attempts: 0,
-            in_doubt: 0,
+            in_doubt: Vec::new(),
             refusals: 0,
             last_refusal: NotDone::NotSent,
             queued: true,
         };
         self.requests.insert(ticket, request);
-        self.timers
-            .push(Reverse((deadline_us, ticket, Timer::Deadline)));
+        self.deadlines.push_back((deadline_us, ticket));
         self.ready.push_back(ticket);
         ticket
     }
@@ -277,7 +282,8 @@ impl ClientCore {
                 self.resent += 1;
             }
             request.attempts += 1;
-            request.in_doubt += 1;
+            let attempt_number = request.attempts;
+            request.in_doubt.push(attempt_number);
             let patience = self.config.attempt_us << (request.attempts - 1).min(4);
             let attempt = Timer::Attempt(request.attempts, self.target);
             self.timers
@@ -301,11 +307,24 @@ impl ClientCore {
         if count > 0 {
             out.push((node, message));
         }
-        waiting.append(&mut self.ready);
-        self.ready = waiting;
+        let starved = self.session == 0 && !self.opening && !waiting.is_empty();
+        for ticket in waiting.into_iter().rev() {
+            self.ready.push_front(ticket);
+        }
+        if starved {
+            // An earlier session, or the attempt to open one, is gone: the waiting writes need another.
+            self.open_session(now_us);
+            self.transmit(now_us, out);
+        }
     }
 
     fn fire(&mut self, now_us: u64) {
+        while let Some(&(due_us, ticket)) = self.deadlines.front()
+            && (due_us <= now_us || !self.requests.contains_key(&ticket))
+        {
+            self.deadlines.pop_front();
+            self.give_up(ticket);
+        }
         while let Some(Reverse((due_us, _, _))) = self.timers.peek()
             && *due_us <= now_us
         {
@@ -316,7 +335,6 @@ impl ClientCore {
                 continue;
             };
             match timer {
-                Timer::Deadline => self.give_up(ticket),
                 Timer::Resend => self.enqueue(ticket),
                 Timer::Attempt(attempt, node) => {
                     if request.attempts != attempt || request.queued {
@@ -352,8 +370,8 @@ impl ClientCore {
         let Some(request) = self.requests.get(&ticket) else {
             return;
         };
-        let error = match (request.in_doubt, request.kind) {
-            (0, _) => ClientError::NotDone(request.last_refusal),
+        let error = match (request.in_doubt.is_empty(), request.kind) {
+            (true, _) => ClientError::NotDone(request.last_refusal),
             // A read changes nothing, so it is certain that nothing was done.
             (_, Kind::Read { .. }) => ClientError::NotDone(NotDone::NoLeader),
             _ => ClientError::Unknown,
@@ -373,12 +391,9 @@ impl ClientCore {
         }
         if request.kind == Kind::OpenSession {
             self.opening = false;
-            match result {
-                Ok(Reply::Int(session)) => {
-                    self.session = session as u64;
-                    self.acked = Acked::new();
-                }
-                Ok(_) | Err(_) => {}
+            if let Ok(Reply::Int(session)) = result {
+                self.session = session as u64;
+                self.acked = Acked::new();
             }
             return;
         }
@@ -412,15 +427,31 @@ impl ClientCore {
     }
 
     fn on_response(&mut self, now_us: u64, node: usize, id: u64, status: Status) {
-        let ticket = id >> 8;
+        let (ticket, attempt) = (id >> 8, (id & 0xff) as u32);
         let Some(request) = self.requests.get_mut(&ticket) else {
             return;
         };
+        if matches!(
+            status,
+            Status::TooLarge
+                | Status::Malformed
+                | Status::NotLeader { .. }
+                | Status::Busy
+                | Status::Lost
+        ) {
+            let Some(place) = request
+                .in_doubt
+                .iter()
+                .position(|sent| sent & 0xff == attempt)
+            else {
+                return;
+            };
+            request.in_doubt.swap_remove(place);
+        }
         match status {
             Status::Done(reply) => self.on_reply(now_us, ticket, reply),
-            Status::Unknown => self.enqueue(ticket),
+            Status::Unknown => self.again(now_us, ticket, BACKOFF_US),
             Status::TooLarge | Status::Malformed => {
-                request.in_doubt = request.in_doubt.saturating_sub(1);
                 request.last_refusal = if status == Status::TooLarge {
                     NotDone::TooLarge
                 } else {
@@ -460,7 +491,6 @@ impl ClientCore {
 
     fn refused(&mut self, ticket: Ticket, why: NotDone) {
         if let Some(request) = self.requests.get_mut(&ticket) {
-            request.in_doubt = request.in_doubt.saturating_sub(1);
             request.refusals += 1;
             request.last_refusal = why;
         }
@@ -493,8 +523,8 @@ impl ClientCore {
                     self.session = 0;
                 }
                 // This attempt was not executed. If no other one can have been, it is safe to start over.
-                if request.in_doubt <= 1 {
-                    request.in_doubt = 0;
+                if request.in_doubt.len() <= 1 {
+                    request.in_doubt.clear();
                     (request.session, request.seq) = (0, 0);
                     self.enqueue(ticket);
                     if self.session == 0 {
@@ -521,7 +551,9 @@ impl ClientCore {
 
     /// When [`ClientCore::transmit`] wants to be called again at the latest.
     pub fn next_timeout_us(&self) -> Option<u64> {
-        self.timers.peek().map(|Reverse((due_us, _, _))| *due_us)
+        let timer = self.timers.peek().map(|Reverse((due_us, _, _))| *due_us);
+        let deadline = self.deadlines.front().map(|(due_us, _)| *due_us);
+        timer.into_iter().chain(deadline).min()
     }
 }
 
@@ -553,4 +585,256 @@ fn put_request(message: &mut Vec<u8>, id: u64, request: &Request) {
         }
         out.extend_from_slice(&request.body);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use cyclone_wire::client::{Request, put_response, requests};
+    use cyclone_wire::command::Condition;
+
+    use super::*;
+
+    /// One replicated counter behind three nodes of which one leads; sessions as the state machine keeps them.
+    #[derive(Default)]
+    struct Cluster {
+        leader: u64,
+        sessions: HashMap<u64, HashMap<u64, Reply>>,
+        counter: i64,
+        executed: u64,
+    }
+
+    impl Cluster {
+        fn answer(&mut self, node: u64, message: &[u8]) -> Vec<u8> {
+            let body = &message[1..];
+            let mut out = vec![envelope::CLIENT_RESPONSE];
+            let mut walk = requests(body.len());
+            while let Some(request) = walk.next(body) {
+                let (id, request) = request.expect("well-formed");
+                let Request::Command(range) = request else {
+                    panic!("only commands here")
+                };
+                let status = if node == self.leader {
+                    Status::Done(self.execute(&Command::decode(&body[range]).expect("a command")))
+                } else {
+                    Status::NotLeader {
+                        leader: Some((self.leader, String::new())),
+                    }
+                };
+                put_response(&mut out, id, &status);
+            }
+            out
+        }
+
+        fn execute(&mut self, command: &Command<'_>) -> Reply {
+            let Some(tag) = command.session else {
+                let session = self.sessions.len() as u64 + 1;
+                self.sessions.insert(session, HashMap::new());
+                return Reply::Int(session as i64);
+            };
+            let Some(session) = self.sessions.get_mut(&tag.session) else {
+                return Reply::Failed(Failure::SessionExpired);
+            };
+            if let Some(reply) = session.get(&tag.seq) {
+                return reply.clone();
+            }
+            self.executed += 1;
+            if let Operation::IncrBy { delta, .. } = command.operation {
+                self.counter += delta;
+            }
+            session.insert(tag.seq, Reply::Int(self.counter));
+            Reply::Int(self.counter)
+        }
+    }
+
+    fn core(deadline_us: u64) -> ClientCore {
+        let nodes = (1..=3).map(|id| (id, String::new())).collect();
+        ClientCore::new(
+            nodes,
+            CoreConfig {
+                deadline_us,
+                ..CoreConfig::default()
+            },
+        )
+    }
+
+    fn incr() -> Operation<'static> {
+        Operation::IncrBy {
+            key: b"n",
+            delta: 1,
+        }
+    }
+
+    /// Requests and answers are lost and the leader changes; still every increment that was answered counts once, and
+    /// none that was reported as not done counts at all.
+    #[test]
+    fn increments_count_once_under_loss_and_failover() {
+        for seed in 0..50u64 {
+            let mut random = seed;
+            let mut chance = |percent: u64| {
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                (random >> 33) % 100 < percent
+            };
+            let mut cluster = Cluster {
+                leader: 2,
+                ..Cluster::default()
+            };
+            let mut core = core(60_000_000);
+            let (mut submitted, mut answered, mut out) = (0, Vec::new(), Vec::new());
+            let mut now_us = 0;
+            while answered.len() < 500 {
+                now_us += 1000;
+                assert!(
+                    now_us < 100_000_000,
+                    "seed {seed}: {} of 500 answered",
+                    answered.len()
+                );
+                while submitted < 500 && core.pending() < 64 {
+                    core.submit(now_us, &incr());
+                    submitted += 1;
+                }
+                if chance(1) {
+                    cluster.leader = cluster.leader % 3 + 1;
+                }
+                core.transmit(now_us, &mut out);
+                for (node, message) in out.drain(..) {
+                    if chance(20) {
+                        continue;
+                    }
+                    let response = cluster.answer(node, &message);
+                    if !chance(20) {
+                        core.on_message(now_us, node, &response);
+                    }
+                }
+                for (_, result) in core.completions() {
+                    answered.push(result.expect("answered within a minute"));
+                }
+            }
+            assert_eq!(cluster.counter, 500, "seed {seed}");
+            let mut sums: Vec<i64> = answered
+                .iter()
+                .map(|r| if let Reply::Int(n) = r { *n } else { 0 })
+                .collect();
+            sums.sort_unstable();
+            assert_eq!(
+                sums,
+                (1..=500).collect::<Vec<_>>(),
+                "seed {seed}: each sum is answered once"
+            );
+        }
+    }
+
+    fn deliver(core: &mut ClientCore, now_us: u64, cluster: &mut Cluster) {
+        let mut out = Vec::new();
+        core.transmit(now_us, &mut out);
+        for (node, message) in out {
+            let response = cluster.answer(node, &message);
+            core.on_message(now_us, node, &response);
+        }
+    }
+
+    /// Nothing answers: a request that was sent ends as unknown, one that waited for a session as not done.
+    #[test]
+    fn silence_is_unknown_only_for_what_was_sent() {
+        let mut cluster = Cluster {
+            leader: 1,
+            ..Cluster::default()
+        };
+        let mut core = core(100_000);
+        let early = core.submit(0, &incr());
+        let mut out = Vec::new();
+        for now_us in (0..200_000).step_by(1000) {
+            core.transmit(now_us, &mut out);
+        }
+        let done: Vec<_> = core.completions().collect();
+        assert_eq!(done, [(early, Err(ClientError::NotDone(NotDone::NotSent)))]);
+        // The cluster is back: a session is opened again, then the answers stop.
+        let late = core.submit(200_000, &incr());
+        for now_us in (200_000..205_000).step_by(1000) {
+            core.transmit(now_us, &mut out);
+            for (node, message) in out.drain(..) {
+                let response = cluster.answer(node, &message);
+                if cluster.executed == 0 {
+                    core.on_message(now_us, node, &response);
+                }
+            }
+        }
+        for now_us in (205_000..400_000).step_by(1000) {
+            core.transmit(now_us, &mut out);
+        }
+        let done: Vec<_> = core.completions().collect();
+        assert_eq!(done, [(late, Err(ClientError::Unknown))]);
+        assert_eq!(
+            cluster.executed, 1,
+            "it was executed, and the client rightly does not claim otherwise"
+        );
+    }
+
+    /// An expired session is replaced; what was never executed is sent again under the new one.
+    #[test]
+    fn an_expired_session_is_replaced() {
+        let mut cluster = Cluster {
+            leader: 1,
+            ..Cluster::default()
+        };
+        let mut core = core(5_000_000);
+        core.submit(0, &incr());
+        (0..4).for_each(|turn| deliver(&mut core, turn, &mut cluster));
+        assert_eq!(core.completions().count(), 1);
+        cluster.sessions.insert(1_000, cluster.sessions[&1].clone());
+        cluster.sessions.remove(&1);
+        let key = b"k";
+        core.submit(
+            10,
+            &Operation::Set {
+                key,
+                value: b"v",
+                condition: Condition::Always,
+                get: false,
+            },
+        );
+        (10..40_000)
+            .step_by(1000)
+            .for_each(|now_us| deliver(&mut core, now_us, &mut cluster));
+        assert!(matches!(core.completions().next(), Some((_, Ok(_)))));
+        assert_eq!(cluster.executed, 2);
+    }
+
+    /// Two copies of one refusal must not make an attempt in doubt look refused.
+    #[test]
+    fn a_doubled_refusal_counts_once() {
+        let mut cluster = Cluster {
+            leader: 1,
+            ..Cluster::default()
+        };
+        let mut core = core(60_000);
+        core.submit(0, &incr());
+        (0..2).for_each(|turn| deliver(&mut core, turn, &mut cluster));
+        core.completions().for_each(drop);
+        core.submit(10, &incr());
+        let (mut out, mut sent) = (Vec::new(), 0);
+        for now_us in (10..80_000).step_by(1000) {
+            core.transmit(now_us, &mut out);
+            for (node, message) in out.drain(..) {
+                sent += 1;
+                if sent == 1 {
+                    continue;
+                }
+                let body = &message[1..];
+                let (id, _) = requests(body.len())
+                    .next(body)
+                    .expect("one")
+                    .expect("well-formed");
+                let mut busy = vec![envelope::CLIENT_RESPONSE];
+                put_response(&mut busy, id, &Status::Busy);
+                core.on_message(now_us, node, &busy);
+                core.on_message(now_us, node, &busy);
+            }
+        }
+        let done: Vec<_> = core.completions().map(|(_, result)| result).collect();
+        assert_eq!(done, [Err(ClientError::Unknown)]);
+    }
 }

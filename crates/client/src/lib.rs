@@ -76,6 +76,8 @@ pub struct Client {
     epoch: Instant,
     inbox: Vec<Message>,
     outbox: Vec<(u64, Vec<u8>)>,
+    /// Outcomes of pipelined requests that came while a call waited for its own.
+    stash: Vec<Completion>,
 }
 
 fn io(error: impl std::fmt::Display) -> ClientError {
@@ -123,6 +125,7 @@ impl Client {
             epoch: Instant::now(),
             inbox: Vec::new(),
             outbox: Vec::new(),
+            stash: Vec::new(),
         })
     }
 
@@ -159,6 +162,7 @@ impl Client {
     ) -> Result<usize, ClientError> {
         let begun = Instant::now();
         let before = done.len();
+        done.append(&mut self.stash);
         loop {
             self.turn()?;
             done.extend(self.core.completions());
@@ -240,16 +244,19 @@ impl Client {
     }
 
     fn wait_for(&mut self, ticket: Ticket) -> Result<Reply, ClientError> {
-        let mut done = Vec::new();
+        let (mut done, mut others) = (Vec::new(), std::mem::take(&mut self.stash));
         loop {
             self.poll(Duration::from_millis(100), &mut done)?;
             if let Some(position) = done.iter().position(|(other, _)| *other == ticket) {
-                return match done.swap_remove(position).1? {
+                let result = done.swap_remove(position).1;
+                others.append(&mut done);
+                self.stash = others;
+                return match result? {
                     Reply::Failed(failure) => Err(failure.into()),
                     reply => Ok(reply),
                 };
             }
-            done.clear();
+            others.append(&mut done);
         }
     }
 

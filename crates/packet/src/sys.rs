@@ -258,27 +258,6 @@ impl Burst {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_survive_the_round_trip() {
-        for text in [
-            "127.0.0.1:7000",
-            "[::1]:65535",
-            "[fe80::1%3]:9",
-            "255.1.2.3:0",
-        ] {
-            let address: SocketAddr = text.parse().unwrap();
-            let mut storage = blank_address();
-            put_address(address, &mut storage);
-            assert_eq!(get_address(&storage), Some(address));
-        }
-        assert_eq!(get_address(&blank_address()), None);
-    }
-}
-
 /// Blocks until one of the descriptors is readable or the time is over; an interruption counts as the latter.
 pub(crate) fn wait_readable(
     fds: &[std::os::fd::RawFd],
@@ -315,5 +294,26 @@ pub(crate) fn wait_readable(
             }
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_the_round_trip() {
+        for text in [
+            "127.0.0.1:7000",
+            "[::1]:65535",
+            "[fe80::1%3]:9",
+            "255.1.2.3:0",
+        ] {
+            let address: SocketAddr = text.parse().unwrap();
+            let mut storage = blank_address();
+            put_address(address, &mut storage);
+            assert_eq!(get_address(&storage), Some(address));
+        }
+        assert_eq!(get_address(&blank_address()), None);
     }
 }

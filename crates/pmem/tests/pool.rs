@@ -285,6 +285,35 @@ fn threads_never_share_a_written_frame() {
     );
 }
 
+/// While one thread is about to take the top frame, another takes two and returns the first: the top is the same again, but
+/// the frame below is not. The list must notice.
+#[test]
+fn a_list_that_looks_the_same_again_is_noticed() {
+    let pool = pool(4);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..1_000_000 {
+                    let first = pool.alloc();
+                    let second = pool.alloc();
+                    drop(first);
+                    drop(second);
+                }
+            });
+        }
+    });
+    assert_eq!(pool.free(), 4);
+    let all: HashSet<u32> = (0..4)
+        .map(|_| pool.alloc().unwrap().freeze(0..1))
+        .map(|frame| {
+            let number = frame.number();
+            std::mem::forget(frame);
+            number
+        })
+        .collect();
+    assert_eq!(all.len(), 4);
+}
+
 /// The last handle and the last frames go at the same time in different threads; the lock on a file shows that the memory
 /// went with the last of them, and not earlier.
 #[test]

@@ -64,6 +64,16 @@ pub(crate) enum Done {
     Snapshot(crate::snapshot::Done),
 }
 
+/// What is found out at a start and does not change.
+pub(crate) struct Boot {
+    pub(crate) tick_us: u64,
+    /// Differs from boot to boot.
+    pub(crate) salt: u64,
+    pub(crate) survives: Survives,
+    /// What the region is, for people.
+    pub(crate) region: String,
+}
+
 /// One replica of a cluster.
 pub struct Node {
     pub(crate) config: Config,
@@ -105,10 +115,14 @@ impl Node {
         logs: Vec<PhysicalLog>,
         store: Arc<dyn StateMachine>,
         waker: Arc<Waker>,
-        tick_us: u64,
-        salt: u64,
-        region: (Survives, String),
+        boot: Boot,
     ) -> std::io::Result<Node> {
+        let Boot {
+            tick_us,
+            salt,
+            survives,
+            region,
+        } = boot;
         let snapshots = Snapshots::new(config.data.join("snapshots"), salt)?;
         Ok(Node {
             config,
@@ -118,8 +132,8 @@ impl Node {
             workers: Workers::new(2, waker)?,
             snapshots,
             counters: Counters::default(),
-            survives: region.0,
-            region_description: region.1,
+            survives,
+            region_description: region,
             flushing: false,
             clients: ClientReplies::default(),
             inbox: Vec::new(),

@@ -168,9 +168,11 @@ impl Node {
     /// Leader: makes a checkpoint if a follower needs one, forgets what nobody uses, gives up on silent followers.
     pub(crate) fn snapshot_upkeep(&mut self) {
         let now_us = self.now_us();
-        let wanted = self.logs.iter_mut().fold(false, |wanted, log| {
-            log.group.take_wants_snapshot() || wanted
-        });
+        // Every log is asked: the answer clears the wish.
+        let mut wanted = false;
+        for log in &mut self.logs {
+            wanted |= log.group.take_wants_snapshot();
+        }
         if wanted && !self.snapshots.making && self.snapshots.offered.is_none() {
             self.snapshots.making = true;
             self.snapshots.next_id += 1;
@@ -299,12 +301,12 @@ impl Node {
             return;
         };
         let now_us = self.now_us();
-        if let Some(fetching) = &mut self.snapshots.fetching {
-            if fetching.installing || (fetching.id == meta.id && fetching.offer.from == offer.from)
-            {
-                fetching.offer.term = fetching.offer.term.max(offer.term);
-                return;
-            }
+        if let Some(fetching) = &mut self.snapshots.fetching
+            && (fetching.installing
+                || (fetching.id == meta.id && fetching.offer.from == offer.from))
+        {
+            fetching.offer.term = fetching.offer.term.max(offer.term);
+            return;
         }
         if meta.index <= self.logs[usize::from(offer.log)].applied {
             // Nothing to fetch: Raft only needs to hear that the offer was taken.

@@ -15,14 +15,14 @@ use cyclone_packet::{
     Driver, Identity as PortIdentity, Keys, PacketError, Port, PortConfig, TcpDriver, TcpOptions,
     UdpDriver, UdpOptions,
 };
-use cyclone_pmem::{FlushPolicy, Pool, Region, RegionError, RegionOptions};
+use cyclone_pmem::{FlushPolicy, Pool, Region, RegionError, RegionOptions, Survives};
 use cyclone_store::{ApplyError, Echo, KvMachine, Limits, MemoryKv, StateMachine};
 use cyclone_wal::{HardState, Ring, RingError, RingSpec, SuperblockError, superblock};
 use mio::Waker;
 
 use crate::config::{Config, ConfigError, Engine, Transport};
 use crate::identity::{self, Identity, IdentityError};
-use crate::node::Node;
+use crate::node::{Boot, Node};
 use crate::physical::PhysicalLog;
 
 /// Bytes of each frame: a jumbo datagram with its headroom.
@@ -220,7 +220,7 @@ fn memory(config: &Config, region: &Region) -> Result<(Vec<Ring>, Pool), StartEr
     let known = identity::read(&config.data)?;
     let nvm = config.nvm.display().to_string();
     let data = config.data.display().to_string();
-    let opened = superblock::open(&mut head, &who);
+    let opened = superblock::open(&head, &who);
     let incarnation = match (&opened, &known) {
         (Ok(incarnation), Some(_)) => *incarnation,
         // A bootstrap that was cut off before the identity file: the log must be untouched.
@@ -450,26 +450,22 @@ impl Node {
                 salt & 0xffff_ffff,
             ));
         }
-        let about = (region.survives(), region.describe());
+        let boot = Boot {
+            tick_us: TICK_US,
+            salt: salt & 0xffff_ffff,
+            survives: region.survives(),
+            region: region.describe(),
+        };
         tracing::info!(
-            region = about.1,
+            region = boot.region,
             "replica {} of cluster {:032x}",
             config.id,
             config.cluster_id
         );
-        if about.0 != cyclone_pmem::Survives::PowerLoss {
-            tracing::warn!(survives = %about.0, "the log region does not survive power loss");
+        if boot.survives != Survives::PowerLoss {
+            tracing::warn!(survives = %boot.survives, "the log region does not survive power loss");
         }
-        Node::assemble(
-            config,
-            port,
-            logs,
-            store,
-            waker,
-            TICK_US,
-            salt & 0xffff_ffff,
-            about,
-        )
-        .map_err(io("starting worker threads"))
+        Node::assemble(config, port, logs, store, waker, boot)
+            .map_err(io("starting worker threads"))
     }
 }

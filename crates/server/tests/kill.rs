@@ -60,17 +60,17 @@ fn load(
     let mut choice = Sequence(seed ^ (number << 40));
     let mut value = 0u64;
     while !stop.load(Ordering::Relaxed) {
-        let (key, op) = match choice.next() % 10 {
-            0..=2 => (format!("counter:{}", choice.next() % COUNTERS), Op::Incr(1)),
+        let (key, op) = match choice.draw() % 10 {
+            0..=2 => (format!("counter:{}", choice.draw() % COUNTERS), Op::Incr(1)),
             3..=6 => {
                 value += 1;
                 let text = format!("{number}-{value}");
                 (
-                    format!("register:{}", choice.next() % REGISTERS),
+                    format!("register:{}", choice.draw() % REGISTERS),
                     Op::Set(text.into_bytes()),
                 )
             }
-            _ => (format!("register:{}", choice.next() % REGISTERS), Op::Get),
+            _ => (format!("register:{}", choice.draw() % REGISTERS), Op::Get),
         };
         let invoke_us = epoch.elapsed().as_micros() as u64;
         let outcome = match execute(&mut client, key.as_bytes(), &op) {
@@ -185,9 +185,9 @@ fn killed_replicas_lose_nothing() {
         let leader = cluster
             .wait_for_leader(Duration::from_secs(20))
             .expect("a leader");
-        let victims: Vec<usize> = match choice.next() % 10 {
+        let victims: Vec<usize> = match choice.draw() % 10 {
             0..=4 => vec![leader],
-            5..=7 => vec![(choice.next() % 3) as usize],
+            5..=7 => vec![(choice.draw() % 3) as usize],
             _ => vec![0, 1, 2],
         };
         let story = format!("kill {kill} of nodes {victims:?} (leader {leader})");
@@ -199,13 +199,13 @@ fn killed_replicas_lose_nothing() {
             wait_for_progress(&acked, Duration::from_secs(20), &story);
             failovers_ms.push(begun.elapsed().as_millis());
         } else {
-            std::thread::sleep(Duration::from_millis(choice.next() % 200));
+            std::thread::sleep(Duration::from_millis(choice.draw() % 200));
         }
         for &victim in &victims {
             cluster.start(victim, false).expect("started again");
         }
         wait_for_progress(&acked, Duration::from_secs(20), &story);
-        std::thread::sleep(Duration::from_millis(choice.next() % 300));
+        std::thread::sleep(Duration::from_millis(choice.draw() % 300));
     }
     stop.store(true, Ordering::Relaxed);
     let mut history = History::new();

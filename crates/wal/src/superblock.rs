@@ -149,61 +149,122 @@ mod tests {
         let (region, _) = Region::simulated(4096).expect("memory");
         let mut area = region.take(0, 4096).expect("first taker");
         let ours = identity();
-        assert_eq!(open(&mut area, &ours), Err(SuperblockError::NotFormatted));
+        assert_eq!(open(&area, &ours), Err(SuperblockError::NotFormatted));
         create(&mut area, &ours, 9);
-        assert_eq!(open(&mut area, &ours), Ok(9));
+        assert_eq!(open(&area, &ours), Ok(9));
         let other = Identity {
             cluster: 78,
             ..ours
         };
         assert!(matches!(
-            open(&mut area, &other),
+            open(&area, &other),
             Err(SuperblockError::WrongCluster { found: 77, .. })
         ));
         let other = Identity { replica: 3, ..ours };
         assert!(matches!(
-            open(&mut area, &other),
+            open(&area, &other),
             Err(SuperblockError::WrongReplica { found: 2, .. })
         ));
         let other = Identity { logs: 2, ..ours };
         assert!(matches!(
-            open(&mut area, &other),
+            open(&area, &other),
             Err(SuperblockError::WrongShape { logs: 1, .. })
         ));
         let other = Identity {
             boot_id: [2; 16],
             ..ours
         };
-        assert_eq!(open(&mut area, &other), Err(SuperblockError::Rebooted));
+        assert_eq!(open(&area, &other), Err(SuperblockError::Rebooted));
         let powered = Identity {
             survives: Survives::PowerLoss,
             ..other
         };
-        assert_eq!(open(&mut area, &powered), Ok(9));
+        assert_eq!(open(&area, &powered), Ok(9));
         area.write(20, &[0xff]);
-        assert_eq!(open(&mut area, &powered), Err(SuperblockError::Damaged));
+        assert_eq!(open(&area, &powered), Err(SuperblockError::Damaged));
     }
 
-    /// A crash while formatting leaves a blank region or a whole superblock, never half of one.
+    fn open_image(image: &[u8], identity: &Identity) -> Result<u64, SuperblockError> {
+        let (region, _) = Region::from_image(image).expect("memory");
+        let area = region.take(0, 4096).expect("first taker");
+        open(&area, identity)
+    }
+
+    /// The machine stops while a region is formatted, a blank one or one that was another replica's: then it counts as
+    /// never formatted, or as what it was, or is ready, and never as damaged.
     #[test]
     fn a_crash_while_formatting_is_recognised() {
-        for stop in 0..8 {
-            let (region, sim) = Region::simulated(4096).expect("memory");
-            sim.crash_after(stop);
-            create(
-                &mut region.take(0, 4096).expect("first taker"),
-                &identity(),
-                9,
-            );
-            for seed in 0..200 {
-                let (region, _) = Region::from_image(&sim.sampled(seed)).expect("memory");
-                let opened = open(&mut region.take(0, 4096).expect("first taker"), &identity());
-                let fine = matches!(
-                    opened,
-                    Ok(9) | Err(SuperblockError::NotFormatted | SuperblockError::Damaged)
-                );
-                assert!(fine, "stop {stop} seed {seed}: {opened:?}");
+        let other = Identity {
+            replica: 3,
+            ..identity()
+        };
+        for used_before in [false, true] {
+            let mut stop = 0;
+            loop {
+                let (region, sim) = Region::simulated(4096).expect("memory");
+                let mut area = region.take(0, 4096).expect("first taker");
+                if used_before {
+                    create(&mut area, &other, 4);
+                }
+                let start = sim.events();
+                sim.crash_after(start + stop);
+                create(&mut area, &identity(), 9);
+                for seed in 0..500 {
+                    let opened = open_image(&sim.sampled(seed), &identity());
+                    let fine = matches!(
+                        opened,
+                        Ok(9)
+                            | Err(SuperblockError::NotFormatted
+                                | SuperblockError::WrongReplica { .. })
+                    );
+                    assert!(fine, "stop {stop} seed {seed}: {opened:?}");
+                }
+                if start + stop >= sim.events() {
+                    assert_eq!(open_image(&sim.image(|_| 0), &identity()), Ok(9));
+                    break;
+                }
+                stop += 1;
             }
+        }
+    }
+
+    /// Persistent memory comes back after a reboot, and the power fails again while the replica starts: nothing may have
+    /// been written to the only superblock.
+    #[test]
+    fn opening_after_a_reboot_stores_nothing() {
+        let (region, sim) = Region::simulated(4096).expect("memory");
+        let mut area = region.take(0, 4096).expect("first taker");
+        let powered = Identity {
+            survives: Survives::PowerLoss,
+            ..identity()
+        };
+        create(&mut area, &powered, 9);
+        let before = sim.image(|_| 0);
+        let rebooted = Identity {
+            boot_id: [2; 16],
+            ..powered
+        };
+        assert_eq!(open(&area, &rebooted), Ok(9));
+        assert_eq!((sim.outcomes(), sim.image(|_| 0)), (1, before));
+    }
+
+    /// Any bit of the superblock turns: the region is refused.
+    #[test]
+    fn rot_is_told() {
+        let (region, sim) = Region::simulated(4096).expect("memory");
+        create(
+            &mut region.take(0, 4096).expect("first taker"),
+            &identity(),
+            9,
+        );
+        for bit in 0..80 * 8 {
+            let mut image = sim.image(|_| 0);
+            image[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(
+                open_image(&image, &identity()),
+                Err(SuperblockError::Damaged),
+                "bit {bit}"
+            );
         }
     }
 }

@@ -86,7 +86,7 @@ pub struct Sequence(pub u64);
 
 impl Sequence {
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -97,7 +97,7 @@ impl Sequence {
     /// A 16-byte key out of a million.
     pub fn key(&mut self) -> [u8; 16] {
         let mut key = *b"key:000000000000";
-        let mut number = self.next() % 1_000_000;
+        let mut number = self.draw() % 1_000_000;
         for digit in key.iter_mut().rev() {
             if number == 0 {
                 break;
