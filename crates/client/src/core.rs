@@ -28,7 +28,8 @@ pub struct CoreConfig {
     pub max_queued: usize,
     /// How long a request may take in all, in microseconds.
     pub deadline_us: u64,
-    /// How long the first attempt waits for an answer; later ones twice as long each, up to 16 times.
+    /// How long the first attempt waits for an answer; every second
+    /// one after it twice as long, up to 16 times.
     pub attempt_us: u64,
 }
 
@@ -284,7 +285,7 @@ impl ClientCore {
             request.attempts += 1;
             let attempt_number = request.attempts;
             request.in_doubt.push(attempt_number);
-            let patience = self.config.attempt_us << (request.attempts - 1).min(4);
+            let patience = self.config.attempt_us << ((request.attempts - 1) / 2).min(4);
             let attempt = Timer::Attempt(request.attempts, self.target);
             self.timers
                 .push(Reverse((now_us + patience, ticket, attempt)));
@@ -503,7 +504,7 @@ impl ClientCore {
         };
         let pause_us = match request.refusals {
             0..=2 => least_us,
-            many => BACKOFF_US << (many - 2).min(4),
+            many => BACKOFF_US << (many - 2).min(2),
         };
         if pause_us == 0 {
             self.enqueue(ticket);
