@@ -24,9 +24,9 @@ trap cleanup EXIT
 import json, sys
 work = sys.argv[1]
 cluster = json.load(open(f"{work}/cluster.json"))
-open(f"{work}/pids", "w").write(" ".join(str(node["pid"]) for node in cluster["nodes"]))
+open(f"{work}/pids", "w").write(" ".join(str(node["pid"]) for node in cluster["nodes"]) + "\n")
 open(f"{work}/regions", "w").write(cluster["regions"])
-open(f"{work}/ports", "w").write(" ".join(str(node["redis"].split(":")[1]) for node in cluster["nodes"]))
+open(f"{work}/ports", "w").write(" ".join(str(node["redis"].split(":")[1]) for node in cluster["nodes"]) + "\n")
 open(f"{work}/leader", "w").write(next(n["redis"].split(":")[1] for n in cluster["nodes"] if n["leads"]))
 PY
 read -r -a ports <"$work/ports"
@@ -43,5 +43,5 @@ echo "redis-benchmark"
 redis-benchmark -p "$leader" -t set,get,incr -c 50 -P 16 -n 100000 -q
 
 echo "redis-py"
-"$python" tests/python/redis_clients.py --leader "127.0.0.1:$leader" --follower "127.0.0.1:$follower"
+"$python" tests/python/redis_clients.py "127.0.0.1:$leader" "127.0.0.1:$follower"
 echo "unmodified clients: ok"
