@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Provides the etcd server that `cyclone bench put --peers` measures beside Cyclone. Starts nothing and installs
+# Provides the etcd server and the load generator that `cyclone bench put --peers` measures beside Cyclone. Starts nothing and installs
 # nothing system-wide. Progress goes to standard error; the last line of standard output is the path of the binary.
 #
 #   CYCLONE_ETCD=PATH      use this etcd
@@ -10,12 +10,17 @@ cd "$(dirname "$0")/.."
 
 say() { echo "bench-peers: $*" >&2; }
 version() { "$1" --version | sed -n 's/^etcd Version: //p'; }
-finish() { # finish BINARY HOW
+finish() { # finish BINARY HOW: puts server and load generator where the benchmark looks for them
     say "etcd $(version "$1") at $1 ($2)"
+    command -v go >/dev/null || { say "the load generator (bench-peers/etcdload) needs Go"; exit 1; }
+    mkdir -p "$peers"
+    ln -sfn "$(realpath "$1")" "$peers/etcd"
+    (cd bench-peers/etcdload && GOFLAGS=-mod=readonly go build -trimpath -o "$peers/etcdload" .) >&2
     echo "$1"
     exit 0
 }
 
+peers=${XDG_CACHE_HOME:-$HOME/.cache}/cyclone/peers
 [ -z "${CYCLONE_ETCD:-}" ] || finish "$CYCLONE_ETCD" "given by CYCLONE_ETCD"
 
 cache=${CYCLONE_CACHE:-$HOME/.cache/cyclone}/peers

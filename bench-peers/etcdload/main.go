@@ -1,0 +1,111 @@
+// Loads three etcd members with puts through etcd's own client: the same keys, values and concurrency as the other
+// systems of `cyclone bench put`. Prints one JSON line.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log"
+	"math/rand"
+	"os"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func main() {
+	endpoints := flag.String("endpoints", "127.0.0.1:23790", "addresses of the members, by commas")
+	inflight := flag.Int("inflight", 1, "puts outstanding at once")
+	size := flag.Int("value", 100, "bytes of each value")
+	warmup := flag.Duration("warmup", time.Second, "time before measuring")
+	measure := flag.Duration("measure", 4*time.Second, "time measured")
+	seed := flag.Int64("seed", 1, "seed of the keys")
+	flag.Parse()
+
+	all := strings.Split(*endpoints, ",")
+	leader := findLeader(all)
+	// A connection carries many streams; etcd's own benchmark uses about this many.
+	connections := min(*inflight, 16)
+	clients := make([]*clientv3.Client, connections)
+	for i := range clients {
+		client, err := clientv3.New(clientv3.Config{Endpoints: []string{leader}, DialTimeout: 5 * time.Second})
+		if err != nil {
+			log.Fatalf("etcdload: %v", err)
+		}
+		defer client.Close()
+		clients[i] = client
+	}
+	value := strings.Repeat("v", *size)
+	begun := time.Now()
+	from, until := begun.Add(*warmup), begun.Add(*warmup+*measure)
+	latencies := make([][]time.Duration, *inflight)
+	var group sync.WaitGroup
+	for worker := range *inflight {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			random := rand.New(rand.NewSource(*seed<<20 + int64(worker)))
+			client := clients[worker%connections]
+			for {
+				sent := time.Now()
+				if !sent.Before(until) {
+					return
+				}
+				key := fmt.Sprintf("key:%012d", random.Intn(1_000_000))
+				if _, err := client.Put(context.Background(), key, value); err != nil {
+					log.Fatalf("etcdload: put: %v", err)
+				}
+				if done := time.Now(); !done.Before(from) && done.Before(until) {
+					latencies[worker] = append(latencies[worker], done.Sub(sent))
+				}
+			}
+		}()
+	}
+	group.Wait()
+	var merged []time.Duration
+	for _, part := range latencies {
+		merged = append(merged, part...)
+	}
+	if len(merged) == 0 {
+		log.Fatal("etcdload: no put ended within the measured time")
+	}
+	sort.Slice(merged, func(a, b int) bool { return merged[a] < merged[b] })
+	micros := func(quantile float64) float64 {
+		return float64(merged[int(quantile*float64(len(merged)-1))].Nanoseconds()) / 1000
+	}
+	err := json.NewEncoder(os.Stdout).Encode(map[string]any{
+		"operations": len(merged),
+		"seconds":    measure.Seconds(),
+		"p50_us":     micros(0.5),
+		"p99_us":     micros(0.99),
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// findLeader waits for the members and answers the leader's address: the shortest way for a put.
+func findLeader(endpoints []string) string {
+	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: 5 * time.Second})
+	if err != nil {
+		log.Fatalf("etcdload: %v", err)
+	}
+	defer client.Close()
+	for begun := time.Now(); time.Since(begun) < 15*time.Second; time.Sleep(100 * time.Millisecond) {
+		for _, endpoint := range endpoints {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			status, err := client.Status(ctx, endpoint)
+			cancel()
+			if err == nil && status.Leader != 0 && status.Leader == status.Header.MemberId {
+				return endpoint
+			}
+		}
+	}
+	log.Fatal("etcdload: no leader")
+	return ""
+}
