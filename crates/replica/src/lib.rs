@@ -8,6 +8,7 @@
 //!     ClientReplies  answers to native clients                           clients.rs
 //!     Snapshots      checkpoints for replicas that lag                   snapshot.rs
 //!     Workers        threads for what would block                        workers.rs
+//!     upkeep         trimming, handing over, counters                    upkeep.rs, status.rs
 //!   Node::start      region, identity, store, port                       start.rs, identity.rs
 //!   Embedded         a replica inside another program                    embed.rs
 //! ```
@@ -28,6 +29,7 @@ mod run;
 mod snapshot;
 mod start;
 mod status;
+mod upkeep;
 mod workers;
 
 pub use config::{Config, ConfigError, Engine, Member, Polling, Transport};

@@ -88,23 +88,18 @@ pub struct Node {
     clients: ClientReplies,
     inbox: Vec<Message>,
     pub(crate) answers: Vec<(Origin, Outcome)>,
-    flushing: bool,
-    completions: Vec<(Ticket, Outcome)>,
+    pub(crate) flushing: bool,
+    pub(crate) completions: Vec<(Ticket, Outcome)>,
     next_tick_us: u64,
     next_upkeep_us: u64,
+    pub(crate) next_touch_us: u64,
     tick_us: u64,
-    active_us: u64,
-    now: Now,
+    pub(crate) active_us: u64,
+    pub(crate) now: Now,
 }
 
 /// How often trimming, time-outs and snapshot deadlines are looked after.
 const UPKEEP_US: u64 = 20_000;
-/// Fill of the log from which on it is trimmed.
-const TRIM_AT: f64 = 0.25;
-/// Fill from which on the store is asked to flush.
-const FLUSH_AT: f64 = 0.4;
-/// Fill from which on lagging followers no longer hold entries back.
-const LAGGARDS_UNTIL: f64 = 0.7;
 /// Messages taken from the port in one step.
 const RECEIVE_BURST: usize = 64;
 
@@ -141,6 +136,7 @@ impl Node {
             completions: Vec::new(),
             next_tick_us: 0,
             next_upkeep_us: 0,
+            next_touch_us: 0,
             tick_us,
             active_us: 0,
             now: Now {
@@ -279,7 +275,7 @@ impl Node {
     fn dispatch(&mut self, message: Message) {
         let Message { from, body } = message;
         let mut class = [0u8; 1];
-        if body.len() < 2 || !body.read_at(0, &mut class) {
+        if !body.read_at(0, &mut class) {
             self.counters.malformed += 1;
             return;
         }
@@ -592,129 +588,10 @@ impl Node {
         for log in &mut self.logs {
             log.expire(self.now.steady_us, &mut self.answers);
         }
+        self.keep_in_touch()?;
         self.trim()?;
         self.snapshot_upkeep();
         Ok(())
-    }
-
-    /// Drops what no longer needs to be in the log, and asks the store to flush before the log runs short.
-    ///
-    /// An entry may go once the store survives without it. Followers that lag hold it back, but only while there is room:
-    /// after that they are brought up with a checkpoint.
-    fn trim(&mut self) -> Result<(), NodeError> {
-        let mut flush = false;
-        for log in &mut self.logs {
-            let used = log.group.fullness();
-            if used < TRIM_AT {
-                continue;
-            }
-            let status = log.group.status();
-            let flushed = self.store.flushed(log.id);
-            // A part of the log stays although this replica no longer needs it: were it to lead, a follower that is a
-            // little behind could be fed from it at once instead of having to fetch a checkpoint.
-            let entries = (status.last + 1 - status.first) as f64;
-            let keep = (entries * TRIM_AT / used) as u64;
-            let mut through = flushed.min(log.applied).min(status.last - keep);
-            if used < LAGGARDS_UNTIL {
-                let slowest = status.peers.iter().map(|peer| peer.matched).min();
-                through = slowest.map_or(through, |slowest| through.min(slowest));
-            }
-            if through >= status.first {
-                log.group.trim(through)?;
-            }
-            // Only what has been applied since the last flush can be freed by another one.
-            flush |= used >= FLUSH_AT && log.applied > flushed;
-        }
-        if flush && !self.flushing {
-            self.flushing = true;
-            let store = Arc::clone(&self.store);
-            self.workers.run(move || Done::Flushed(store.flush()));
-        }
-        Ok(())
-    }
-
-    /// Computes the state's hash on a worker; the outcome comes back under `ticket`.
-    pub fn digest(&mut self, ticket: Ticket) {
-        let store = Arc::clone(&self.store);
-        self.workers.run(move || Done::Digest {
-            ticket,
-            result: store.digest(),
-        });
-    }
-
-    /// A client of this process has work: the polling policy may spin for a while.
-    pub fn note_work(&mut self) {
-        self.active_us = self.now.steady_us;
-    }
-
-    /// Last index of the log: at or behind every write answered so far.
-    pub fn last_index(&self) -> u64 {
-        self.logs[0].group.last_index()
-    }
-
-    /// The packet port's counters by name.
-    pub fn packet_stats(&self) -> Vec<(&'static str, u64)> {
-        let (port, driver) = (self.port.stats(), self.port.driver_stats());
-        let mut counters = port.named();
-        counters.extend([
-            ("datagrams_sent", driver.sent),
-            ("datagrams_received", driver.received),
-        ]);
-        counters.extend([
-            ("send_calls", driver.send_calls),
-            ("receive_calls", driver.receive_calls),
-        ]);
-        counters.extend([
-            ("send_full", driver.send_full),
-            ("truncated", driver.truncated),
-            ("pool_empty", driver.pool_empty),
-        ]);
-        counters
-    }
-
-    /// The configuration it was started with.
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
-    /// Whether this replica leads every log.
-    pub fn leads(&self) -> bool {
-        self.logs.iter().all(|log| log.group.is_leader())
-    }
-
-    /// The leader of the log that a slot lives in, if known.
-    pub fn leader_of(&self, slot: u16) -> Option<u64> {
-        self.logs[usize::from(slot) % self.logs.len()]
-            .group
-            .leader()
-    }
-
-    /// Descriptors that are readable when packets wait.
-    pub fn port_descriptors(&self) -> Vec<std::os::fd::RawFd> {
-        self.port.fds()
-    }
-
-    /// Hands leadership to the follower that has most of the log, log by log.
-    pub fn resign(&mut self) {
-        for log in &mut self.logs {
-            let peers = log.group.status().peers;
-            let best = peers
-                .iter()
-                .filter(|peer| peer.recent_active)
-                .max_by_key(|peer| peer.matched);
-            if let Some(best) = best {
-                // Refused when leadership is gone already: then there is nothing to hand over.
-                let _ = log.group.transfer_leader(best.id);
-            }
-        }
-    }
-
-    /// A clean end: the store takes over what it has not written, so that the next start replays little.
-    ///
-    /// # Errors
-    /// When the store refuses; nothing is lost, the log still has it.
-    pub fn close(&mut self) -> Result<(), NodeError> {
-        Ok(self.store.flush()?)
     }
 
     pub(crate) fn now_us(&self) -> u64 {

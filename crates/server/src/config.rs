@@ -164,6 +164,57 @@ impl File {
             .with_context(|| format!("{} is not a valid node configuration", path.display()))
     }
 
+    /// What the flags of `cyclone serve` say; data and region are set by their own flags.
+    ///
+    /// # Errors
+    /// A member that is not `ID=PACKET_ADDRESS[,REDIS_ADDRESS]`.
+    pub fn from_flags(
+        id: u64,
+        members: &[String],
+        cluster_id: String,
+        node_key: String,
+        client_key: String,
+    ) -> Result<File> {
+        let member = |text: &String| -> Result<MemberEntry> {
+            let wrong = || format!("--member {text:?} is not ID=PACKET_ADDRESS[,REDIS_ADDRESS]");
+            let (id, addresses) = text.split_once('=').with_context(wrong)?;
+            let (packet, redis) = match addresses.split_once(',') {
+                Some((packet, redis)) => (packet, Some(redis.parse().with_context(wrong)?)),
+                None => (addresses, None),
+            };
+            let packet = packet.parse().with_context(wrong)?;
+            Ok(MemberEntry {
+                id: id.parse().with_context(wrong)?,
+                packet,
+                redis,
+            })
+        };
+        Ok(File {
+            cluster: Cluster {
+                id: cluster_id,
+                logs: one(),
+                node_key,
+                client_key,
+                security: authenticated(),
+                transport: udp(),
+                members: members.iter().map(member).collect::<Result<_>>()?,
+            },
+            node: Node {
+                id,
+                data: PathBuf::new(),
+                nvm: PathBuf::new(),
+                nvm_bytes: default_nvm_bytes(),
+                engine: rocksdb(),
+                polling: adaptive(),
+                pin_cpu: None,
+                password: None,
+                redis_listen: None,
+            },
+            limits: Limits::default(),
+            timing: Timing::default(),
+        })
+    }
+
     /// Turns the text into a checked configuration for the replica.
     pub fn to_config(&self, bootstrap: bool) -> Result<Config> {
         let config = Config {

@@ -37,8 +37,23 @@ enum Command {
 #[derive(Args)]
 struct Serve {
     /// The node's configuration file (docs/configuration.md).
+    #[arg(long, required_unless_present = "member")]
+    config: Option<PathBuf>,
+    /// Without a file: a member as ID=PACKET_ADDRESS[,REDIS_ADDRESS]; repeat for each.
+    #[arg(long, conflicts_with = "config", requires_all = ["id", "cluster_id", "data", "nvm"])]
+    member: Vec<String>,
+    /// Without a file: this node's replica number.
     #[arg(long)]
-    config: PathBuf,
+    id: Option<u64>,
+    /// Without a file: the cluster's id, 32 hexadecimal digits.
+    #[arg(long)]
+    cluster_id: Option<String>,
+    /// Without a file: 64 hexadecimal digits; better kept from other users' sight in the environment.
+    #[arg(long, env = "CYCLONE_NODE_KEY", hide_env_values = true)]
+    node_key: Option<String>,
+    /// Without a file: 64 hexadecimal digits.
+    #[arg(long, env = "CYCLONE_CLIENT_KEY", hide_env_values = true)]
+    client_key: Option<String>,
     /// Take an empty directory and region as a new replica of a new cluster. Give it once, when the cluster is created.
     #[arg(long)]
     bootstrap: bool,
@@ -245,7 +260,22 @@ fn serve_node(arguments: &Serve) -> Result<()> {
         .with_writer(std::io::stderr)
         .with_target(false)
         .init();
-    let mut file = config::File::read(&arguments.config)?;
+    let mut file = match &arguments.config {
+        Some(path) => config::File::read(path)?,
+        None => config::File::from_flags(
+            arguments.id.unwrap_or(0),
+            &arguments.member,
+            arguments.cluster_id.clone().unwrap_or_default(),
+            arguments
+                .node_key
+                .clone()
+                .context("--node-key or CYCLONE_NODE_KEY is missing")?,
+            arguments
+                .client_key
+                .clone()
+                .context("--client-key or CYCLONE_CLIENT_KEY is missing")?,
+        )?,
+    };
     if let Some(data) = &arguments.data {
         file.node.data.clone_from(data);
     }
@@ -260,7 +290,7 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     }
     if arguments.check {
         file.to_config(arguments.bootstrap)?;
-        println!("{}: ok", arguments.config.display());
+        println!("the configuration is valid");
         return Ok(());
     }
     if arguments.end_with_parent {

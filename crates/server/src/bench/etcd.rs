@@ -108,6 +108,8 @@ impl Etcd {
     /// Runs the load: one goroutine per operation in flight, as etcd's own benchmark does.
     pub fn run(&self, load: &Load) -> Result<Measured> {
         let output = Command::new(&self.load)
+            // Only what matters: its retries while electing are no news.
+            .env("ETCD_CLIENT_DEBUG", "error")
             .arg("-endpoints")
             .arg(&self.endpoints)
             .arg("-inflight")
