@@ -4,20 +4,26 @@
 //! repeated, to whichever replica leads by then. Reads are repeated freely. An attempt that a replica *refused* was
 //! certainly not executed; an attempt without an answer may have been. A request all of whose attempts were refused
 //! ends as "not done"; one with an attempt in doubt ends as "unknown".
+//!
+//! While the leader is not known, one message at a time is sent (with as many requests as fit): a thousand requests in
+//! flight do not hammer replicas that elect. Where it is sent next is decided in hunt.rs.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use cyclone_wire::client::{Status, responses};
 use cyclone_wire::codec::Write;
-use cyclone_wire::command::{Command, Operation, Query, SessionTag};
+use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::envelope;
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::error::{ClientError, NotDone};
-
-/// The client's own number for a request.
-pub type Ticket = u64;
+use crate::hunt::Hunt;
+use crate::pack::{Buffers, MESSAGE_REQUESTS, OVERHEAD_BYTES, Pack};
+use crate::request::{
+    Completion, Kind, MAX_ATTEMPTS, MAX_SLOTS, Slab, Stage, Ticket, split_id, wire_id,
+};
+use crate::session::{self, Opening, Session, State};
+use crate::time::ResponseTime;
 
 /// Settings.
 #[derive(Clone, Copy, Debug)]
@@ -28,9 +34,11 @@ pub struct CoreConfig {
     pub max_queued: usize,
     /// How long a request may take in all, in microseconds.
     pub deadline_us: u64,
-    /// How long the first attempt waits for an answer; every second
-    /// one after it twice as long, up to 16 times.
+    /// How long the first attempt waits for an answer at least, in microseconds; more when answers take longer.
+    /// Each repetition waits twice as long, up to 8 times.
     pub attempt_us: u64,
+    /// Largest request in wire form, in bytes.
+    pub max_request_bytes: usize,
 }
 
 impl Default for CoreConfig {
@@ -40,103 +48,38 @@ impl Default for CoreConfig {
             max_queued: 65_536,
             deadline_us: 5_000_000,
             attempt_us: 25_000,
+            max_request_bytes: 4 << 20,
         }
     }
 }
 
-/// Bytes after which a message takes no further request.
-const MESSAGE_BYTES: usize = 8000;
-/// Requests per message; a replica makes one log entry of as many.
-const MESSAGE_REQUESTS: usize = 32;
-/// First pause after a refusal without a better address, in microseconds.
-const BACKOFF_US: u64 = 2_000;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Write,
-    Read { through_log: bool },
-    OpenSession,
-}
-
-struct Request {
-    kind: Kind,
-    /// Command or query in wire form. A write's tag is set when it is first sent.
-    body: Vec<u8>,
-    seq: u64,
-    /// Session that `seq` belongs to; 0: none yet.
-    session: u64,
-    attempts: u32,
-    /// Attempts that were not refused: each may have been executed. A doubled refusal removes its attempt once.
-    in_doubt: Vec<u32>,
-    refusals: u32,
-    last_refusal: NotDone,
-    queued: bool,
-}
-
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Timer {
-    /// Attempt number that was sent to a node.
-    Attempt(u32, usize),
-    Resend,
-}
-
-/// The seqs of a session that have been answered.
-#[derive(Default)]
-struct Acked {
-    below: u64,
-    done: VecDeque<bool>,
-}
-
-impl Acked {
-    fn new() -> Acked {
-        Acked {
-            below: 1,
-            done: VecDeque::new(),
-        }
-    }
-
-    fn next(&mut self) -> u64 {
-        self.done.push_back(false);
-        self.below + self.done.len() as u64 - 1
-    }
-
-    fn answered(&mut self, seq: u64) {
-        let place = seq
-            .checked_sub(self.below)
-            .and_then(|place| self.done.get_mut(place as usize));
-        if let Some(done) = place {
-            *done = true;
-        }
-        while self.done.front() == Some(&true) {
-            self.done.pop_front();
-            self.below += 1;
-        }
-    }
-}
-
-/// Completed requests.
-pub type Completion = (Ticket, Result<Reply, ClientError>);
+/// Kinds of requests (docs/formats.md, "Client messages").
+const COMMAND: u8 = 1;
+const QUERY: u8 = 2;
 
 /// The state machine.
 pub struct ClientCore {
     config: CoreConfig,
-    /// Node ids with their addresses as hints name them.
-    nodes: Vec<(u64, String)>,
-    target: usize,
-    /// When the target last said anything.
-    heard_us: u64,
-    session: u64,
-    opening: bool,
-    acked: Acked,
-    requests: HashMap<Ticket, Request>,
-    ready: VecDeque<Ticket>,
-    in_flight: usize,
-    /// Requests in the order in which their time is over.
-    deadlines: VecDeque<(u64, Ticket)>,
-    timers: BinaryHeap<Reverse<(u64, Ticket, Timer)>>,
+    hunt: Hunt,
+    session: Session,
+    opening: Opening,
+    requests: Slab,
+    /// Never sent, oldest first.
+    fresh: VecDeque<Ticket>,
+    /// To be sent again.
+    again: VecDeque<Ticket>,
+    /// Sent and not ended, in no order; at most the window.
+    sent: Vec<Ticket>,
+    /// Nothing in `sent` is due before.
+    next_due_us: u64,
+    response_time: ResponseTime,
+    /// Something may be sendable that was not at the last [`ClientCore::transmit`].
+    ready: bool,
     completions: Vec<Completion>,
-    next_ticket: Ticket,
-    /// Requests sent again for lack of an answer.
+    buffers: Buffers,
+    /// Requests refused at the door; they have numbers too.
+    turned_away: u64,
+    /// Requests sent again, for lack of an answer or after a refusal.
     pub resent: u64,
 }
 
@@ -145,395 +88,465 @@ impl ClientCore {
     pub fn new(nodes: Vec<(u64, String)>, config: CoreConfig) -> ClientCore {
         ClientCore {
             config,
-            nodes,
-            target: 0,
-            heard_us: 0,
-            session: 0,
-            opening: false,
-            acked: Acked::new(),
-            requests: HashMap::new(),
-            ready: VecDeque::new(),
-            in_flight: 0,
-            deadlines: VecDeque::new(),
-            timers: BinaryHeap::new(),
+            hunt: Hunt::new(nodes),
+            session: Session::new(),
+            opening: Opening::default(),
+            requests: Slab::default(),
+            fresh: VecDeque::new(),
+            again: VecDeque::new(),
+            sent: Vec::new(),
+            next_due_us: u64::MAX,
+            response_time: ResponseTime::default(),
+            ready: false,
             completions: Vec::new(),
-            next_ticket: 1,
+            buffers: Buffers::default(),
+            turned_away: 0,
             resent: 0,
         }
     }
 
     /// Requests that have no outcome yet.
     pub fn pending(&self) -> usize {
-        self.requests
-            .len()
-            .saturating_sub(usize::from(self.opening))
+        self.requests.len()
     }
 
-    /// Takes in a command.
+    /// Takes in a command. Commands that are pending together may be executed in any order.
     pub fn submit(&mut self, now_us: u64, operation: &Operation<'_>) -> Ticket {
-        let mut body = Vec::with_capacity(64 + operation.value().map_or(0, <[u8]>::len));
-        // The real tag is set when the command is first sent.
-        let tag = SessionTag {
-            session: 1,
-            seq: 1,
-            acked_below: 1,
-        };
-        Command {
-            session: Some(tag),
-            operation: operation.clone(),
-        }
-        .encode(&mut body);
-        if self.session == 0 {
-            self.open_session(now_us);
-        }
-        self.push(now_us, Kind::Write, body)
+        self.push(now_us, Kind::Write, |body| session::encode(operation, body))
     }
 
     /// Takes in a read; `through_log` chooses the quorum read of cyclone §2 over ReadIndex. Both are linearizable.
     pub fn submit_query(&mut self, now_us: u64, query: &Query<'_>, through_log: bool) -> Ticket {
-        let mut body = Vec::with_capacity(64);
-        query.encode(&mut body);
-        self.push(now_us, Kind::Read { through_log }, body)
+        self.push(now_us, Kind::Read { through_log }, |body| {
+            query.encode(body)
+        })
     }
 
-    fn push(&mut self, now_us: u64, kind: Kind, body: Vec<u8>) -> Ticket {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        let full = self.requests.len() >= self.config.window + self.config.max_queued;
-        // The session is what the waiting requests need to get on.
-        if full && kind != Kind::OpenSession {
-            self.completions
-                .push((ticket, Err(ClientError::NotDone(NotDone::QueueFull))));
-            return ticket;
-        }
-        let deadline_us = now_us + self.config.deadline_us;
-        let request = Request {
-            kind,
-            body,
-            seq: 0,
-            session: 0,
-            attempts: 0,
-            in_doubt: Vec::new(),
-            refusals: 0,
-            last_refusal: NotDone::NotSent,
-            queued: true,
+    fn push(&mut self, now_us: u64, kind: Kind, encode: impl FnOnce(&mut Vec<u8>)) -> Ticket {
+        let deadline_us = now_us.saturating_add(self.config.deadline_us);
+        let room = self.requests.len() < self.config.window.saturating_add(self.config.max_queued);
+        let Some(ticket) = room
+            .then(|| self.requests.insert(kind, deadline_us))
+            .flatten()
+        else {
+            return self.turn_away(NotDone::QueueFull);
         };
-        self.requests.insert(ticket, request);
-        self.deadlines.push_back((deadline_us, ticket));
-        self.ready.push_back(ticket);
+        if let Some(request) = self.requests.get(ticket) {
+            encode(&mut request.body);
+            if request.body.len() + OVERHEAD_BYTES > self.config.max_request_bytes {
+                self.requests.remove(ticket);
+                return self.turn_away(NotDone::TooLarge);
+            }
+        }
+        self.fresh.push_back(ticket);
+        self.ready = true;
         ticket
     }
 
-    fn open_session(&mut self, now_us: u64) {
-        if self.opening {
-            return;
-        }
-        self.opening = true;
-        let mut body = Vec::new();
-        Command {
-            session: None,
-            operation: Operation::OpenSession,
-        }
-        .encode(&mut body);
-        let ticket = self.push(now_us, Kind::OpenSession, body);
-        // Everything else waits for it.
-        self.ready.pop_back();
-        self.ready.push_front(ticket);
+    fn turn_away(&mut self, why: NotDone) -> Ticket {
+        self.turned_away += 1;
+        // The slab never uses this slot.
+        let ticket = Slab::ticket(self.turned_away, MAX_SLOTS);
+        let outcome = Err(ClientError::NotDone(why));
+        self.completions.push((ticket, outcome));
+        ticket
     }
 
-    /// Moves what is due; gives messages to send as (node, bytes).
+    /// Moves what is due; gives messages to send as (node, bytes). Buffers may be handed back to
+    /// [`ClientCore::recycle`].
     pub fn transmit(&mut self, now_us: u64, out: &mut Vec<(u64, Vec<u8>)>) {
         self.fire(now_us);
-        let Some(&(node, _)) = self.nodes.get(self.target) else {
+        let Some(node) = self.hunt.target() else {
             return;
         };
-        let (mut message, mut count) = (Vec::new(), 0);
-        let mut waiting = VecDeque::new();
-        while let Some(ticket) = self.ready.pop_front() {
-            let Some(request) = self.requests.get_mut(&ticket) else {
-                continue;
+        if self.hunt.is_paused(now_us) {
+            return;
+        }
+        self.ready = false;
+        let mut budget = match (self.hunt.is_found(), self.hunt.is_probing()) {
+            (true, _) => usize::MAX,
+            (false, false) => MESSAGE_REQUESTS,
+            (false, true) => 0,
+        };
+        let mut pack = Pack::default();
+        for _ in 0..self.again.len() {
+            if budget == 0 {
+                break;
+            }
+            let Some(ticket) = self.again.pop_front() else {
+                break;
             };
-            let needs_session =
-                request.kind == Kind::Write && self.session == 0 && request.session == 0;
-            let is_new = request.attempts == 0;
-            if needs_session
-                || (is_new
-                    && self.in_flight >= self.config.window
-                    && request.kind != Kind::OpenSession)
-            {
-                waiting.push_back(ticket);
-                if !needs_session {
-                    break;
+            if !self.give_seq(ticket) {
+                // It waits for a session. Ended requests are dropped here.
+                if self.requests.get(ticket).is_some() {
+                    self.again.push_back(ticket);
                 }
                 continue;
             }
-            request.queued = false;
-            if request.kind == Kind::Write && request.session == 0 {
-                (request.session, request.seq) = (self.session, self.acked.next());
-                let tag = SessionTag {
-                    session: request.session,
-                    seq: request.seq,
-                    acked_below: self.acked.below,
-                };
-                request.body = retag(&request.body, tag);
-            }
-            if is_new {
-                self.in_flight += 1;
-            } else {
-                self.resent += 1;
-            }
-            request.attempts += 1;
-            let attempt_number = request.attempts;
-            request.in_doubt.push(attempt_number);
-            let patience = self.config.attempt_us << ((request.attempts - 1) / 2).min(4);
-            let attempt = Timer::Attempt(request.attempts, self.target);
-            self.timers
-                .push(Reverse((now_us + patience, ticket, attempt)));
-            if count > 0
-                && (count >= MESSAGE_REQUESTS || message.len() + request.body.len() > MESSAGE_BYTES)
-            {
-                out.push((node, std::mem::take(&mut message)));
-                count = 0;
-            }
-            if count == 0 {
-                message.push(envelope::CLIENT_REQUEST);
-            }
-            put_request(
-                &mut message,
-                (ticket << 8) | u64::from(request.attempts & 0xff),
-                request,
-            );
-            count += 1;
+            self.resent += 1;
+            budget -= usize::from(self.put(now_us, node, ticket, &mut pack, out));
         }
-        if count > 0 {
-            out.push((node, message));
+        while budget > 0 && self.sent.len() < self.config.window {
+            let Some(&ticket) = self.fresh.front() else {
+                break;
+            };
+            if !self.give_seq(ticket) {
+                break;
+            }
+            self.fresh.pop_front();
+            if let Some(request) = self.requests.get(ticket) {
+                if self.sent.is_empty() {
+                    self.next_due_us = u64::MAX;
+                }
+                request.place = self.sent.len();
+                self.sent.push(ticket);
+            }
+            budget -= usize::from(self.put(now_us, node, ticket, &mut pack, out));
         }
-        let starved = self.session == 0 && !self.opening && !waiting.is_empty();
-        for ticket in waiting.into_iter().rev() {
-            self.ready.push_front(ticket);
+        if self.opening.queued && budget > 0 {
+            self.put_opening(now_us, node, &mut pack, out);
         }
-        if starved {
-            // An earlier session, or the attempt to open one, is gone: the waiting writes need another.
-            self.open_session(now_us);
-            self.transmit(now_us, out);
+        pack.finish(node, out);
+        if !out.is_empty() && !self.hunt.is_found() && !self.hunt.is_probing() {
+            let patience_us = self.patience_us();
+            self.hunt.probing_until(now_us + patience_us);
         }
+    }
+
+    /// Takes back the buffer of a message that was sent.
+    pub fn recycle(&mut self, message: Vec<u8>) {
+        self.buffers.recycle(message);
+    }
+
+    /// Makes sure that a write has a session and a seq. `false`: it cannot be sent now.
+    fn give_seq(&mut self, ticket: Ticket) -> bool {
+        let Some(request) = self.requests.get(ticket) else {
+            return false;
+        };
+        if request.kind != Kind::Write
+            || request.session != 0
+            || self.session.state == State::Unsupported
+        {
+            return true;
+        }
+        if self.session.state == State::Closed {
+            self.session.state = State::Opening;
+            self.opening.number += 1;
+            self.opening.queued = true;
+        }
+        let Some((session, seq)) = self.session.next() else {
+            return false;
+        };
+        (request.session, request.seq) = (session, seq);
+        true
+    }
+
+    fn patience_us(&self) -> u64 {
+        self.response_time.patience_us(self.config.attempt_us, 0)
+    }
+
+    /// Puts a request into the message; `false` if it has used up its attempts.
+    fn put(
+        &mut self,
+        now_us: u64,
+        node: u64,
+        ticket: Ticket,
+        pack: &mut Pack,
+        out: &mut Vec<(u64, Vec<u8>)>,
+    ) -> bool {
+        let Some(request) = self.requests.get(ticket) else {
+            return false;
+        };
+        let least_us = self.config.attempt_us;
+        let patience_us = self.response_time.patience_us(least_us, request.timeouts);
+        if request.attempts.last == MAX_ATTEMPTS {
+            return false;
+        }
+        let attempt = request.attempts.begin();
+        request.stage = Stage::Flying;
+        request.sent_us = now_us;
+        request.due_us = now_us + patience_us;
+        self.next_due_us = self
+            .next_due_us
+            .min(request.due_us)
+            .min(request.deadline_us);
+        pack.make_room(node, request.body.len(), &mut self.buffers, out);
+        // As `cyclone_wire::client` writes it, but the bodies are in wire form already.
+        let session = &self.session;
+        pack.message.put_sized(|message| {
+            message.put_u64(wire_id(ticket, attempt));
+            match request.kind {
+                Kind::Write => {
+                    message.put_u8(COMMAND);
+                    session.put_tagged(message, request.session, request.seq, &request.body);
+                }
+                Kind::Read { through_log } => {
+                    message.put_u8(QUERY);
+                    message.put_u8(u8::from(through_log));
+                    message.extend_from_slice(&request.body);
+                }
+            }
+        });
+        true
+    }
+
+    fn put_opening(
+        &mut self,
+        now_us: u64,
+        node: u64,
+        pack: &mut Pack,
+        out: &mut Vec<(u64, Vec<u8>)>,
+    ) {
+        pack.make_room(node, 0, &mut self.buffers, out);
+        let id = wire_id(Slab::ticket(self.opening.number, MAX_SLOTS), 1);
+        let command = Command {
+            session: None,
+            operation: Operation::OpenSession,
+        };
+        cyclone_wire::client::put_command(&mut pack.message, id, &command);
+        self.opening.queued = false;
+        self.opening.sent_us = now_us;
+        self.opening.due_us = now_us + self.patience_us();
     }
 
     fn fire(&mut self, now_us: u64) {
-        while let Some(&(due_us, ticket)) = self.deadlines.front()
-            && (due_us <= now_us || !self.requests.contains_key(&ticket))
-        {
-            self.deadlines.pop_front();
-            self.give_up(ticket);
-        }
-        while let Some(Reverse((due_us, _, _))) = self.timers.peek()
-            && *due_us <= now_us
-        {
-            let Some(Reverse((_, ticket, timer))) = self.timers.pop() else {
-                return;
-            };
-            let Some(request) = self.requests.get_mut(&ticket) else {
-                continue;
-            };
-            match timer {
-                Timer::Resend => self.enqueue(ticket),
-                Timer::Attempt(attempt, node) => {
-                    if request.attempts != attempt || request.queued {
-                        continue;
-                    }
-                    let silent = now_us.saturating_sub(self.heard_us) >= self.config.attempt_us;
-                    if node == self.target && silent {
-                        self.look_elsewhere(now_us);
-                    }
-                    self.enqueue(ticket);
-                }
+        // Deadlines of requests never sent are in order.
+        while let Some(&ticket) = self.fresh.front() {
+            match self.requests.get(ticket) {
+                Some(request) if request.deadline_us > now_us => break,
+                Some(_) => self.give_up(ticket),
+                None => {}
             }
+            self.fresh.pop_front();
+        }
+        let mut silent = self.hunt.probe_is_over(now_us);
+        if self.is_opening() && self.opening.due_us <= now_us {
+            silent |= self.hunt.is_silent_since(self.opening.sent_us);
+            self.opening.queued = true;
+            self.ready = true;
+        }
+        if self.next_due_us <= now_us {
+            silent |= self.sweep(now_us);
+        }
+        if silent {
+            self.hunt.silence(now_us);
+            for position in 0..self.sent.len() {
+                self.enqueue(self.sent[position]);
+            }
+            self.opening.queued = self.session.state == State::Opening;
+            self.ready = true;
         }
     }
 
-    fn look_elsewhere(&mut self, now_us: u64) {
-        self.target = (self.target + 1) % self.nodes.len().max(1);
-        // The new one gets as long as the old one had.
-        self.heard_us = now_us;
+    /// Asked for a session, and no answer yet.
+    fn is_opening(&self) -> bool {
+        self.session.state == State::Opening && !self.opening.queued
     }
 
+    /// Looks at all requests that were sent; says whether the target has not answered any of those due.
+    fn sweep(&mut self, now_us: u64) -> bool {
+        let (mut silent, mut next_us, mut position) = (false, u64::MAX, 0);
+        while let Some(&ticket) = self.sent.get(position) {
+            // Ended requests leave the list.
+            let Some(request) = self.requests.get(ticket) else {
+                break;
+            };
+            if request.deadline_us <= now_us {
+                // Another one takes its place.
+                self.give_up(ticket);
+                continue;
+            }
+            next_us = next_us.min(request.deadline_us);
+            if request.stage == Stage::Flying && request.due_us <= now_us {
+                request.timeouts += 1;
+                silent |= self.hunt.is_silent_since(request.sent_us);
+                self.enqueue(ticket);
+            } else if request.stage == Stage::Flying {
+                next_us = next_us.min(request.due_us);
+            }
+            position += 1;
+        }
+        self.next_due_us = next_us;
+        silent
+    }
+
+    /// Has a request sent again if that is safe and it is not about to be.
     fn enqueue(&mut self, ticket: Ticket) {
-        if let Some(request) = self.requests.get_mut(&ticket)
-            && !request.queued
-        {
-            request.queued = true;
-            // What has been sent before goes first: its client has waited longest.
-            self.ready.push_front(ticket);
+        let Some(request) = self.requests.get(ticket) else {
+            return;
+        };
+        if request.stage != Stage::Flying {
+            return;
         }
+        if request.kind == Kind::Write && request.session == 0 && request.attempts.in_doubt() {
+            // Without a session a repetition might count twice. Only an answer or the deadline can end it.
+            request.due_us = u64::MAX;
+            return;
+        }
+        request.stage = Stage::Again;
+        self.again.push_back(ticket);
+        self.ready = true;
     }
 
     fn give_up(&mut self, ticket: Ticket) {
-        let Some(request) = self.requests.get(&ticket) else {
+        let Some(request) = self.requests.get(ticket) else {
             return;
         };
-        let error = match (request.in_doubt.is_empty(), request.kind) {
-            (true, _) => ClientError::NotDone(request.last_refusal),
+        let error = if !request.attempts.in_doubt() {
+            ClientError::NotDone(request.last_refusal)
+        } else if request.kind == Kind::Write {
+            ClientError::Unknown
+        } else {
             // A read changes nothing, so it is certain that nothing was done.
-            (_, Kind::Read { .. }) => ClientError::NotDone(NotDone::NoLeader),
-            _ => ClientError::Unknown,
+            ClientError::NotDone(NotDone::NoLeader)
         };
         self.finish(ticket, Err(error));
     }
 
     fn finish(&mut self, ticket: Ticket, result: Result<Reply, ClientError>) {
-        let Some(request) = self.requests.remove(&ticket) else {
+        let Some(request) = self.requests.get(ticket) else {
             return;
         };
-        if request.attempts > 0 {
-            self.in_flight -= 1;
+        let (place, session, seq) = (request.place, request.session, request.seq);
+        if seq > 0 {
+            self.session.answered(session, seq);
         }
-        if request.session == self.session && request.seq > 0 {
-            self.acked.answered(request.seq);
-        }
-        if request.kind == Kind::OpenSession {
-            self.opening = false;
-            if let Ok(Reply::Int(session)) = result {
-                self.session = session as u64;
-                self.acked = Acked::new();
+        if self.sent.get(place) == Some(&ticket) {
+            self.sent.swap_remove(place);
+            if let Some(&moved) = self.sent.get(place)
+                && let Some(request) = self.requests.get(moved)
+            {
+                request.place = place;
             }
-            return;
         }
+        self.requests.remove(ticket);
+        self.ready |= !self.fresh.is_empty();
         self.completions.push((ticket, result));
     }
 
-    /// Takes in a message from a node, envelope byte included. Malformed ones are ignored.
+    /// Takes in a message from a node, envelope byte included. What is malformed is ignored.
     pub fn on_message(&mut self, now_us: u64, from: u64, message: &[u8]) {
         let Some((&envelope::CLIENT_RESPONSE, body)) = message.split_first() else {
             return;
         };
-        let Some(node) = self.nodes.iter().position(|(id, _)| *id == from) else {
+        let Some(node) = self.hunt.heard(now_us, from) else {
             return;
         };
-        if node == self.target {
-            self.heard_us = now_us;
-        }
         for response in responses(body) {
             let Ok((id, status)) = response else { return };
-            self.on_response(now_us, node, id, status);
-        }
-        if self.session == 0
-            && !self.opening
-            && self
-                .requests
-                .values()
-                .any(|request| request.kind == Kind::Write)
-        {
-            self.open_session(now_us);
+            let (ticket, attempt) = split_id(id);
+            if ticket == Slab::wire_ticket(self.opening.number, MAX_SLOTS) {
+                self.on_opening(now_us, node, status);
+            } else if let Some(ticket) = self.requests.full(ticket) {
+                self.on_response(now_us, node, ticket, attempt, status);
+            }
         }
     }
 
-    fn on_response(&mut self, now_us: u64, node: usize, id: u64, status: Status) {
-        let (ticket, attempt) = (id >> 8, (id & 0xff) as u32);
-        let Some(request) = self.requests.get_mut(&ticket) else {
+    fn on_opening(&mut self, now_us: u64, node: usize, status: Status) {
+        if self.session.state != State::Opening {
             return;
-        };
-        if matches!(
-            status,
-            Status::TooLarge
-                | Status::Malformed
-                | Status::NotLeader { .. }
-                | Status::Busy
-                | Status::Lost
-        ) {
-            let Some(place) = request
-                .in_doubt
-                .iter()
-                .position(|sent| sent & 0xff == attempt)
-            else {
-                return;
-            };
-            request.in_doubt.swap_remove(place);
         }
         match status {
-            Status::Done(reply) => self.on_reply(now_us, ticket, reply),
-            Status::Unknown => self.again(now_us, ticket, BACKOFF_US),
-            Status::TooLarge | Status::Malformed => {
-                request.last_refusal = if status == Status::TooLarge {
-                    NotDone::TooLarge
-                } else {
-                    NotDone::Malformed
-                };
-                self.give_up(ticket);
+            Status::Done(reply) => {
+                self.hunt.found(now_us, node);
+                match reply {
+                    Reply::Int(number) if number > 0 => self.session.opened(number as u64),
+                    _ => self.session.state = State::Unsupported,
+                }
+                self.opening.queued = false;
             }
             Status::NotLeader { leader } => {
-                self.refused(ticket, NotDone::NoLeader);
-                let hint = leader
-                    .and_then(|(id, _)| self.nodes.iter().position(|(other, _)| *other == id));
-                match hint {
-                    Some(leader) if leader != node => {
-                        if self.target == node {
-                            (self.target, self.heard_us) = (leader, now_us);
-                        }
-                        self.again(now_us, ticket, 0);
-                    }
-                    _ => {
-                        if self.target == node {
-                            self.look_elsewhere(now_us);
-                        }
-                        self.again(now_us, ticket, BACKOFF_US);
-                    }
-                }
+                self.opening.queued = true;
+                self.hunt.not_leader(now_us, node, leader);
             }
-            Status::Busy => {
-                self.refused(ticket, NotDone::Busy);
-                self.again(now_us, ticket, BACKOFF_US);
-            }
-            Status::Lost => {
-                self.refused(ticket, NotDone::NoLeader);
-                self.again(now_us, ticket, 0);
+            _ => {
+                self.opening.queued = true;
+                self.hunt.back_off(now_us);
             }
         }
+        self.ready = true;
     }
 
-    fn refused(&mut self, ticket: Ticket, why: NotDone) {
-        if let Some(request) = self.requests.get_mut(&ticket) {
-            request.refusals += 1;
-            request.last_refusal = why;
-        }
-    }
-
-    /// Sends a refused request again; repeated refusals wait longer each time.
-    fn again(&mut self, now_us: u64, ticket: Ticket, least_us: u64) {
-        let Some(request) = self.requests.get_mut(&ticket) else {
+    fn on_response(
+        &mut self,
+        now_us: u64,
+        node: usize,
+        ticket: Ticket,
+        attempt: u16,
+        status: Status,
+    ) {
+        let Some(request) = self.requests.get(ticket) else {
             return;
         };
-        let pause_us = match request.refusals {
-            0..=2 => least_us,
-            many => BACKOFF_US << (many - 2).min(2),
+        if attempt == 0 || attempt > request.attempts.last {
+            return;
+        }
+        let newest = request.attempts.last == attempt;
+        let refusal = match status {
+            Status::Done(reply) => {
+                if newest {
+                    self.response_time
+                        .sample(now_us.saturating_sub(request.sent_us));
+                }
+                self.hunt.found(now_us, node);
+                return self.on_reply(ticket, attempt, reply);
+            }
+            Status::Unknown => {
+                if !request.attempts.unknown(attempt) {
+                    return;
+                }
+                if request.kind == Kind::Write && request.session == 0 {
+                    return self.finish(ticket, Err(ClientError::Unknown));
+                }
+                None
+            }
+            Status::NotLeader { .. } | Status::Lost => Some(NotDone::NoLeader),
+            Status::Busy => Some(NotDone::Busy),
+            Status::TooLarge => Some(NotDone::TooLarge),
+            Status::Malformed => Some(NotDone::Malformed),
         };
-        if pause_us == 0 {
+        if let Some(why) = refusal {
+            if !request.attempts.refused(attempt) {
+                return;
+            }
+            request.last_refusal = why;
+            if matches!(why, NotDone::TooLarge | NotDone::Malformed) {
+                return self.give_up(ticket);
+            }
+        }
+        // An older attempt's answer changes nothing for the one under way.
+        if newest {
             self.enqueue(ticket);
-        } else {
-            self.timers
-                .push(Reverse((now_us + pause_us, ticket, Timer::Resend)));
+        }
+        match status {
+            Status::NotLeader { leader } => self.hunt.not_leader(now_us, node, leader),
+            Status::Busy => self.hunt.back_off(now_us),
+            _ => {
+                self.hunt.doubt(node);
+                self.hunt.back_off(now_us);
+            }
         }
     }
 
-    fn on_reply(&mut self, now_us: u64, ticket: Ticket, reply: Reply) {
-        let Some(request) = self.requests.get_mut(&ticket) else {
+    fn on_reply(&mut self, ticket: Ticket, attempt: u16, reply: Reply) {
+        let Some(request) = self.requests.get(ticket) else {
             return;
         };
         match reply {
             Reply::Failed(Failure::SessionExpired) if request.kind == Kind::Write => {
-                if request.session == self.session {
-                    self.session = 0;
+                if !request.attempts.refused(attempt) {
+                    return;
+                }
+                if self.session.number() == Some(request.session) {
+                    self.session.state = State::Closed;
                 }
                 // This attempt was not executed. If no other one can have been, it is safe to start over.
-                if request.in_doubt.len() <= 1 {
-                    request.in_doubt.clear();
-                    (request.session, request.seq) = (0, 0);
-                    self.enqueue(ticket);
-                    if self.session == 0 {
-                        self.open_session(now_us);
-                    }
-                } else {
-                    self.finish(ticket, Err(ClientError::Unknown));
+                if request.attempts.in_doubt() {
+                    return self.finish(ticket, Err(ClientError::Unknown));
                 }
+                (request.session, request.seq) = (0, 0);
+                self.enqueue(ticket);
             }
             Reply::Failed(Failure::StaleSequence) => self.finish(ticket, Err(ClientError::Unknown)),
             reply => self.finish(ticket, Ok(reply)),
@@ -550,292 +563,33 @@ impl ClientCore {
         !self.completions.is_empty()
     }
 
-    /// When [`ClientCore::transmit`] wants to be called again at the latest.
-    pub fn next_timeout_us(&self) -> Option<u64> {
-        let timer = self.timers.peek().map(|Reverse((due_us, _, _))| *due_us);
-        let deadline = self.deadlines.front().map(|(due_us, _)| *due_us);
-        timer.into_iter().chain(deadline).min()
-    }
-}
-
-/// The same command under another tag.
-fn retag(body: &[u8], tag: SessionTag) -> Vec<u8> {
-    let mut tagged = Vec::with_capacity(body.len());
-    match Command::decode(body) {
-        Ok(command) => Command {
-            session: Some(tag),
-            ..command
-        }
-        .encode(&mut tagged),
-        // It was encoded by this client.
-        Err(_) => tagged.extend_from_slice(body),
-    }
-    tagged
-}
-
-fn put_request(message: &mut Vec<u8>, id: u64, request: &Request) {
-    // The kinds of `cyclone_wire::client`: the body is in wire form already.
-    message.put_sized(|out| {
-        out.put_u64(id);
-        match request.kind {
-            Kind::Write | Kind::OpenSession => out.put_u8(1),
-            Kind::Read { through_log } => {
-                out.put_u8(2);
-                out.put_u8(u8::from(through_log));
-            }
-        }
-        out.extend_from_slice(&request.body);
-    });
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
-
-    use cyclone_wire::client::{Request, put_response, requests};
-    use cyclone_wire::command::Condition;
-
-    use super::*;
-
-    /// One replicated counter behind three nodes of which one leads; sessions as the state machine keeps them.
-    #[derive(Default)]
-    struct Cluster {
-        leader: u64,
-        sessions: HashMap<u64, HashMap<u64, Reply>>,
-        counter: i64,
-        executed: u64,
+    /// Nodes that replicas named as leaders and that were not known: ids and addresses.
+    pub fn learned(&mut self) -> std::vec::Drain<'_, (u64, String)> {
+        self.hunt.learned()
     }
 
-    impl Cluster {
-        fn answer(&mut self, node: u64, message: &[u8]) -> Vec<u8> {
-            let body = &message[1..];
-            let mut out = vec![envelope::CLIENT_RESPONSE];
-            let mut walk = requests(body.len());
-            while let Some(request) = walk.next(body) {
-                let (id, request) = request.expect("well-formed");
-                let Request::Command(range) = request else {
-                    panic!("only commands here")
-                };
-                let status = if node == self.leader {
-                    Status::Done(self.execute(&Command::decode(&body[range]).expect("a command")))
-                } else {
-                    Status::NotLeader {
-                        leader: Some((self.leader, String::new())),
-                    }
-                };
-                put_response(&mut out, id, &status);
-            }
-            out
-        }
-
-        fn execute(&mut self, command: &Command<'_>) -> Reply {
-            let Some(tag) = command.session else {
-                let session = self.sessions.len() as u64 + 1;
-                self.sessions.insert(session, HashMap::new());
-                return Reply::Int(session as i64);
-            };
-            let Some(session) = self.sessions.get_mut(&tag.session) else {
-                return Reply::Failed(Failure::SessionExpired);
-            };
-            if let Some(reply) = session.get(&tag.seq) {
-                return reply.clone();
-            }
-            self.executed += 1;
-            if let Operation::IncrBy { delta, .. } = command.operation {
-                self.counter += delta;
-            }
-            session.insert(tag.seq, Reply::Int(self.counter));
-            Reply::Int(self.counter)
-        }
-    }
-
-    fn core(deadline_us: u64) -> ClientCore {
-        let nodes = (1..=3).map(|id| (id, String::new())).collect();
-        ClientCore::new(
-            nodes,
-            CoreConfig {
-                deadline_us,
-                ..CoreConfig::default()
-            },
-        )
-    }
-
-    fn incr() -> Operation<'static> {
-        Operation::IncrBy {
-            key: b"n",
-            delta: 1,
-        }
-    }
-
-    /// Requests and answers are lost and the leader changes; still every increment that was answered counts once, and
-    /// none that was reported as not done counts at all.
-    #[test]
-    fn increments_count_once_under_loss_and_failover() {
-        for seed in 0..50u64 {
-            let mut random = seed;
-            let mut chance = |percent: u64| {
-                random = random
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
-                (random >> 33) % 100 < percent
-            };
-            let mut cluster = Cluster {
-                leader: 2,
-                ..Cluster::default()
-            };
-            let mut core = core(60_000_000);
-            let (mut submitted, mut answered, mut out) = (0, Vec::new(), Vec::new());
-            let mut now_us = 0;
-            while answered.len() < 500 {
-                now_us += 1000;
-                assert!(
-                    now_us < 100_000_000,
-                    "seed {seed}: {} of 500 answered",
-                    answered.len()
-                );
-                while submitted < 500 && core.pending() < 64 {
-                    core.submit(now_us, &incr());
-                    submitted += 1;
-                }
-                if chance(1) {
-                    cluster.leader = cluster.leader % 3 + 1;
-                }
-                core.transmit(now_us, &mut out);
-                for (node, message) in out.drain(..) {
-                    if chance(20) {
-                        continue;
-                    }
-                    let response = cluster.answer(node, &message);
-                    if !chance(20) {
-                        core.on_message(now_us, node, &response);
-                    }
-                }
-                for (_, result) in core.completions() {
-                    answered.push(result.expect("answered within a minute"));
-                }
-            }
-            assert_eq!(cluster.counter, 500, "seed {seed}");
-            let mut sums: Vec<i64> = answered
-                .iter()
-                .map(|r| if let Reply::Int(n) = r { *n } else { 0 })
-                .collect();
-            sums.sort_unstable();
-            assert_eq!(
-                sums,
-                (1..=500).collect::<Vec<_>>(),
-                "seed {seed}: each sum is answered once"
+    /// When [`ClientCore::transmit`] wants to be called again at the latest; a time that is past: now.
+    pub fn next_timeout_us(&mut self) -> Option<u64> {
+        let mut next_us = if self.sent.is_empty() {
+            u64::MAX
+        } else {
+            self.next_due_us
+        };
+        if let Some(&ticket) = self.fresh.front() {
+            next_us = next_us.min(
+                self.requests
+                    .get(ticket)
+                    .map_or(0, |request| request.deadline_us),
             );
         }
-    }
-
-    fn deliver(core: &mut ClientCore, now_us: u64, cluster: &mut Cluster) {
-        let mut out = Vec::new();
-        core.transmit(now_us, &mut out);
-        for (node, message) in out {
-            let response = cluster.answer(node, &message);
-            core.on_message(now_us, node, &response);
+        let waiting = !self.fresh.is_empty() || !self.again.is_empty() || self.opening.queued;
+        if self.ready && waiting {
+            next_us = next_us.min(self.hunt.paused_until_us());
         }
-    }
-
-    /// Nothing answers: a request that was sent ends as unknown, one that waited for a session as not done.
-    #[test]
-    fn silence_is_unknown_only_for_what_was_sent() {
-        let mut cluster = Cluster {
-            leader: 1,
-            ..Cluster::default()
-        };
-        let mut core = core(100_000);
-        let early = core.submit(0, &incr());
-        let mut out = Vec::new();
-        for now_us in (0..200_000).step_by(1000) {
-            core.transmit(now_us, &mut out);
+        if self.is_opening() {
+            next_us = next_us.min(self.opening.due_us);
         }
-        let done: Vec<_> = core.completions().collect();
-        assert_eq!(done, [(early, Err(ClientError::NotDone(NotDone::NotSent)))]);
-        // The cluster is back: a session is opened again, then the answers stop.
-        let late = core.submit(200_000, &incr());
-        for now_us in (200_000..205_000).step_by(1000) {
-            core.transmit(now_us, &mut out);
-            for (node, message) in out.drain(..) {
-                let response = cluster.answer(node, &message);
-                if cluster.executed == 0 {
-                    core.on_message(now_us, node, &response);
-                }
-            }
-        }
-        for now_us in (205_000..400_000).step_by(1000) {
-            core.transmit(now_us, &mut out);
-        }
-        let done: Vec<_> = core.completions().collect();
-        assert_eq!(done, [(late, Err(ClientError::Unknown))]);
-        assert_eq!(
-            cluster.executed, 1,
-            "it was executed, and the client rightly does not claim otherwise"
-        );
-    }
-
-    /// An expired session is replaced; what was never executed is sent again under the new one.
-    #[test]
-    fn an_expired_session_is_replaced() {
-        let mut cluster = Cluster {
-            leader: 1,
-            ..Cluster::default()
-        };
-        let mut core = core(5_000_000);
-        core.submit(0, &incr());
-        (0..4).for_each(|turn| deliver(&mut core, turn, &mut cluster));
-        assert_eq!(core.completions().count(), 1);
-        cluster.sessions.insert(1_000, cluster.sessions[&1].clone());
-        cluster.sessions.remove(&1);
-        let key = b"k";
-        core.submit(
-            10,
-            &Operation::Set {
-                key,
-                value: b"v",
-                condition: Condition::Always,
-                get: false,
-            },
-        );
-        (10..40_000)
-            .step_by(1000)
-            .for_each(|now_us| deliver(&mut core, now_us, &mut cluster));
-        assert!(matches!(core.completions().next(), Some((_, Ok(_)))));
-        assert_eq!(cluster.executed, 2);
-    }
-
-    /// Two copies of one refusal must not make an attempt in doubt look refused.
-    #[test]
-    fn a_doubled_refusal_counts_once() {
-        let mut cluster = Cluster {
-            leader: 1,
-            ..Cluster::default()
-        };
-        let mut core = core(60_000);
-        core.submit(0, &incr());
-        (0..2).for_each(|turn| deliver(&mut core, turn, &mut cluster));
-        core.completions().for_each(drop);
-        core.submit(10, &incr());
-        let (mut out, mut sent) = (Vec::new(), 0);
-        for now_us in (10..80_000).step_by(1000) {
-            core.transmit(now_us, &mut out);
-            for (node, message) in out.drain(..) {
-                sent += 1;
-                if sent == 1 {
-                    continue;
-                }
-                let body = &message[1..];
-                let (id, _) = requests(body.len())
-                    .next(body)
-                    .expect("one")
-                    .expect("well-formed");
-                let mut busy = vec![envelope::CLIENT_RESPONSE];
-                put_response(&mut busy, id, &Status::Busy);
-                core.on_message(now_us, node, &busy);
-                core.on_message(now_us, node, &busy);
-            }
-        }
-        let done: Vec<_> = core.completions().map(|(_, result)| result).collect();
-        assert_eq!(done, [Err(ClientError::Unknown)]);
+        next_us = next_us.min(self.hunt.probe_ends_us().unwrap_or(u64::MAX));
+        (next_us != u64::MAX).then_some(next_us)
     }
 }

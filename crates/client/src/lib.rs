@@ -14,6 +14,11 @@
 
 mod core;
 mod error;
+mod hunt;
+mod pack;
+mod request;
+mod session;
+mod time;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -26,8 +31,9 @@ use cyclone_pmem::{Pool, Region};
 use cyclone_wire::command::{Condition, Operation, Query};
 use cyclone_wire::reply::Reply;
 
-pub use crate::core::{ClientCore, Completion, CoreConfig, Ticket};
+pub use crate::core::{ClientCore, CoreConfig};
 pub use crate::error::{ClientError, NotDone};
+pub use crate::request::{Completion, Ticket};
 
 /// How to reach a cluster.
 #[derive(Clone, Debug)]
@@ -42,8 +48,8 @@ pub struct ClientConfig {
     pub tcp: bool,
     /// Time limits and windows.
     pub core: CoreConfig,
-    /// How long to spin for an answer before blocking. Only useful with a core to spare: on a busy machine it takes
-    /// the CPU that the replicas need.
+    /// How long to spin for an answer before blocking: `ZERO` blocks at once, `MAX` never. Only useful with a core to
+    /// spare: on a busy machine it takes the CPU that the replicas need.
     pub spin: Duration,
     /// Largest message: the cluster's largest value and some.
     pub max_message: usize,
@@ -69,6 +75,9 @@ const FRAME_BYTES: u32 = 9216;
 const FRAMES: u64 = 1024;
 
 /// A client of one cluster, for one thread.
+///
+/// The blocking calls and the pipelined ones ([`Client::submit`], [`Client::poll`]) may be mixed: an outcome that arrives
+/// while a blocking call waits is kept for the next poll.
 pub struct Client {
     core: ClientCore,
     port: Port,
@@ -76,7 +85,7 @@ pub struct Client {
     epoch: Instant,
     inbox: Vec<Message>,
     outbox: Vec<(u64, Vec<u8>)>,
-    /// Outcomes of pipelined requests that came while a call waited for its own.
+    /// Outcomes that arrived while a blocking call waited for another one.
     stash: Vec<Completion>,
 }
 
@@ -102,6 +111,19 @@ impl Client {
         };
         let mut boot = [0; 16];
         rustix::rand::getrandom(&mut boot, rustix::rand::GetRandomFlags::empty()).map_err(io)?;
+        Client::over(driver, pool, boot, config)
+    }
+
+    /// A client over any driver that receives into `pool`. `boot`: random bytes, fresh for every client.
+    ///
+    /// # Errors
+    /// When the driver does not fit the settings.
+    pub fn over(
+        driver: Box<dyn Driver>,
+        pool: Pool,
+        boot: [u8; 16],
+        config: ClientConfig,
+    ) -> Result<Client, ClientError> {
         let keys = Keys {
             node: None,
             client: config.client_key,
@@ -118,8 +140,11 @@ impl Client {
             .iter()
             .map(|(id, address)| (*id, address.to_string()))
             .collect();
+        // A larger request would be dropped by the port and look like a lost one.
+        let mut core = config.core;
+        core.max_request_bytes = core.max_request_bytes.min(config.max_message);
         Ok(Client {
-            core: ClientCore::new(nodes, config.core),
+            core: ClientCore::new(nodes, core),
             port,
             spin: config.spin,
             epoch: Instant::now(),
@@ -133,10 +158,16 @@ impl Client {
         self.epoch.elapsed().as_micros() as u64
     }
 
-    /// Submits a command without waiting; sent by the next [`Client::poll`].
+    /// Submits a command without waiting; sent by the next [`Client::poll`]. Commands that are pending together may be
+    /// executed in any order.
     pub fn submit(&mut self, operation: &Operation<'_>) -> Ticket {
         let now_us = self.now_us();
         self.core.submit(now_us, operation)
+    }
+
+    /// Submits a SET without waiting.
+    pub fn submit_put(&mut self, key: &[u8], value: &[u8]) -> Ticket {
+        self.submit(&set(key, value, Condition::Always))
     }
 
     /// Submits a linearizable read without waiting.
@@ -160,9 +191,9 @@ impl Client {
         patience: Duration,
         done: &mut Vec<Completion>,
     ) -> Result<usize, ClientError> {
-        let begun = Instant::now();
         let before = done.len();
         done.append(&mut self.stash);
+        let begun = Instant::now();
         loop {
             self.turn()?;
             done.extend(self.core.completions());
@@ -197,7 +228,9 @@ impl Client {
                 })
                 .collect();
             self.port.send(now_us, &burst).map_err(io)?;
-            self.outbox.clear();
+            for (_, message) in self.outbox.drain(..) {
+                self.core.recycle(message);
+            }
         }
         while self.port.poll(now_us, &mut self.inbox).map_err(io)? > 0 {
             for message in self.inbox.drain(..) {
@@ -210,18 +243,28 @@ impl Client {
                 }
             }
         }
+        for (id, address) in self.core.learned() {
+            if let Ok(address) = address.parse() {
+                self.port.add_node(id, address);
+            }
+        }
         Ok(())
     }
 
     fn block(&mut self, most: Duration) -> Result<(), ClientError> {
         let now_us = self.now_us();
-        let due_us = [self.core.next_timeout_us(), self.port.next_timeout()]
+        let due_us = self
+            .core
+            .next_timeout_us()
             .into_iter()
-            .flatten()
+            .chain(self.port.next_timeout())
             .min();
         let until = due_us.map_or(most, |due_us| {
             Duration::from_micros(due_us.saturating_sub(now_us)).min(most)
         });
+        if until.is_zero() {
+            return Ok(());
+        }
         self.port.wait(until).map_err(io)
     }
 
@@ -244,19 +287,23 @@ impl Client {
     }
 
     fn wait_for(&mut self, ticket: Ticket) -> Result<Reply, ClientError> {
-        let (mut done, mut others) = (Vec::new(), std::mem::take(&mut self.stash));
-        loop {
-            self.poll(Duration::from_millis(100), &mut done)?;
-            if let Some(position) = done.iter().position(|(other, _)| *other == ticket) {
-                let result = done.swap_remove(position).1;
-                others.append(&mut done);
-                self.stash = others;
-                return match result? {
-                    Reply::Failed(failure) => Err(failure.into()),
-                    reply => Ok(reply),
-                };
+        // Those that came before cannot be the one; the state machine ends every request by its deadline.
+        let mut done = Vec::new();
+        let mut stash = std::mem::take(&mut self.stash);
+        let result = loop {
+            if let Err(error) = self.poll(Duration::from_millis(100), &mut done) {
+                break Err(error);
             }
-            others.append(&mut done);
+            if let Some(position) = done.iter().position(|(other, _)| *other == ticket) {
+                break done.swap_remove(position).1;
+            }
+            stash.append(&mut done);
+        };
+        stash.append(&mut done);
+        self.stash = stash;
+        match result? {
+            Reply::Failed(failure) => Err(failure.into()),
+            reply => Ok(reply),
         }
     }
 
@@ -265,13 +312,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), ClientError> {
-        self.call(&Operation::Set {
-            key,
-            value,
-            condition: Condition::Always,
-            get: false,
-        })
-        .map(|_| ())
+        self.call(&set(key, value, Condition::Always)).map(|_| ())
     }
 
     /// Sets a key that does not exist; `false` if it does.
@@ -279,13 +320,8 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn put_if_absent(&mut self, key: &[u8], value: &[u8]) -> Result<bool, ClientError> {
-        let operation = Operation::Set {
-            key,
-            value,
-            condition: Condition::Absent,
-            get: false,
-        };
-        self.call(&operation).map(|reply| reply == Reply::Ok)
+        self.call(&set(key, value, Condition::Absent))
+            .map(|reply| reply == Reply::Ok)
     }
 
     /// A key's value.
@@ -296,6 +332,17 @@ impl Client {
         match self.query(&Query::Get { key })? {
             Reply::Bytes(value) => Ok(Some(value)),
             Reply::Nil => Ok(None),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Whether a key exists.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn exists(&mut self, key: &[u8]) -> Result<bool, ClientError> {
+        match self.query(&Query::Exists { keys: vec![key] })? {
+            Reply::Int(count) => Ok(count > 0),
             _ => Err(ClientError::Unexpected),
         }
     }
@@ -330,5 +377,14 @@ impl Client {
             Reply::Int(number) => Ok(number),
             _ => Err(ClientError::Unexpected),
         }
+    }
+}
+
+fn set<'a>(key: &'a [u8], value: &'a [u8], condition: Condition) -> Operation<'a> {
+    Operation::Set {
+        key,
+        value,
+        condition,
+        get: false,
     }
 }

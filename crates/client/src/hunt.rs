@@ -1,0 +1,210 @@
+//! Which replica to talk to: follows what they say about the leader, distrusts pointers to silent ones, and paces itself
+//! while nobody leads.
+
+/// Pauses while nobody leads, and after a refusal for overload, double between these, in microseconds.
+const PAUSE_LEAST_US: u64 = 1_000;
+const PAUSE_MOST_US: u64 = 8_000;
+/// A node silent twice in a row is not followed to for so long, in microseconds: after the leader's death the others name
+/// it until their own patience ends.
+const SHUN_US: u64 = 100_000;
+/// Pointers followed in a row without a pause.
+const MAX_HOPS: u32 = 3;
+/// Nodes known at most; pointers to more are not followed.
+const MAX_NODES: usize = 64;
+
+struct Node {
+    id: u64,
+    heard_us: u64,
+    /// Times in a row that it did not answer.
+    silences: u32,
+    shunned_until_us: u64,
+}
+
+/// The search for the leader.
+pub(crate) struct Hunt {
+    nodes: Vec<Node>,
+    learned: Vec<(u64, String)>,
+    target: usize,
+    /// Since when the target is the target.
+    since_us: u64,
+    /// The target has shown that it leads.
+    found: bool,
+    /// A message is under way to a target that may not lead; its time ends then.
+    probe_ends_us: Option<u64>,
+    paused_until_us: u64,
+    pause_us: u64,
+    hops: u32,
+}
+
+impl Hunt {
+    pub(crate) fn new(nodes: Vec<(u64, String)>) -> Hunt {
+        let nodes = nodes.into_iter().map(|(id, _)| Node::new(id)).collect();
+        Hunt {
+            nodes,
+            learned: Vec::new(),
+            target: 0,
+            since_us: 0,
+            found: false,
+            probe_ends_us: None,
+            paused_until_us: 0,
+            pause_us: 0,
+            hops: 0,
+        }
+    }
+
+    pub(crate) fn target(&self) -> Option<u64> {
+        self.nodes.get(self.target).map(|node| node.id)
+    }
+
+    pub(crate) fn is_found(&self) -> bool {
+        self.found
+    }
+
+    pub(crate) fn is_probing(&self) -> bool {
+        self.probe_ends_us.is_some()
+    }
+
+    pub(crate) fn probing_until(&mut self, time_us: u64) {
+        self.probe_ends_us = Some(time_us);
+    }
+
+    pub(crate) fn probe_ends_us(&self) -> Option<u64> {
+        self.probe_ends_us
+    }
+
+    pub(crate) fn probe_is_over(&self, now_us: u64) -> bool {
+        self.probe_ends_us.is_some_and(|end_us| end_us <= now_us)
+    }
+
+    pub(crate) fn is_paused(&self, now_us: u64) -> bool {
+        now_us < self.paused_until_us
+    }
+
+    pub(crate) fn paused_until_us(&self) -> u64 {
+        self.paused_until_us
+    }
+
+    /// Whether the target got something at this time and has said nothing since.
+    pub(crate) fn is_silent_since(&self, sent_us: u64) -> bool {
+        let Some(node) = self.nodes.get(self.target) else {
+            return false;
+        };
+        // No answer comes within the same microsecond.
+        sent_us >= self.since_us && node.heard_us <= sent_us
+    }
+
+    /// A message came from this node. Answers its position, `None` for strangers.
+    pub(crate) fn heard(&mut self, now_us: u64, id: u64) -> Option<usize> {
+        let position = self.nodes.iter().position(|node| node.id == id)?;
+        if position == self.target {
+            self.probe_ends_us = None;
+        }
+        let node = &mut self.nodes[position];
+        (node.heard_us, node.silences, node.shunned_until_us) = (now_us, 0, 0);
+        Some(position)
+    }
+
+    /// This node executed something.
+    pub(crate) fn found(&mut self, now_us: u64, node: usize) {
+        (self.pause_us, self.hops) = (0, 0);
+        if !self.found {
+            self.aim(now_us, node);
+            self.found = true;
+            self.paused_until_us = now_us;
+        }
+    }
+
+    /// This node has lost the lead, it seems.
+    pub(crate) fn doubt(&mut self, node: usize) {
+        if node == self.target {
+            self.found = false;
+        }
+    }
+
+    /// This node does not lead; perhaps it knows who does.
+    pub(crate) fn not_leader(&mut self, now_us: u64, node: usize, leader: Option<(u64, String)>) {
+        if node != self.target {
+            return;
+        }
+        let hint = leader.and_then(|(id, address)| self.position(id, address));
+        match hint {
+            Some(leader) if self.hops < MAX_HOPS && self.may_follow(now_us, node, leader) => {
+                self.hops += 1;
+                self.aim(now_us, leader);
+            }
+            _ => {
+                self.hops = 0;
+                self.aim(now_us, self.after(now_us, node));
+                self.back_off(now_us);
+            }
+        }
+    }
+
+    fn may_follow(&self, now_us: u64, node: usize, leader: usize) -> bool {
+        leader != node && self.nodes[leader].shunned_until_us <= now_us
+    }
+
+    /// The target did not answer.
+    pub(crate) fn silence(&mut self, now_us: u64) {
+        if let Some(node) = self.nodes.get_mut(self.target) {
+            node.silences += 1;
+            if node.silences >= 2 {
+                node.shunned_until_us = now_us + SHUN_US;
+            }
+        }
+        self.aim(now_us, self.after(now_us, self.target));
+    }
+
+    /// Sends nothing for a while, longer each time until something is executed.
+    pub(crate) fn back_off(&mut self, now_us: u64) {
+        if now_us >= self.paused_until_us {
+            self.pause_us = (2 * self.pause_us).clamp(PAUSE_LEAST_US, PAUSE_MOST_US);
+            self.paused_until_us = now_us + self.pause_us;
+        }
+    }
+
+    fn aim(&mut self, now_us: u64, node: usize) {
+        self.target = node;
+        self.since_us = now_us;
+        self.found = false;
+        self.probe_ends_us = None;
+    }
+
+    /// The next node that is not shunned, or just the next.
+    fn after(&self, now_us: u64, node: usize) -> usize {
+        let count = self.nodes.len().max(1);
+        let next = |step: usize| (node + step) % count;
+        let fit = (1..count)
+            .map(next)
+            .find(|&other| self.nodes[other].shunned_until_us <= now_us);
+        fit.unwrap_or(next(1))
+    }
+
+    /// Position of a node named as the leader; strangers are taken in.
+    fn position(&mut self, id: u64, address: String) -> Option<usize> {
+        if let Some(position) = self.nodes.iter().position(|node| node.id == id) {
+            return Some(position);
+        }
+        if self.nodes.len() >= MAX_NODES || address.parse::<std::net::SocketAddr>().is_err() {
+            return None;
+        }
+        self.nodes.push(Node::new(id));
+        self.learned.push((id, address));
+        Some(self.nodes.len() - 1)
+    }
+
+    pub(crate) fn learned(&mut self) -> std::vec::Drain<'_, (u64, String)> {
+        self.learned.drain(..)
+    }
+}
+
+impl Node {
+    fn new(id: u64) -> Node {
+        Node {
+            id,
+            heard_us: 0,
+            silences: 0,
+            shunned_until_us: 0,
+        }
+    }
+}
