@@ -184,12 +184,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// A flag that SIGINT and SIGTERM set. A second signal ends the process at once.
+/// A flag that SIGINT and SIGTERM set. What was started is ended in order; a second signal changes nothing.
 fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))
-            .context("signal handler")?;
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("signal handler")?;
     }
     Ok(stop)

@@ -14,6 +14,11 @@ use cyclone::resp;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_cyclone");
 
+/// Ports of this process and test, below the ephemeral ones: test programs may run side by side.
+fn first_port(test: u16) -> u16 {
+    20_000 + (std::process::id() % 600) as u16 * 20 + test * 5
+}
+
 /// A cluster of one, configured but not started.
 fn single(directory: &Path, first_port: u16) -> LocalCluster {
     let options = Options {
@@ -63,7 +68,7 @@ fn edited(cluster: &LocalCluster, from: &str, to: &str) -> PathBuf {
 #[test]
 fn configurations_that_are_wrong_name_the_field() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let cluster = single(directory.path(), 7601);
+    let cluster = single(directory.path(), first_port(0));
     let cases: &[(&str, &str, &[&str])] = &[
         ("[node]", "[node]\ncolour = 1", &["colour"]),
         (
@@ -110,7 +115,7 @@ fn configurations_that_are_wrong_name_the_field() {
 #[test]
 fn regions_that_are_not_this_replicas_memory_are_refused() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let mut cluster = single(directory.path(), 7621);
+    let mut cluster = single(directory.path(), first_port(1));
     let config = cluster.nodes[0].config.clone();
     assert_says(&refusal(&config, &[]), &["--bootstrap"]);
     cluster.start(0, true).expect("started");
@@ -174,7 +179,7 @@ fn regions_that_are_not_this_replicas_memory_are_refused() {
 #[test]
 fn garbage_is_counted_and_dropped_while_the_node_serves() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let mut cluster = single(directory.path(), 7641);
+    let mut cluster = single(directory.path(), first_port(2));
     cluster.start(0, true).expect("started");
     cluster
         .wait_for_leader(Duration::from_secs(10))
@@ -269,7 +274,7 @@ fn garbage_is_counted_and_dropped_while_the_node_serves() {
 #[test]
 fn a_port_in_use_and_a_full_device_are_named() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let cluster = single(directory.path(), 7661);
+    let cluster = single(directory.path(), first_port(3));
     let taken = std::net::TcpListener::bind(cluster.nodes[0].redis).expect("bound");
     assert_says(
         &refusal(&cluster.nodes[0].config, &["--bootstrap"]),

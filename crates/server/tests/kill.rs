@@ -150,7 +150,8 @@ fn killed_replicas_lose_nothing() {
     println!("CYCLONE_SEED={seed} CYCLONE_KILLS={kills}");
     let directory = tempfile::tempdir().expect("temporary directory");
     let options = Options {
-        first_port: 7501,
+        // Of this process, below the ephemeral ones: test programs may run side by side.
+        first_port: 10_000 + (std::process::id() % 900) as u16 * 10,
         nvm_bytes: 32 << 20,
         executable: Some(PathBuf::from(env!("CARGO_BIN_EXE_cyclone"))),
         ..Options::default()
