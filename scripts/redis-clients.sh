@@ -1,47 +1,73 @@
 #!/usr/bin/env bash
 # Unmodified Redis clients (redis-cli, redis-benchmark, redis-py and its cluster client) against a real cluster.
+#
+#   redis-clients.sh [CYCLONE]   the program (default target/release/cyclone)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${1:-target/release/cyclone}
 
+for tool in redis-cli redis-benchmark; do
+    command -v "$tool" >/dev/null || { echo "redis-clients: $tool is missing (make setup installs it)" >&2; exit 1; }
+done
 python=$(scripts/python-env.sh)
 work=$(mktemp -d)
+
+# Prints one field of the cluster's description; several values on lines of their own.
+describe() {
+    "$python" -c "import json, sys; cluster = json.load(open(sys.argv[1])); print(*($1), sep='\n')" "$work/cluster.json"
+}
+
 cleanup() {
-    if [ -f "$work/pids" ]; then
-        read -r -a pids <"$work/pids"
+    local status=$? pids=() regions
+    # Empty when the start failed: then it has ended its nodes itself.
+    if [ -s "$work/cluster.json" ]; then
+        mapfile -t pids < <(describe "node['pid'] for node in cluster['nodes']")
+        regions=$(describe "[cluster['regions']]")
         kill "${pids[@]}" 2>/dev/null || true
+        local patience=100
         for pid in "${pids[@]}"; do
-            while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
+            while kill -0 "$pid" 2>/dev/null; do
+                sleep 0.05
+                patience=$((patience - 1))
+                if [ "$patience" -eq 0 ]; then kill -9 "${pids[@]}" 2>/dev/null || true; fi
+            done
         done
-        rm -rf "$(cat "$work/regions")"
+        rm -rf "$regions"
+    fi
+    if [ "$status" -ne 0 ]; then
+        echo "redis-clients: failed with status $status" >&2
+        tail -n 5 "$work"/cluster/node*.log >&2 || true
     fi
     rm -rf "$work"
 }
 trap cleanup EXIT
+# So that a signal is acted on only when the running command has ended, and the description of the cluster is there.
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# Answers must be exactly these; what came instead is shown.
+same() {
+    if [ "$2" != "$3" ]; then
+        echo "redis-clients: $1: got '$2', wanted '$3'" >&2
+        exit 1
+    fi
+}
 
 "$bin" cluster start --directory "$work/cluster" --first-port 7301 >"$work/cluster.json"
-"$python" - "$work" <<'PY'
-import json, sys
-work = sys.argv[1]
-cluster = json.load(open(f"{work}/cluster.json"))
-open(f"{work}/pids", "w").write(" ".join(str(node["pid"]) for node in cluster["nodes"]) + "\n")
-open(f"{work}/regions", "w").write(cluster["regions"])
-open(f"{work}/ports", "w").write(" ".join(str(node["redis"].split(":")[1]) for node in cluster["nodes"]) + "\n")
-open(f"{work}/leader", "w").write(next(n["redis"].split(":")[1] for n in cluster["nodes"] if n["leads"]))
-PY
-read -r -a ports <"$work/ports"
-leader=$(cat "$work/leader")
-follower=$(printf '%s\n' "${ports[@]}" | grep -v "^$leader$" | head -1)
+mapfile -t nodes < <(describe "node['redis'] for node in cluster['nodes']")
+leader=$(describe "node['redis'].split(':')[1] for node in cluster['nodes'] if node['leads']")
+follower=$(describe "[node['redis'].split(':')[1] for node in cluster['nodes'] if not node['leads']][:1]")
 
 echo "redis-cli"
-[ "$(redis-cli -p "$leader" set greeting hello)" = OK ]
-[ "$(redis-cli -c -p "$follower" get greeting)" = hello ]
-redis-cli -p "$follower" get greeting | grep -q "^MOVED .* 127.0.0.1:$leader$"
-redis-cli -p "$leader" nosuchcommand 2>&1 | grep -q "^ERR unknown command 'nosuchcommand'"
+same "set" "$(redis-cli -p "$leader" set greeting hello)" OK
+same "get, sent on by a follower" "$(redis-cli -c -p "$follower" get greeting)" hello
+slot=$(redis-cli -p "$follower" cluster keyslot greeting)
+same "get at a follower" "$(redis-cli -p "$follower" get greeting)" "MOVED $slot 127.0.0.1:$leader"
+same "unknown command" "$(redis-cli -p "$leader" nosuchcommand)" "ERR unknown command 'nosuchcommand', with args beginning with: "
 
 echo "redis-benchmark"
 redis-benchmark -p "$leader" -t set,get,incr -c 50 -P 16 -n 100000 -q
 
 echo "redis-py"
-"$python" tests/python/redis_clients.py "127.0.0.1:$leader" "127.0.0.1:$follower"
+"$python" tests/python/redis_clients.py "${nodes[@]}"
 echo "unmodified clients: ok"

@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         polling: Polling::Adaptive,
         pin_cpu: None,
         heartbeat: Duration::from_millis(10),
-        election: Duration::from_millis(40),
+        election: Duration::from_millis(50),
         max_key_bytes: 16 << 10,
         max_value_bytes: 1 << 20,
         max_pending: 8192,

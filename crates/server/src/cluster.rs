@@ -31,6 +31,8 @@ pub struct Options {
     pub pin: Vec<usize>,
     /// How the loops wait.
     pub polling: String,
+    /// Shortest silence before an election, in milliseconds; the default if not given.
+    pub election_ms: Option<u64>,
     /// The program to run; this one if not given.
     pub executable: Option<PathBuf>,
 }
@@ -46,6 +48,7 @@ impl Default for Options {
             first_port: 7101,
             pin: Vec::new(),
             polling: "adaptive".into(),
+            election_ms: None,
             executable: None,
         }
     }
@@ -166,7 +169,10 @@ impl LocalCluster {
                     redis_listen: None,
                 },
                 limits: Limits::default(),
-                timing: Timing::default(),
+                timing: Timing {
+                    election_ms: options.election_ms.unwrap_or(Timing::default().election_ms),
+                    ..Timing::default()
+                },
             };
             let config = directory.join(format!("node{}.toml", member.id));
             fs::write(&config, toml::to_string(&file)?)
@@ -355,13 +361,8 @@ impl Drop for LocalCluster {
 }
 
 /// `cyclone cluster start`: for scripts.
-pub fn start_and_describe(directory: &Path, first_port: u16, engine: &str) -> Result<()> {
-    let options = Options {
-        first_port,
-        engine: engine.to_owned(),
-        ..Options::default()
-    };
-    let mut cluster = LocalCluster::create(directory, &options)?;
+pub fn start_and_describe(directory: &Path, options: &Options) -> Result<()> {
+    let mut cluster = LocalCluster::create(directory, options)?;
     cluster.end_with_us = false;
     cluster.start_all(true)?;
     let leader = cluster.wait_for_leader(Duration::from_secs(20))?;

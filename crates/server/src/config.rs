@@ -131,7 +131,7 @@ impl Default for Timing {
     fn default() -> Self {
         Timing {
             heartbeat_ms: 10,
-            election_ms: 40,
+            election_ms: 50,
         }
     }
 }

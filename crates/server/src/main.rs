@@ -171,6 +171,9 @@ enum ClusterCommand {
         /// rocksdb, memory or echo.
         #[arg(long, default_value = "rocksdb")]
         engine: String,
+        /// Shortest silence before an election, in milliseconds.
+        #[arg(long)]
+        election_ms: Option<u64>,
     },
 }
 
@@ -244,8 +247,17 @@ fn run(cli: Cli) -> Result<()> {
                     directory,
                     first_port,
                     engine,
+                    election_ms,
                 },
-        }) => cluster::start_and_describe(&directory, first_port, &engine),
+        }) => {
+            let options = cluster::Options {
+                first_port,
+                engine,
+                election_ms,
+                ..cluster::Options::default()
+            };
+            cluster::start_and_describe(&directory, &options)
+        }
     }
 }
 

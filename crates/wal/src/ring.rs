@@ -315,7 +315,7 @@ impl Ring {
 
     /// The term of an entry, or of the one before the first.
     pub fn term(&self, index: u64) -> Option<u64> {
-        if index + 1 == self.anchor.first {
+        if index.checked_add(1) == Some(self.anchor.first) {
             return Some(self.anchor.prev_term);
         }
         self.meta(index).map(|meta| meta.term)

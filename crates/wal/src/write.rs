@@ -9,7 +9,7 @@
 //! over the old one in the other slot, flushed but not waited for. So one slot is whole and newest at any moment, and
 //! when one of them rots later, what was acknowledged still stands in the other.
 
-use cyclone_pmem::{Frame, Payload, Segment};
+use cyclone_pmem::{Payload, Segment};
 use cyclone_wire::ring::{
     ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, Piece,
     RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot,
@@ -186,26 +186,26 @@ impl Ring {
 
     /// Which pieces stay in their frames; none at all, so no table, where copying takes no more room than the table.
     fn pieces(&self, payload: &Payload) -> Vec<Piece> {
-        let ours = |frame: &Frame| {
-            self.pool
-                .as_ref()
-                .is_some_and(|pool| frame.belongs_to(pool))
+        let stays = |part: &Segment| match (part, &self.pool) {
+            (Segment::Frame(frame), Some(pool)) => {
+                frame.len() >= SEGMENT_BYTES * 4 && frame.belongs_to(pool)
+            }
+            _ => false,
         };
         let parts = payload.parts();
-        if parts.len() > MAX_PIECES {
+        // The second check spares most small entries an allocation.
+        if parts.len() > MAX_PIECES || !parts.iter().any(stays) {
             return Vec::new();
         }
         let table = parts.len() * SEGMENT_BYTES;
         let pieces: Vec<Piece> = parts
             .iter()
             .map(|part| match part {
-                Segment::Frame(frame) if ours(frame) && frame.len() >= SEGMENT_BYTES * 4 => {
-                    Piece::Extent {
-                        frame: frame.number(),
-                        offset: frame.offset(),
-                        len: frame.len() as u32,
-                    }
-                }
+                Segment::Frame(frame) if stays(part) => Piece::Extent {
+                    frame: frame.number(),
+                    offset: frame.offset(),
+                    len: frame.len() as u32,
+                },
                 part => Piece::Inline {
                     len: part.as_slice().len() as u32,
                 },

@@ -116,6 +116,7 @@ fn run(steps: Vec<Step>) {
         assert_eq!(bed.state(), model);
         assert!(bed.ring.used_bytes() <= RECORDS_BYTES);
         assert_eq!(bed.ring.term(model.last() + 1), None);
+        assert_eq!(bed.ring.term(u64::MAX), None);
         if model.first > 1 {
             assert_eq!(bed.ring.term(model.first - 2), None);
         }
