@@ -5,7 +5,7 @@ use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -247,22 +247,26 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Asks one node to end and waits, for at most ten seconds.
-    pub fn terminate(&mut self, node: usize) -> Result<()> {
+    /// Asks one node to end and waits, for at most ten seconds; then kills it. Answers how it ended, if it was running
+    /// and ended by itself.
+    pub fn terminate(&mut self, node: usize) -> Result<Option<ExitStatus>> {
         let Some(child) = self.nodes[node].child.as_mut() else {
-            return Ok(());
+            return Ok(None);
         };
         let pid = rustix::process::Pid::from_child(child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("kill")?;
         let until = Instant::now() + Duration::from_secs(10);
-        while child.try_wait()?.is_none() {
+        loop {
+            if let Some(status) = child.try_wait()? {
+                self.nodes[node].child = None;
+                return Ok(Some(status));
+            }
             if Instant::now() > until {
-                return self.kill(node);
+                self.kill(node)?;
+                return Ok(None);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        self.nodes[node].child = None;
-        Ok(())
     }
 
     /// Whether a node's process lives.

@@ -256,6 +256,8 @@ fn run(cli: Cli) -> Result<()> {
                 election_ms,
                 ..cluster::Options::default()
             };
+            // A signal must not end this between the start of the nodes and their description: nobody could end them.
+            let _ignored = stop_flag()?;
             cluster::start_and_describe(&directory, &options)
         }
     }
