@@ -9,8 +9,8 @@ import json, sys
 # Rooms from the bottom up; a crate sees only rooms below its own.
 ROOMS = [
     {"cyclone-pmem", "cyclone-wire"},
-    {"cyclone-wal", "cyclone-packet"},
-    {"cyclone-consensus", "cyclone-store"},
+    {"cyclone-wal", "cyclone-packet", "cyclone-fabric"},
+    {"cyclone-consensus", "cyclone-store", "cyclone-replication"},
     {"cyclone-replica"},
     {"cyclone-client", "cyclone-gateway"},
     {"cyclone", "cyclone-sim"},

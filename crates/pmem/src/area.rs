@@ -132,6 +132,11 @@ impl Area {
         self.fence();
     }
 
+    /// The mapping with this area's length, and where in the mapping it begins.
+    pub(crate) fn into_parts(self) -> ((Arc<Mapping>, u64), u64) {
+        ((self.mapping, self.len), self.base)
+    }
+
     /// Divides the area in two.
     ///
     /// # Panics

@@ -3,6 +3,7 @@
 //! ```text
 //!   Region  one file, device or piece of DRAM, mapped; says what it survives      region.rs, probe.rs
 //!   Area    a disjoint part of it with one writer: store, flush, fence            area.rs, flush.rs
+//!   SharedArea a part that others write too: copies and atomics, no borrows       shared.rs
 //!   Pool    an area cut into frames, counted by reference                         pool.rs, frame.rs
 //!   Payload a rope over frames and heap buffers                                   payload.rs
 //!   CrashSim what memory may hold after a crash                                   crash.rs
@@ -18,6 +19,7 @@ pub mod payload;
 pub mod pool;
 mod probe;
 mod region;
+mod shared;
 
 pub use area::Area;
 pub use crash::{CrashSim, WORD_BYTES};
@@ -25,3 +27,4 @@ pub use flush::{FlushPolicy, LINE_BYTES};
 pub use payload::{Payload, Segment};
 pub use pool::{Frame, FrameMut, Pool, PoolError};
 pub use region::{Kind, Region, RegionError, RegionOptions, Survives};
+pub use shared::SharedArea;

@@ -176,6 +176,14 @@ impl Mapping {
         }
     }
 
+    /// Like `note_write`, for bytes that others may overwrite meanwhile.
+    #[inline]
+    pub(crate) fn note_bytes(&self, offset: u64, bytes: &[u8]) {
+        if let Some(tracker) = &self.tracker {
+            tracker.write(offset, bytes);
+        }
+    }
+
     #[inline]
     pub(crate) fn note_streamed(&self, offset: u64, len: u64) {
         if let Some(tracker) = &self.tracker {

@@ -1,0 +1,163 @@
+//! One participant: its memory, its connections, its events.
+
+use std::time::Duration;
+
+use cyclone_pmem::SharedArea;
+
+use crate::capabilities::Capabilities;
+use crate::event::Event;
+use crate::key::{Access, Address, AppendKey, MemoryKey, Token};
+use crate::operation::{ChainId, ChainOperation, ChainShape, ConnectionId, Operation};
+
+/// A participant in the fabric. Initiator and target alike: it registers its own memory and operates on others'.
+///
+/// One thread owns an endpoint and polls it. Contexts are the caller's and come back unchanged.
+pub trait Endpoint: Send {
+    /// What this endpoint's provider promises.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Where peers reach it.
+    fn address(&self) -> Address;
+
+    /// Its own memory, which registrations are parts of.
+    fn memory(&self) -> &SharedArea;
+
+    /// Registers `len` bytes of the endpoint's memory from `offset` (a multiple of 64) under a tenant's token.
+    fn register(
+        &mut self,
+        offset: u64,
+        len: u64,
+        access: Access,
+        token: Token,
+    ) -> Result<MemoryKey, FabricError>;
+
+    /// Ends a registration or an append queue's: once this returns, no operation under the key takes effect, not even
+    /// one that was under way (rowan §4.5: a failed server's access ends before a backup is promoted).
+    fn revoke(&mut self, key: &MemoryKey) -> Result<(), FabricError>;
+
+    /// Opens an append queue; senders may use the key once segments are posted.
+    fn open_append(&mut self, spec: AppendSpec) -> Result<AppendKey, FabricError>;
+
+    /// Posts zeroed segments for appends, in this order. Offsets count from the first byte of the endpoint's memory.
+    fn post_segments(&mut self, queue: &AppendKey, offsets: &[u64]) -> Result<(), FabricError>;
+
+    /// Takes the segments that no append will touch again, in the order in which they were posted.
+    fn used_segments(&mut self, queue: &AppendKey, used: &mut Vec<u64>) -> Result<(), FabricError>;
+
+    /// Closes an append queue: once this returns, no append takes effect, and every posted segment counts as used.
+    fn close_append(&mut self, queue: &AppendKey) -> Result<(), FabricError>;
+
+    /// Connects to a peer. Authority is in the keys, not in the connection.
+    fn connect(&mut self, to: &Address) -> Result<ConnectionId, FabricError>;
+
+    /// Ends a connection; what was posted and has not completed fails.
+    fn disconnect(&mut self, connection: ConnectionId);
+
+    /// Posts an operation. `Err(Busy)` is back-pressure: poll and try again; nothing was done. Whatever else goes
+    /// wrong comes as [`Event::Failed`].
+    fn post(
+        &mut self,
+        connection: ConnectionId,
+        operation: Operation<'_>,
+        context: u64,
+    ) -> Result<(), FabricError>;
+
+    /// Opens a chain over connected peers' registrations, all of one length, first hop first.
+    fn open_chain(
+        &mut self,
+        shape: ChainShape,
+        members: &[(ConnectionId, MemoryKey)],
+    ) -> Result<ChainId, FabricError>;
+
+    /// Posts a chain operation; operations of one chain take effect at each member in order of posting.
+    fn post_chain(
+        &mut self,
+        chain: ChainId,
+        operation: ChainOperation<'_>,
+        context: u64,
+    ) -> Result<(), FabricError>;
+
+    /// Makes progress and takes events; answers how many were added. Never waits.
+    fn poll(&mut self, events: &mut Vec<Event>) -> usize;
+
+    /// Sleeps until `poll` may have something to do, at most `timeout`.
+    fn wait(&mut self, timeout: Duration);
+}
+
+/// An append queue to open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AppendSpec {
+    /// Bytes per segment (4 MiB in rowan §3); a multiple of 64.
+    pub segment_bytes: u64,
+    /// The most segments posted at once (512 in rowan §3).
+    pub max_posted: u32,
+    /// The tenant's secret.
+    pub token: Token,
+}
+
+/// Why the fabric refused a call.
+#[derive(Debug, thiserror::Error)]
+pub enum FabricError {
+    /// Too much is under way: poll, then try again. Nothing was done.
+    #[error("too many operations are under way")]
+    Busy,
+    /// There is no such connection, chain, registration or queue, or no longer.
+    #[error("no {0} of that name, or no longer")]
+    Unknown(&'static str),
+    /// A range is outside the endpoint's memory or badly aligned.
+    #[error(
+        "{offset}+{len} is no range of {memory} bytes of memory, or does not begin on a multiple of 64"
+    )]
+    OutOfBounds {
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        len: u64,
+        /// Bytes there are.
+        memory: u64,
+    },
+    /// More bytes than the provider takes at once.
+    #[error("{len} bytes at once; this provider takes {max}")]
+    TooLarge {
+        /// Bytes given.
+        len: usize,
+        /// The most it takes.
+        max: usize,
+    },
+    /// The provider cannot do this.
+    #[error("{provider} cannot {what}")]
+    Unsupported {
+        /// The provider's name.
+        provider: String,
+        /// What was asked.
+        what: &'static str,
+    },
+    /// An address that this provider does not understand.
+    #[error("not an address of this provider: {0:?}")]
+    BadAddress(Address),
+    /// A limit that was set at creation is reached.
+    #[error("no room for another {what}: the limit is {limit}")]
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        limit: u64,
+    },
+    /// The system refused a call.
+    #[error("{what}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The provider's library refused a call.
+    #[error("{call}: {message}")]
+    Provider {
+        /// The function.
+        call: &'static str,
+        /// What the library said.
+        message: String,
+    },
+}

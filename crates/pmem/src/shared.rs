@@ -1,0 +1,267 @@
+//! A part of a region that others write too: remote initiators, other processes, devices.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use crate::Area;
+use crate::flush;
+use crate::region::Mapping;
+
+/// Bytes of a region with many writers. Nothing is ever borrowed from it: bytes are copied in and out, and a copy may
+/// mix old and new bytes where somebody writes at the same time. Only aligned 8-byte words are whole.
+///
+/// Clones name the same bytes. Every method panics when its range leaves the area: who takes offsets from outside
+/// checks them with [`SharedArea::contains`] first.
+#[derive(Clone)]
+pub struct SharedArea {
+    mapping: Arc<Mapping>,
+    base: u64,
+    len: u64,
+}
+
+impl Area {
+    /// Gives up exclusiveness: from here on the bytes may be written from several places at once.
+    pub fn share(self) -> SharedArea {
+        let (mapping, base) = self.into_parts();
+        SharedArea {
+            len: mapping.1,
+            mapping: mapping.0,
+            base,
+        }
+    }
+}
+
+impl SharedArea {
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether the area has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the range lies in the area.
+    #[inline]
+    pub fn contains(&self, offset: u64, len: u64) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.len)
+    }
+
+    /// A part of it, by the same rules.
+    pub fn part(&self, offset: u64, len: u64) -> SharedArea {
+        self.check(offset, len);
+        SharedArea {
+            mapping: Arc::clone(&self.mapping),
+            base: self.base + offset,
+            len,
+        }
+    }
+
+    #[inline]
+    fn check(&self, offset: u64, len: u64) {
+        assert!(
+            self.contains(offset, len),
+            "{offset}+{len} outside a shared area of {} bytes",
+            self.len
+        );
+    }
+
+    /// The first byte, for libraries that register memory by pointer. Reading or writing through it follows the same
+    /// rules as the methods here: no references, only copies.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.mapping.pointer(self.base)
+    }
+
+    #[inline]
+    fn word(&self, offset: u64) -> &AtomicU64 {
+        self.check(offset, 8);
+        assert!((self.base + offset).is_multiple_of(8), "word at {offset}");
+        // SAFETY: mapped for the life of `self`, 8-byte aligned (checked), and only accessed atomically.
+        unsafe { AtomicU64::from_ptr(self.mapping.pointer(self.base + offset).cast()) }
+    }
+
+    #[inline]
+    fn byte(&self, offset: u64) -> &AtomicU8 {
+        // SAFETY: the caller has checked the range; mapped for the life of `self`, and only accessed atomically.
+        unsafe { AtomicU8::from_ptr(self.mapping.pointer(self.base + offset)) }
+    }
+
+    /// Copies bytes out.
+    #[inline]
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        self.check(offset, into.len() as u64);
+        let mut at = offset;
+        let mut rest = into;
+        while !rest.is_empty() {
+            if (self.base + at).is_multiple_of(8) && rest.len() >= 8 {
+                let (whole, tail) = rest.split_at_mut(8);
+                whole.copy_from_slice(&self.word(at).load(Ordering::Relaxed).to_ne_bytes());
+                rest = tail;
+                at += 8;
+            } else {
+                rest[0] = self.byte(at).load(Ordering::Relaxed);
+                rest = &mut rest[1..];
+                at += 1;
+            }
+        }
+        std::sync::atomic::fence(Ordering::Acquire);
+    }
+
+    /// Copies bytes out into a new buffer.
+    pub fn read_vec(&self, offset: u64, len: u64) -> Vec<u8> {
+        self.check(offset, len);
+        let mut bytes = vec![0; len as usize];
+        self.read(offset, &mut bytes);
+        bytes
+    }
+
+    /// Copies bytes in, in order of address; durable after [`SharedArea::flush`] and [`SharedArea::fence`].
+    #[inline]
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        self.check(offset, bytes.len() as u64);
+        std::sync::atomic::fence(Ordering::Release);
+        let mut at = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            if (self.base + at).is_multiple_of(8)
+                && let Some((whole, tail)) = rest.split_first_chunk::<8>()
+            {
+                self.word(at)
+                    .store(u64::from_ne_bytes(*whole), Ordering::Relaxed);
+                rest = tail;
+                at += 8;
+            } else {
+                self.byte(at).store(rest[0], Ordering::Relaxed);
+                rest = &rest[1..];
+                at += 1;
+            }
+        }
+        self.note(offset, bytes);
+    }
+
+    /// Stores zeros.
+    pub fn zero(&self, offset: u64, len: u64) {
+        self.check(offset, len);
+        const ZEROS: [u8; 4096] = [0; 4096];
+        let mut at = offset;
+        while at < offset + len {
+            let step = (offset + len - at).min(ZEROS.len() as u64);
+            self.write(at, &ZEROS[..step as usize]);
+            at += step;
+        }
+    }
+
+    /// Loads 8 bytes atomically.
+    #[inline]
+    pub fn load_u64(&self, offset: u64) -> u64 {
+        self.word(offset).load(Ordering::SeqCst)
+    }
+
+    /// Stores 8 bytes atomically: a crash leaves the old value or the new one.
+    #[inline]
+    pub fn store_u64(&self, offset: u64, value: u64) {
+        self.word(offset).store(value, Ordering::SeqCst);
+        self.note(offset, &value.to_ne_bytes());
+    }
+
+    /// Exchanges 8 bytes if they hold `old`; answers what they held before.
+    #[inline]
+    pub fn compare_swap(&self, offset: u64, old: u64, new: u64) -> u64 {
+        match self
+            .word(offset)
+            .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
+        {
+            Ok(before) => {
+                self.note(offset, &new.to_ne_bytes());
+                before
+            }
+            Err(before) => before,
+        }
+    }
+
+    /// Adds to 8 bytes, wrapping; answers what they held before.
+    #[inline]
+    pub fn fetch_add(&self, offset: u64, value: u64) -> u64 {
+        let before = self.word(offset).fetch_add(value, Ordering::SeqCst);
+        self.note(offset, &before.wrapping_add(value).to_ne_bytes());
+        before
+    }
+
+    /// Starts writing the bytes back; they are durable after the next [`SharedArea::fence`].
+    #[inline]
+    pub fn flush(&self, offset: u64, len: u64) {
+        self.check(offset, len);
+        self.mapping
+            .method()
+            .flush(self.mapping.pointer(self.base + offset), len as usize);
+        self.mapping.note_flush(self.base + offset, len);
+    }
+
+    /// Waits until everything that this thread has flushed before is durable.
+    #[inline]
+    pub fn fence(&self) {
+        flush::fence();
+        self.mapping.note_fence();
+    }
+
+    /// Flush and fence.
+    #[inline]
+    pub fn persist(&self, offset: u64, len: u64) {
+        self.flush(offset, len);
+        self.fence();
+    }
+
+    #[inline]
+    fn note(&self, offset: u64, bytes: &[u8]) {
+        self.mapping.note_bytes(self.base + offset, bytes);
+    }
+}
+
+impl fmt::Debug for SharedArea {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedArea({}+{})", self.base, self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Region;
+
+    #[test]
+    fn bytes_at_any_alignment_come_back() {
+        let region = Region::anonymous(4096).expect("region");
+        let area = region.take(0, 4096).expect("area").share();
+        let part = area.part(64, 512);
+        for offset in 0..17 {
+            for len in 0..40 {
+                let bytes: Vec<u8> = (0..len as u8).map(|n| n ^ 0x5a).collect();
+                part.zero(0, 512);
+                part.write(offset, &bytes);
+                assert_eq!(part.read_vec(offset, len), bytes);
+                assert_eq!(area.read_vec(64 + offset, len), bytes);
+                assert_eq!(part.read_vec(offset + len, 8), [0; 8]);
+            }
+        }
+        assert!(!part.contains(u64::MAX, 2));
+        assert_eq!(part.compare_swap(8, 0, 7), 0);
+        assert_eq!(part.fetch_add(8, 3), 7);
+        assert_eq!(part.load_u64(8), 10);
+    }
+
+    #[test]
+    fn what_was_flushed_and_fenced_survives_a_simulated_crash() {
+        let (region, sim) = Region::simulated(4096).expect("region");
+        let area = region.take(0, 4096).expect("area").share();
+        area.write(128, b"kept, and for good");
+        area.persist(128, 64);
+        area.store_u64(256, 9);
+        for seed in 0..20 {
+            let image = sim.sampled(seed);
+            assert_eq!(&image[128..146], b"kept, and for good");
+        }
+        assert!((0..50).any(|seed| sim.sampled(seed)[256] == 0));
+    }
+}
