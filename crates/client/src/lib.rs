@@ -18,15 +18,13 @@ mod hunt;
 mod pack;
 mod request;
 mod session;
+mod steps;
 mod time;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use cyclone_packet::{
-    Driver, Identity, Keys, Message, Outgoing, Peer, Port, PortConfig, Security, TcpDriver,
-    TcpOptions, UdpDriver, UdpOptions,
-};
+use cyclone_packet::{Driver, Security, TcpDriver, TcpOptions, UdpDriver, UdpOptions};
 use cyclone_pmem::{Pool, Region};
 use cyclone_wire::command::{Condition, Operation, Query};
 use cyclone_wire::reply::Reply;
@@ -34,6 +32,7 @@ use cyclone_wire::reply::Reply;
 pub use crate::core::{ClientCore, CoreConfig};
 pub use crate::error::{ClientError, NotDone};
 pub use crate::request::{Completion, Ticket};
+pub use crate::steps::StepClient;
 
 /// How to reach a cluster.
 #[derive(Clone, Debug)]
@@ -79,12 +78,9 @@ const FRAMES: u64 = 1024;
 /// The blocking calls and the pipelined ones ([`Client::submit`], [`Client::poll`]) may be mixed: an outcome that arrives
 /// while a blocking call waits is kept for the next poll.
 pub struct Client {
-    core: ClientCore,
-    port: Port,
+    steps: StepClient,
     spin: Duration,
     epoch: Instant,
-    inbox: Vec<Message>,
-    outbox: Vec<(u64, Vec<u8>)>,
     /// Outcomes that arrived while a blocking call waited for another one.
     stash: Vec<Completion>,
 }
@@ -124,32 +120,10 @@ impl Client {
         boot: [u8; 16],
         config: ClientConfig,
     ) -> Result<Client, ClientError> {
-        let keys = Keys {
-            node: None,
-            client: config.client_key,
-        };
-        let mut settings = PortConfig::new(Identity::Client, keys, boot);
-        settings.security = config.security;
-        settings.max_message = config.max_message;
-        let mut port = Port::new(driver, pool, settings).map_err(io)?;
-        for &(id, address) in &config.nodes {
-            port.add_node(id, address);
-        }
-        let nodes = config
-            .nodes
-            .iter()
-            .map(|(id, address)| (*id, address.to_string()))
-            .collect();
-        // A larger request would be dropped by the port and look like a lost one.
-        let mut core = config.core;
-        core.max_request_bytes = core.max_request_bytes.min(config.max_message);
         Ok(Client {
-            core: ClientCore::new(nodes, core),
-            port,
             spin: config.spin,
+            steps: StepClient::over(driver, pool, boot, config)?,
             epoch: Instant::now(),
-            inbox: Vec::new(),
-            outbox: Vec::new(),
             stash: Vec::new(),
         })
     }
@@ -162,7 +136,7 @@ impl Client {
     /// executed in any order.
     pub fn submit(&mut self, operation: &Operation<'_>) -> Ticket {
         let now_us = self.now_us();
-        self.core.submit(now_us, operation)
+        self.steps.core.submit(now_us, operation)
     }
 
     /// Submits a SET without waiting.
@@ -173,12 +147,12 @@ impl Client {
     /// Submits a linearizable read without waiting.
     pub fn submit_query(&mut self, query: &Query<'_>) -> Ticket {
         let now_us = self.now_us();
-        self.core.submit_query(now_us, query, false)
+        self.steps.core.submit_query(now_us, query, false)
     }
 
     /// Requests without an outcome.
     pub fn pending(&self) -> usize {
-        self.core.pending()
+        self.steps.core.pending()
     }
 
     /// Sends what waits, receives what is there, and appends outcomes to `done`; waits for the first one for at most `patience`.
@@ -196,7 +170,7 @@ impl Client {
         let begun = Instant::now();
         loop {
             self.turn()?;
-            done.extend(self.core.completions());
+            done.extend(self.steps.core.completions());
             let waited = begun.elapsed();
             if done.len() > before || waited >= patience {
                 return Ok(done.len() - before);
@@ -211,61 +185,19 @@ impl Client {
 
     fn turn(&mut self) -> Result<(), ClientError> {
         let now_us = self.now_us();
-        self.core.transmit(now_us, &mut self.outbox);
-        if !self.outbox.is_empty() {
-            let parts: Vec<[&[u8]; 1]> = self
-                .outbox
-                .iter()
-                .map(|(_, message)| [message.as_slice()])
-                .collect();
-            let burst: Vec<Outgoing<'_>> = self
-                .outbox
-                .iter()
-                .zip(&parts)
-                .map(|((node, _), parts)| Outgoing {
-                    to: Peer::Node(*node),
-                    parts,
-                })
-                .collect();
-            self.port.send(now_us, &burst).map_err(io)?;
-            for (_, message) in self.outbox.drain(..) {
-                self.core.recycle(message);
-            }
-        }
-        while self.port.poll(now_us, &mut self.inbox).map_err(io)? > 0 {
-            for message in self.inbox.drain(..) {
-                let Peer::Node(node) = message.from else {
-                    continue;
-                };
-                match message.body.contiguous() {
-                    Some(bytes) => self.core.on_message(now_us, node, bytes),
-                    None => self.core.on_message(now_us, node, &message.body.to_vec()),
-                }
-            }
-        }
-        for (id, address) in self.core.learned() {
-            if let Ok(address) = address.parse() {
-                self.port.add_node(id, address);
-            }
-        }
-        Ok(())
+        self.steps.step(now_us)
     }
 
     fn block(&mut self, most: Duration) -> Result<(), ClientError> {
         let now_us = self.now_us();
-        let due_us = self
-            .core
-            .next_timeout_us()
-            .into_iter()
-            .chain(self.port.next_timeout())
-            .min();
+        let due_us = self.steps.next_timeout_us();
         let until = due_us.map_or(most, |due_us| {
             Duration::from_micros(due_us.saturating_sub(now_us)).min(most)
         });
         if until.is_zero() {
             return Ok(());
         }
-        self.port.wait(until).map_err(io)
+        self.steps.port.wait(until).map_err(io)
     }
 
     /// Executes a command and waits for its outcome.

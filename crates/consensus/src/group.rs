@@ -145,6 +145,11 @@ impl Group {
         self.raw.raft.term
     }
 
+    /// Whom this replica voted for in the current term; 0: nobody.
+    pub fn vote(&self) -> u64 {
+        self.raw.raft.vote
+    }
+
     /// Commit index.
     pub fn commit(&self) -> u64 {
         self.raw.raft.raft_log.committed
@@ -158,6 +163,11 @@ impl Group {
     /// Last index, proposals that are not persisted yet included.
     pub fn last_index(&self) -> u64 {
         self.raw.raft.raft_log.last_index() + self.pending.len() as u64
+    }
+
+    /// How many frames of the pool the log holds.
+    pub fn frames_held(&self) -> usize {
+        self.raw.store().ring.frames_held()
     }
 
     /// The term of the entry at `index`, if the log knows it.
@@ -230,9 +240,19 @@ impl Group {
     ///
     /// # Errors
     /// The message was dropped; the group is unchanged.
-    pub fn step(&mut self, message: RaftMessage, payloads: Payload) -> Result<(), StepError> {
+    pub fn step(&mut self, mut message: RaftMessage, mut payloads: Payload) -> Result<(), StepError> {
         self.flush_proposals();
-        let new = self.admit(&message, &payloads)?;
+        let new = loop {
+            match self.admit(&message, &payloads) {
+                // As many entries as there is room for: were all refused, a leader that has filled its log while this
+                // one was away would send all of them again, for ever.
+                Err(StepError::Full { .. }) if message.entries.len() > 1 => {
+                    message.entries.truncate(message.entries.len() / 2);
+                    payloads = payloads.slice(0..message.payload_bytes() as usize);
+                }
+                admitted => break admitted?,
+            }
+        };
         self.raw
             .step(message::to_raft(&message))
             .map_err(|_| StepError::Refused)?;

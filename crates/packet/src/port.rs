@@ -371,6 +371,11 @@ impl Port {
         self.driver.stats()
     }
 
+    /// Payload bytes in one datagram; a longer message takes a frame for each such piece on the receiving side.
+    pub fn chunk_bytes(&self) -> usize {
+        chunk_of(self.driver.max_datagram())
+    }
+
     /// The port's counters.
     pub fn stats(&self) -> PortStats {
         PortStats {

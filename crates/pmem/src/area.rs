@@ -164,7 +164,7 @@ impl Area {
     /// Tells the crash simulator of bytes stored through a frame's pointer.
     #[inline]
     pub(crate) fn note_external_write(&self, offset: u64, len: u64) {
-        self.mapping.note_write(self.base + offset, len);
+        self.mapping.note_fill(self.base + offset, len);
     }
 }
 

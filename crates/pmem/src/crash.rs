@@ -6,7 +6,6 @@
 //! here survives there, with one exception: on a real CPU a fence waits for its own thread's flushes only, while here it
 //! waits for everybody's.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,20 +13,39 @@ use crate::flush::LINE_BYTES;
 
 /// Bytes that reach memory whole.
 pub const WORD_BYTES: u64 = 8;
+const WORDS: usize = LINE_BYTES / WORD_BYTES as usize;
+/// No open line.
+const NONE: u32 = u32::MAX;
+
+/// A value that a word was given and that is not durable yet.
+#[derive(Clone, Copy)]
+struct Stored {
+    word: u8,
+    /// Covered by a flush that a fence has not completed yet.
+    flushed: bool,
+    value: [u8; 8],
+}
+
+/// A line some of whose words are open.
+#[derive(Clone)]
+struct Line {
+    number: u32,
+    newest: [u8; LINE_BYTES],
+    /// Oldest first.
+    stores: Vec<Stored>,
+    flushing: bool,
+}
 
 #[derive(Default)]
 struct State {
     durable: Vec<u8>,
-    /// Per word: the values since the durable one, oldest first, with how many of them the last flush covers.
-    open: BTreeMap<u64, Word>,
+    /// Per line of memory: its place in `open`, or [`NONE`].
+    place: Vec<u32>,
+    open: Vec<Line>,
+    /// Lines that the next fence looks at.
+    flushing: Vec<u32>,
     events: u64,
     stop_after: Option<u64>,
-}
-
-#[derive(Default, Clone)]
-struct Word {
-    values: Vec<[u8; 8]>,
-    flushed: usize,
 }
 
 impl State {
@@ -35,6 +53,78 @@ impl State {
     fn event(&mut self) -> bool {
         self.events += 1;
         self.stop_after.is_none_or(|stop| self.events <= stop)
+    }
+
+    fn open_line(&mut self, number: u32) -> &mut Line {
+        if self.place[number as usize] == NONE {
+            self.place[number as usize] = self.open.len() as u32;
+            let mut newest = [0; LINE_BYTES];
+            let at = number as usize * LINE_BYTES;
+            let end = self.durable.len().min(at + LINE_BYTES);
+            newest[..end - at].copy_from_slice(&self.durable[at..end]);
+            self.open.push(Line {
+                number,
+                newest,
+                stores: Vec::new(),
+                flushing: false,
+            });
+        }
+        &mut self.open[self.place[number as usize] as usize]
+    }
+
+    /// Forgets a line that has no open word any more.
+    fn close(&mut self, number: u32) {
+        let place = self.place[number as usize];
+        self.place[number as usize] = NONE;
+        self.open.swap_remove(place as usize);
+        if let Some(moved) = self.open.get(place as usize) {
+            self.place[moved.number as usize] = place;
+        }
+    }
+
+    /// The values each open word may hold besides the durable one, by offset, oldest first.
+    fn words(&self) -> Vec<(u64, Vec<[u8; 8]>)> {
+        let mut lines: Vec<&Line> = self.open.iter().collect();
+        lines.sort_unstable_by_key(|line| line.number);
+        let mut words = Vec::new();
+        for line in lines {
+            for word in 0..WORDS as u8 {
+                let of_word = line.stores.iter().filter(|stored| stored.word == word);
+                let values: Vec<[u8; 8]> = of_word.map(|stored| stored.value).collect();
+                if !values.is_empty() {
+                    let at = u64::from(line.number) * LINE_BYTES as u64;
+                    words.push((at + u64::from(word) * WORD_BYTES, values));
+                }
+            }
+        }
+        words
+    }
+}
+
+impl Line {
+    /// With `last_only`, of several values that a word had since its last flush only the newest may survive.
+    fn store(&mut self, from: usize, bytes: &[u8], last_only: bool) {
+        let old = self.newest;
+        self.newest[from..from + bytes.len()].copy_from_slice(bytes);
+        for word in from / 8..(from + bytes.len()).div_ceil(8) {
+            let mut value = [0; 8];
+            value.copy_from_slice(&self.newest[word * 8..word * 8 + 8]);
+            // Storing what is there already opens no new outcome.
+            if value == old[word * 8..word * 8 + 8] {
+                continue;
+            }
+            let word = word as u8;
+            let mut same = self.stores.iter_mut();
+            let earlier = same.find(|stored| stored.word == word && !stored.flushed);
+            match earlier.filter(|_| last_only) {
+                Some(stored) => stored.value = value,
+                None => self.stores.push(Stored {
+                    word,
+                    flushed: false,
+                    value,
+                }),
+            }
+        }
     }
 }
 
@@ -48,34 +138,37 @@ impl Tracker {
     pub(crate) fn new(image: &[u8]) -> (Tracker, CrashSim) {
         let state = Arc::new(Mutex::new(State {
             durable: image.to_vec(),
+            place: vec![NONE; image.len().div_ceil(LINE_BYTES)],
             ..State::default()
         }));
         (Tracker(Arc::clone(&state)), CrashSim(state))
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        self.store(offset, bytes, false);
+    }
+
+    /// A store whose intermediate values do not matter: the filling of a buffer.
+    pub(crate) fn fill(&self, offset: u64, bytes: &[u8]) {
+        self.store(offset, bytes, true);
+    }
+
+    fn store(&self, offset: u64, bytes: &[u8], last_only: bool) {
         let mut state = lock(&self.0);
         if bytes.is_empty() || !state.event() {
             return;
         }
-        let end = offset + bytes.len() as u64;
-        let mut word = offset & !(WORD_BYTES - 1);
-        while word < end {
-            let State { durable, open, .. } = &mut *state;
-            let mut old = [0; 8];
-            match open.get(&word).and_then(|history| history.values.last()) {
-                Some(newest) => old = *newest,
-                None => old.copy_from_slice(&durable[word as usize..word as usize + 8]),
+        let (mut at, mut rest) = (offset as usize, bytes);
+        while !rest.is_empty() {
+            let from = at % LINE_BYTES;
+            let (part, after) = rest.split_at(rest.len().min(LINE_BYTES - from));
+            let line = (at / LINE_BYTES) as u32;
+            let known = state.place[line as usize] != NONE;
+            // Most stores of what is there already are seen without opening the line.
+            if known || state.durable[at..at + part.len()] != *part {
+                state.open_line(line).store(from, part, last_only);
             }
-            let mut value = old;
-            for at in word.max(offset)..(word + WORD_BYTES).min(end) {
-                value[(at - word) as usize] = bytes[(at - offset) as usize];
-            }
-            // Storing what is there already opens no new outcome.
-            if value != old {
-                open.entry(word).or_default().values.push(value);
-            }
-            word += WORD_BYTES;
+            (at, rest) = (at + part.len(), after);
         }
     }
 
@@ -96,8 +189,26 @@ impl Tracker {
         }
         let first = offset & !(unit - 1);
         let end = (offset + len).next_multiple_of(unit);
-        for (_, word) in state.open.range_mut(first..end) {
-            word.flushed = word.values.len();
+        for number in first / LINE_BYTES as u64..end.div_ceil(LINE_BYTES as u64) {
+            let State {
+                place,
+                open,
+                flushing,
+                ..
+            } = &mut *state;
+            let Some(line) = open.get_mut(place[number as usize] as usize) else {
+                continue;
+            };
+            let covered = |word: u8| {
+                let at = number * LINE_BYTES as u64 + u64::from(word) * WORD_BYTES;
+                (first..end).contains(&at)
+            };
+            for stored in line.stores.iter_mut().filter(|stored| covered(stored.word)) {
+                stored.flushed = true;
+            }
+            if !std::mem::replace(&mut line.flushing, true) {
+                flushing.push(number as u32);
+            }
         }
     }
 
@@ -106,20 +217,32 @@ impl Tracker {
         if !state.event() {
             return;
         }
-        let State { durable, open, .. } = &mut *state;
-        open.retain(|&at, word| {
-            if word.flushed > 0 {
-                let value = word.values[word.flushed - 1];
-                durable[at as usize..at as usize + 8].copy_from_slice(&value);
-                word.values.drain(..word.flushed);
-                word.flushed = 0;
+        for number in std::mem::take(&mut state.flushing) {
+            let State {
+                durable,
+                place,
+                open,
+                ..
+            } = &mut *state;
+            let line = &mut open[place[number as usize] as usize];
+            line.flushing = false;
+            let at = number as usize * LINE_BYTES;
+            line.stores.retain(|stored| {
+                if stored.flushed {
+                    let at = at + usize::from(stored.word) * 8;
+                    durable[at..at + 8].copy_from_slice(&stored.value);
+                }
+                !stored.flushed
+            });
+            if line.stores.is_empty() {
+                state.close(number);
             }
-            !word.values.is_empty()
-        });
+        }
     }
 }
 
-/// The tester's side: where to crash, and what memory then holds.
+/// The tester's side: where to crash, and what memory then holds. Clones watch the same memory.
+#[derive(Clone)]
 pub struct CrashSim(Arc<Mutex<State>>);
 
 impl CrashSim {
@@ -133,19 +256,29 @@ impl CrashSim {
         lock(&self.0).stop_after = Some(events);
     }
 
+    /// Whether something was stored, flushed or fenced after the crash set by [`CrashSim::crash_after`].
+    pub fn has_crashed(&self) -> bool {
+        let state = lock(&self.0);
+        state.stop_after.is_some_and(|stop| state.events > stop)
+    }
+
+    /// The memory if every store has reached it: what a dead process leaves on a living machine.
+    pub fn newest(&self) -> Vec<u8> {
+        self.image(|ways| ways - 1)
+    }
+
     /// Words whose content after a crash is open, by offset, with the number of values each may hold.
     pub fn open_words(&self) -> Vec<(u64, usize)> {
-        lock(&self.0)
-            .open
-            .iter()
-            .map(|(&at, word)| (at, word.values.len() + 1))
+        let words = lock(&self.0).words().into_iter();
+        words
+            .map(|(at, values)| (at, values.len() + 1))
             .collect()
     }
 
     /// In how many ways a crash now can end; saturates.
     pub fn outcomes(&self) -> u64 {
-        lock(&self.0).open.values().fold(1u64, |ways, word| {
-            ways.saturating_mul(word.values.len() as u64 + 1)
+        lock(&self.0).words().iter().fold(1u64, |ways, (_, values)| {
+            ways.saturating_mul(values.len() as u64 + 1)
         })
     }
 
@@ -154,10 +287,10 @@ impl CrashSim {
     pub fn image(&self, mut choose: impl FnMut(usize) -> usize) -> Vec<u8> {
         let state = lock(&self.0);
         let mut image = state.durable.clone();
-        for (&at, word) in &state.open {
-            let chosen = choose(word.values.len() + 1);
+        for (at, values) in state.words() {
+            let chosen = choose(values.len() + 1);
             if chosen > 0 {
-                image[at as usize..at as usize + 8].copy_from_slice(&word.values[chosen - 1]);
+                image[at as usize..at as usize + 8].copy_from_slice(&values[chosen - 1]);
             }
         }
         image

@@ -206,6 +206,17 @@ impl Mapping {
         }
     }
 
+    /// The filling of a buffer, which nothing relies on before it is flushed.
+    #[inline]
+    pub(crate) fn note_fill(&self, offset: u64, len: u64) {
+        if let Some(tracker) = &self.tracker {
+            // SAFETY: the caller has just written these bytes and holds them exclusively.
+            tracker.fill(offset, unsafe {
+                std::slice::from_raw_parts(self.pointer(offset), len as usize)
+            });
+        }
+    }
+
     #[cold]
     fn track_write(&self, tracker: &Tracker, offset: u64, len: u64) {
         // SAFETY: the caller has just written these bytes and holds them exclusively.

@@ -96,8 +96,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Smallest log region: room for the largest entry several times over.
-    pub const MIN_NVM_BYTES: u64 = 16 << 20;
+    /// Smallest log region; what values it takes is bounded by `max_value_bytes`.
+    pub const MIN_NVM_BYTES: u64 = 1 << 20;
     /// Default size of the log region.
     pub const DEFAULT_NVM_BYTES: u64 = 128 << 20;
 

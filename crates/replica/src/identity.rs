@@ -60,9 +60,17 @@ pub fn read(data: &Path) -> Result<Option<Identity>, IdentityError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(IdentityError::Io { path, source }),
     };
+    parse(&text, &path).map(Some)
+}
+
+/// Reads the text of an identity file; `path` is for the error message.
+///
+/// # Errors
+/// Text that is no identity of this version.
+pub fn parse(text: &str, path: &Path) -> Result<Identity, IdentityError> {
     let mut lines = text.lines();
     let damaged = |line: usize, text: Option<&str>| IdentityError::Damaged {
-        path: path.clone(),
+        path: path.to_owned(),
         line,
         text: text.unwrap_or("").to_owned(),
     };
@@ -83,12 +91,25 @@ pub fn read(data: &Path) -> Result<Option<Identity>, IdentityError> {
     }
     let narrow =
         |position: usize| u64::try_from(numbers[position]).map_err(|_| damaged(position + 2, None));
-    Ok(Some(Identity {
+    Ok(Identity {
         cluster: numbers[0],
         replica: narrow(1)?,
         incarnation: narrow(2)?,
         logs: u16::try_from(numbers[3]).map_err(|_| damaged(5, None))?,
-    }))
+    })
+}
+
+/// The text of an identity file.
+pub fn text(identity: &Identity) -> String {
+    let Identity {
+        cluster,
+        replica,
+        incarnation,
+        logs,
+    } = identity;
+    format!(
+        "{HEADING}\ncluster {cluster:032x}\nreplica {replica:x}\nincarnation {incarnation:x}\nlogs {logs:x}\n"
+    )
 }
 
 /// Writes the identity durably: a new file is synced, renamed into place, and the directory synced.
@@ -100,11 +121,7 @@ pub fn write(data: &Path, identity: &Identity) -> Result<(), IdentityError> {
     let attempt = || -> io::Result<()> {
         let draft = data.join("IDENTITY.new");
         let mut file = fs::File::create(&draft)?;
-        writeln!(file, "{HEADING}")?;
-        writeln!(file, "cluster {:032x}", identity.cluster)?;
-        writeln!(file, "replica {:x}", identity.replica)?;
-        writeln!(file, "incarnation {:x}", identity.incarnation)?;
-        writeln!(file, "logs {:x}", identity.logs)?;
+        file.write_all(text(identity).as_bytes())?;
         file.sync_all()?;
         fs::rename(&draft, &path)?;
         fs::File::open(data)?.sync_all()

@@ -10,6 +10,7 @@
 //!     Workers        threads for what would block                        workers.rs
 //!     upkeep         trimming, handing over, counters                    upkeep.rs, status.rs
 //!   Node::start      region, identity, store, port                       start.rs, identity.rs
+//!   Platform         what all of it stands on: this machine, or another  platform.rs
 //!   Embedded         a replica inside another program                    embed.rs
 //! ```
 //!
@@ -23,6 +24,7 @@ pub mod identity;
 mod idle;
 mod node;
 mod physical;
+mod platform;
 mod reads;
 mod requests;
 mod run;
@@ -36,6 +38,7 @@ pub use config::{Config, ConfigError, Engine, Member, Polling, Transport};
 pub use cyclone_packet::Security;
 pub use embed::{Embedded, EmbeddedError};
 pub use node::{Node, NodeError, Now};
+pub use platform::{JobRunner, Platform};
 pub use requests::{Outcome, Ticket};
 pub use run::{COMPANION, Companion, Reactor, now};
 pub use start::StartError;

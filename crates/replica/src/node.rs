@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use cyclone_consensus::{Outbox, StepError};
 use cyclone_packet::{Message, Outgoing, Peer, Port};
-use cyclone_pmem::{Payload, Survives};
+use cyclone_pmem::{Payload, Pool, Survives};
 use cyclone_store::{Applied, ApplyError, Mode, StateMachine};
 use cyclone_wire::client::Status;
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::envelope;
 use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
 use cyclone_wire::reply::Reply;
-use mio::Waker;
 
 use crate::clients::ClientReplies;
 use crate::config::Config;
@@ -72,6 +71,8 @@ pub(crate) struct Boot {
     pub(crate) survives: Survives,
     /// What the region is, for people.
     pub(crate) region: String,
+    /// Where received packets lie.
+    pub(crate) pool: Pool,
 }
 
 /// One replica of a cluster.
@@ -85,6 +86,7 @@ pub struct Node {
     pub(crate) counters: Counters,
     pub(crate) survives: Survives,
     pub(crate) region_description: String,
+    pub(crate) pool: Pool,
     clients: ClientReplies,
     inbox: Vec<Message>,
     pub(crate) answers: Vec<(Origin, Outcome)>,
@@ -109,7 +111,7 @@ impl Node {
         port: Port,
         logs: Vec<PhysicalLog>,
         store: Arc<dyn StateMachine>,
-        waker: Arc<Waker>,
+        workers: Workers<Done>,
         boot: Boot,
     ) -> std::io::Result<Node> {
         let Boot {
@@ -117,6 +119,7 @@ impl Node {
             salt,
             survives,
             region,
+            pool,
         } = boot;
         let snapshots = Snapshots::new(config.data.join("snapshots"), salt)?;
         Ok(Node {
@@ -124,11 +127,12 @@ impl Node {
             port,
             logs,
             store,
-            workers: Workers::new(2, waker)?,
+            workers,
             snapshots,
             counters: Counters::default(),
             survives,
             region_description: region,
+            pool,
             flushing: false,
             clients: ClientReplies::default(),
             inbox: Vec::new(),
@@ -218,7 +222,12 @@ impl Node {
     /// # Errors
     /// What the replica cannot live on with.
     pub fn step(&mut self, now: Now) -> Result<usize, NodeError> {
-        self.now = now;
+        // A clock that is caught going back stands still instead.
+        self.now = Now {
+            steady_us: now.steady_us.max(self.now.steady_us),
+            wall_ms: now.wall_ms,
+        };
+        let now = self.now;
         let mut work = self.receive()?;
         work += self.collect()?;
         self.tick();

@@ -11,19 +11,18 @@ use std::fs;
 use std::sync::Arc;
 
 use cyclone_consensus::{Config as GroupConfig, ConsensusError, Group};
-use cyclone_packet::{
-    Driver, Identity as PortIdentity, Keys, PacketError, Port, PortConfig, TcpDriver, TcpOptions,
-    UdpDriver, UdpOptions,
-};
-use cyclone_pmem::{FlushPolicy, Pool, Region, RegionError, RegionOptions, Survives};
-use cyclone_store::{ApplyError, Echo, KvMachine, Limits, MemoryKv, StateMachine};
+use cyclone_packet::{Identity as PortIdentity, Keys, PacketError, Port, PortConfig};
+use cyclone_pmem::{Pool, Region, RegionError, Survives};
+use cyclone_store::ApplyError;
 use cyclone_wal::{HardState, Ring, RingError, RingSpec, SuperblockError, superblock};
 use mio::Waker;
 
-use crate::config::{Config, ConfigError, Engine, Transport};
-use crate::identity::{self, Identity, IdentityError};
+use crate::config::{Config, ConfigError};
+use crate::identity::{Identity, IdentityError};
 use crate::node::{Boot, Node};
 use crate::physical::PhysicalLog;
+use crate::platform::{Os, Platform};
+use crate::requests::BatchBuilder;
 
 /// Bytes of each frame: a jumbo datagram with its headroom.
 const FRAME_BYTES: u32 = 9216;
@@ -33,8 +32,11 @@ const FRAMES_SHARE: u64 = 4;
 const FRAMES_LEAST: u64 = 8 << 20;
 /// Largest message: an entry of the largest value, its headers, and room for other commands.
 const MESSAGE_SLACK: usize = 1 << 20;
-/// Length of a tick.
-const TICK_US: u64 = 5_000;
+
+/// Length of a tick: half a heartbeat, so that time-outs are counted finely enough, within reason.
+fn tick_us(heartbeat: std::time::Duration) -> u64 {
+    (heartbeat.as_micros() as u64 / 2).clamp(1_000, 100_000)
+}
 
 /// Why a replica does not start. Each message says what to do where something can be done.
 #[derive(Debug, thiserror::Error)]
@@ -140,7 +142,7 @@ pub enum StartError {
     EngineMissing(&'static str),
 }
 
-fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StartError {
+pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StartError {
     let what = what.into();
     move |source| StartError::Io { what, source }
 }
@@ -154,7 +156,7 @@ struct Layout {
 
 impl Layout {
     fn of(config: &Config) -> Layout {
-        let frames = (config.nvm_bytes / FRAMES_SHARE).max(FRAMES_LEAST);
+        let frames = (config.nvm_bytes / FRAMES_SHARE).max(FRAMES_LEAST.min(config.nvm_bytes / 2));
         let rings = config.nvm_bytes - frames - cyclone_wire::ring::SUPERBLOCK_BYTES;
         let ring_bytes = rings / u64::from(config.logs) / 4096 * 4096;
         let frames_at = cyclone_wire::ring::SUPERBLOCK_BYTES + ring_bytes * u64::from(config.logs);
@@ -176,39 +178,18 @@ impl Layout {
     }
 }
 
-/// 64 random bits from the kernel.
-fn random() -> Result<u64, StartError> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(
-        |error| StartError::Io {
-            what: "getrandom".into(),
-            source: error.into(),
-        },
-    )?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
-/// The kernel's boot id: another one means that the machine has been rebooted.
-fn boot_id() -> Result<[u8; 16], StartError> {
-    let path = "/proc/sys/kernel/random/boot_id";
-    let text = fs::read_to_string(path).map_err(io(path))?;
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    u128::from_str_radix(&digits, 16)
-        .map(u128::to_be_bytes)
-        .map_err(|_| StartError::Io {
-            what: format!("{path} reads {text:?}"),
-            source: std::io::ErrorKind::InvalidData.into(),
-        })
-}
-
 /// Opens or formats the region's rings. Answers them and the frame pool.
-fn memory(config: &Config, region: &Region) -> Result<(Vec<Ring>, Pool), StartError> {
+fn memory(
+    config: &Config,
+    region: &Region,
+    platform: &mut dyn Platform,
+) -> Result<(Vec<Ring>, Pool), StartError> {
     let layout = Layout::of(config);
     let who = superblock::Identity {
         cluster: config.cluster_id,
         replica: config.id,
         logs: config.logs,
-        boot_id: boot_id()?,
+        boot_id: platform.boot_id()?,
         survives: region.survives(),
         region_bytes: region.len(),
     };
@@ -217,7 +198,7 @@ fn memory(config: &Config, region: &Region) -> Result<(Vec<Ring>, Pool), StartEr
         region.take(layout.frames_at, layout.frames_bytes)?,
         FRAME_BYTES,
     );
-    let known = identity::read(&config.data)?;
+    let known = platform.identity(config)?;
     let nvm = config.nvm.display().to_string();
     let data = config.data.display().to_string();
     let opened = superblock::open(&head, &who);
@@ -227,7 +208,7 @@ fn memory(config: &Config, region: &Region) -> Result<(Vec<Ring>, Pool), StartEr
         (Ok(incarnation), None) if config.bootstrap => *incarnation,
         (Ok(_), None) => return Err(StartError::DataLost { data }),
         (Err(SuperblockError::NotFormatted), None) if config.bootstrap => {
-            let incarnation = random()?;
+            let incarnation = platform.random()?;
             format(config, region, &layout, &pool)?;
             superblock::create(&mut head, &who, incarnation);
             incarnation
@@ -293,7 +274,7 @@ fn memory(config: &Config, region: &Region) -> Result<(Vec<Ring>, Pool), StartEr
         {
             return Err(StartError::DataLost { data });
         }
-        None => identity::write(&config.data, &ours)?,
+        None => platform.write_identity(config, &ours)?,
     }
     Ok((rings, pool))
 }
@@ -322,52 +303,15 @@ fn format(
     Ok(())
 }
 
-fn open_store(config: &Config) -> Result<Arc<dyn StateMachine>, StartError> {
-    let limits = Limits {
-        max_value_bytes: config.max_value_bytes,
-    };
-    let directory = config.data.join("store");
-    Ok(match config.engine {
-        Engine::Echo => Arc::new(Echo::new(config.logs)),
-        Engine::Memory => Arc::new(KvMachine::open(
-            MemoryKv::open(Some(&directory))?,
-            config.logs,
-            limits,
-        )?),
-        #[cfg(feature = "rocksdb")]
-        Engine::RocksDb => {
-            let options = cyclone_store::RocksOptions {
-                block_cache_bytes: config.block_cache_bytes,
-                ..Default::default()
-            };
-            Arc::new(KvMachine::open(
-                cyclone_store::RocksKv::open(&directory, &options)?,
-                config.logs,
-                limits,
-            )?)
-        }
-        #[cfg(not(feature = "rocksdb"))]
-        Engine::RocksDb => return Err(StartError::EngineMissing("rocksdb")),
-    })
-}
-
-fn open_port(config: &Config, pool: &Pool) -> Result<Port, StartError> {
-    // The configuration was checked: this node is a member.
-    let Some(own) = config.members.iter().find(|member| member.id == config.id) else {
-        return Err(ConfigError(format!("node id {} is not among the members", config.id)).into());
-    };
-    let cannot = || io(format!("cannot open the packet port {}", own.packet));
-    let driver: Box<dyn Driver> = match config.transport {
-        Transport::Udp => {
-            Box::new(UdpDriver::bind(own.packet, pool, UdpOptions::default()).map_err(cannot())?)
-        }
-        Transport::Tcp => {
-            Box::new(TcpDriver::bind(own.packet, pool, TcpOptions::default()).map_err(cannot())?)
-        }
-    };
+fn open_port(
+    config: &Config,
+    pool: &Pool,
+    platform: &mut dyn Platform,
+) -> Result<Port, StartError> {
+    let driver = platform.driver(config, pool)?;
     let mut boot = [0; 16];
-    boot[..8].copy_from_slice(&random()?.to_le_bytes());
-    boot[8..].copy_from_slice(&random()?.to_le_bytes());
+    boot[..8].copy_from_slice(&platform.random()?.to_le_bytes());
+    boot[8..].copy_from_slice(&platform.random()?.to_le_bytes());
     let keys = Keys {
         node: Some(config.node_key),
         client: config.client_key,
@@ -386,6 +330,24 @@ fn open_port(config: &Config, pool: &Pool) -> Result<Port, StartError> {
     Ok(port)
 }
 
+/// Payload bytes that one message between replicas may have. A receiver needs a frame for every datagram of a message
+/// before it is whole, so messages are kept to a quarter of the frames; the longest entry, which cannot be divided, must
+/// fit into half of them.
+fn message_bytes(config: &Config, pool: &Pool, port: &Port) -> Result<u64, StartError> {
+    let (frames, chunk) = (u64::from(pool.count()), port.chunk_bytes() as u64);
+    let longest = (config.max_value_bytes + config.max_key_bytes + BatchBuilder::FULL_BYTES) as u64;
+    let needed = longest / chunk + 2;
+    if needed > frames / 2 {
+        return Err(ConfigError(format!(
+            "max_value_bytes = {}: an entry may take {needed} datagrams of {chunk} bytes, more than half of the region's \
+             {frames} frames; raise nvm_bytes or lower max_value_bytes",
+            config.max_value_bytes
+        ))
+        .into());
+    }
+    Ok(frames / 4 * chunk)
+}
+
 impl Node {
     /// Starts a replica: opens region, store and port, recovers the logs, and joins its group as a follower.
     /// `waker` wakes the loop that will call [`Node::step`].
@@ -393,17 +355,25 @@ impl Node {
     /// # Errors
     /// See [`StartError`]. Nothing has been changed that a corrected start would miss.
     pub fn start(config: Config, waker: Arc<Waker>) -> Result<Node, StartError> {
+        Node::start_on(config, &mut Os::new(waker))
+    }
+
+    /// Starts a replica on something else than this machine: a simulated one.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start_on(config: Config, platform: &mut dyn Platform) -> Result<Node, StartError> {
         config.validate()?;
         fs::create_dir_all(&config.data)
             .map_err(io(format!("cannot create {}", config.data.display())))?;
         // A region is only made where none may have been lost.
-        let may_create = config.bootstrap && identity::read(&config.data)?.is_none();
-        if !config.nvm.exists() && !may_create {
+        let may_create = config.bootstrap && platform.identity(&config)?.is_none();
+        if !platform.has_region(&config) && !may_create {
             let (data, nvm) = (
                 config.data.display().to_string(),
                 config.nvm.display().to_string(),
             );
-            return Err(match identity::read(&config.data)? {
+            return Err(match platform.identity(&config)? {
                 Some(known) => StartError::RegionLost {
                     nvm,
                     replica: known.replica,
@@ -412,19 +382,16 @@ impl Node {
                 None => StartError::NotBootstrapped { data, nvm },
             });
         }
-        let region = Region::open(&RegionOptions {
-            path: config.nvm.clone(),
-            len: config.nvm_bytes,
-            create: may_create,
-            flush: FlushPolicy::Auto,
-        })?;
-        let (rings, pool) = memory(&config, &region)?;
-        let store = open_store(&config)?;
-        let port = open_port(&config, &pool)?;
-        let salt = random()?;
+        let region = platform.region(&config, may_create)?;
+        let (rings, pool) = memory(&config, &region, platform)?;
+        let store = platform.store(&config)?;
+        let port = open_port(&config, &pool, platform)?;
+        let message_bytes = message_bytes(&config, &pool, &port)?;
+        let salt = platform.random()?;
         let voters: Vec<u64> = config.members.iter().map(|member| member.id).collect();
+        let tick_us = tick_us(config.heartbeat);
         let ticks =
-            |time: std::time::Duration| (time.as_micros() as u64).div_ceil(TICK_US).max(1) as u32;
+            |time: std::time::Duration| (time.as_micros() as u64).div_ceil(tick_us).max(1) as u32;
         let mut logs = Vec::new();
         for (log, ring) in (0..config.logs).zip(rings) {
             let (applied, applied_term) = store.applied(log);
@@ -442,6 +409,8 @@ impl Node {
             group.heartbeat_ticks = ticks(config.heartbeat);
             group.election_ticks = ticks(config.election);
             group.seed = salt ^ u64::from(log);
+            group.max_message_bytes = group.max_message_bytes.min(message_bytes);
+            group.max_append_bytes = group.max_append_bytes.min(message_bytes);
             logs.push(PhysicalLog::new(
                 log,
                 Group::open(group, ring)?,
@@ -451,10 +420,11 @@ impl Node {
             ));
         }
         let boot = Boot {
-            tick_us: TICK_US,
+            tick_us,
             salt: salt & 0xffff_ffff,
             survives: region.survives(),
             region: region.describe(),
+            pool,
         };
         tracing::info!(
             region = boot.region,
@@ -465,7 +435,8 @@ impl Node {
         if boot.survives != Survives::PowerLoss {
             tracing::warn!(survives = %boot.survives, "the log region does not survive power loss");
         }
-        Node::assemble(config, port, logs, store, waker, boot)
-            .map_err(io("starting worker threads"))
+        let workers = platform.workers().map_err(io("starting worker threads"))?;
+        Node::assemble(config, port, logs, store, workers.0, boot)
+            .map_err(io("clearing the directory of checkpoints"))
     }
 }

@@ -85,6 +85,48 @@ impl Node {
         Ok(())
     }
 
+    /// Jobs that wait for [`Node::run_job`]; always 0 where threads run them.
+    pub fn waiting_jobs(&self) -> usize {
+        self.workers.waiting()
+    }
+
+    /// Runs one waiting job on the caller's thread, counted from the oldest; the next step takes its result.
+    pub fn run_job(&mut self, which: usize) {
+        self.workers.run_one(which);
+    }
+
+    /// One physical log's Raft group, for looking at.
+    pub fn group(&self, log: usize) -> &cyclone_consensus::Group {
+        &self.logs[log].group
+    }
+
+    /// Index and term of the last entry of a log that the store has applied.
+    pub fn applied(&self, log: usize) -> (u64, u64) {
+        (self.logs[log].applied, self.logs[log].applied_term)
+    }
+
+    /// What is held although nothing is under way: requests without an answer, frames that neither log nor port hold.
+    /// For tests, once clients and peers have been quiet for a while.
+    pub fn leak(&self) -> Option<String> {
+        let pending: usize = self.logs.iter().map(|log| log.pending()).sum();
+        let waiting = self.workers.waiting();
+        if pending + waiting > 0 {
+            return Some(format!(
+                "{pending} requests and {waiting} jobs wait for ever"
+            ));
+        }
+        let used = (self.pool.count() - self.pool.free()) as usize;
+        let logs: usize = self.logs.iter().map(|log| log.group.frames_held()).sum();
+        // Pieces of messages that never became whole are dropped in time; until then each holds at least a frame.
+        let partial = self.port.stats().partials > 0;
+        (used > logs && !partial).then(|| format!("{used} frames are in use, the logs hold {logs}"))
+    }
+
+    /// The store, for looking at.
+    pub fn store(&self) -> &dyn cyclone_store::StateMachine {
+        &*self.store
+    }
+
     /// Computes the state's hash on a worker; the outcome comes back under `ticket`.
     pub fn digest(&mut self, ticket: Ticket) {
         let store = Arc::clone(&self.store);

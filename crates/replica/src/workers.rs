@@ -1,5 +1,7 @@
-//! Threads for what would block the event loop: stalled store writes, reads that need the disk, checkpoints.
+//! What would block the event loop runs elsewhere: stalled store writes, reads that need the disk, checkpoints. In a
+//! process that is a small pool of threads; in a simulation a queue that the simulator empties when it likes.
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -8,8 +10,17 @@ use mio::Waker;
 
 type Job<R> = Box<dyn FnOnce() -> R + Send>;
 
-/// A small pool whose results come back to the loop that owns it.
-pub(crate) struct Workers<R: Send + 'static> {
+/// Runs jobs whose results come back to the loop that owns it.
+pub(crate) enum Workers<R: Send + 'static> {
+    Threads(Threads<R>),
+    Manual {
+        jobs: VecDeque<Job<R>>,
+        results: VecDeque<R>,
+    },
+}
+
+/// A small pool of threads.
+pub(crate) struct Threads<R: Send + 'static> {
     jobs: Option<Sender<Job<R>>>,
     results: Receiver<R>,
     threads: Vec<JoinHandle<()>>,
@@ -21,7 +32,7 @@ impl<R: Send + 'static> Workers<R> {
     ///
     /// # Errors
     /// When a thread cannot be started.
-    pub(crate) fn new(count: usize, waker: Arc<Waker>) -> std::io::Result<Self> {
+    pub(crate) fn threads(count: usize, waker: Arc<Waker>) -> std::io::Result<Self> {
         let (jobs, queue) = channel::<Job<R>>();
         let (results_in, results) = channel();
         let queue = Arc::new(Mutex::new(queue));
@@ -46,35 +57,73 @@ impl<R: Send + 'static> Workers<R> {
                     })?,
             );
         }
-        Ok(Workers {
+        Ok(Workers::Threads(Threads {
             jobs: Some(jobs),
             results,
             threads,
             running: 0,
-        })
+        }))
+    }
+
+    /// Jobs wait until [`Workers::run_one`] is called.
+    pub(crate) fn manual() -> Self {
+        Workers::Manual {
+            jobs: VecDeque::new(),
+            results: VecDeque::new(),
+        }
+    }
+
+    /// Jobs that wait for [`Workers::run_one`].
+    pub(crate) fn waiting(&self) -> usize {
+        match self {
+            Workers::Threads(_) => 0,
+            Workers::Manual { jobs, .. } => jobs.len(),
+        }
+    }
+
+    /// Runs one waiting job, counted from the oldest.
+    pub(crate) fn run_one(&mut self, which: usize) {
+        if let Workers::Manual { jobs, results } = self
+            && let Some(job) = jobs.remove(which)
+        {
+            results.push_back(job());
+        }
     }
 
     /// Queues a job.
     pub(crate) fn run(&mut self, job: impl FnOnce() -> R + Send + 'static) {
-        if let Some(jobs) = &self.jobs {
-            self.running += 1;
-            // Threads end only when the sender is dropped, so the queue is there.
-            let _ = jobs.send(Box::new(job));
+        match self {
+            Workers::Threads(Threads {
+                jobs: Some(jobs),
+                running,
+                ..
+            }) => {
+                *running += 1;
+                // Threads end only when the sender is dropped, so the queue is there.
+                let _ = jobs.send(Box::new(job));
+            }
+            Workers::Threads(_) => {}
+            Workers::Manual { jobs, .. } => jobs.push_back(Box::new(job)),
         }
     }
 
     /// The next finished job's result, if there is one. Never blocks.
     pub(crate) fn poll(&mut self) -> Option<R> {
-        if self.running == 0 {
-            return None;
+        match self {
+            Workers::Threads(pool) => {
+                if pool.running == 0 {
+                    return None;
+                }
+                let result = pool.results.try_recv().ok()?;
+                pool.running -= 1;
+                Some(result)
+            }
+            Workers::Manual { results, .. } => results.pop_front(),
         }
-        let result = self.results.try_recv().ok()?;
-        self.running -= 1;
-        Some(result)
     }
 }
 
-impl<R: Send + 'static> Drop for Workers<R> {
+impl<R: Send + 'static> Drop for Threads<R> {
     fn drop(&mut self) {
         self.jobs = None;
         for thread in self.threads.drain(..) {

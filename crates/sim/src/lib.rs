@@ -1,10 +1,35 @@
-//! Judges whole clusters: records what clients were told and decides whether it can be true.
+//! A whole cluster in one deterministic process, and the judge of what its clients were told.
 //!
-//! - [`history`]: operations with their times and answers.
-//! - [`linear`]: is there one order of all operations on a key that explains every answer?
+//! ```text
+//!   run        a run: rough times, quiet ones, the reckoning              run.rs
+//!     World    one queue of events in simulated time                      world.rs, faults.rs
+//!     Plan     the cluster, the load, how often each fault strikes        plan.rs
+//!     Machine  memory, disk, clocks, and the real replica                 machine.rs, images.rs
+//!     Net      every datagram's fate                                      net.rs
+//!     Load     the real client, many times over                           load.rs
+//!     Checks   what must hold after every step                            check.rs
+//!   hunt       many runs; the smallest plan that still fails              hunt.rs
+//!   history    operations with their times and answers                    history.rs
+//!   linear     is there one order that explains every answer?             linear.rs, linear/
+//! ```
 //!
-//! Neither knows the system under test, so a fault there cannot hide here.
+//! Everything follows from the seed: time, packets, crashes, load. `history` and `linear` do not know the system under
+//! test, so a fault there cannot hide here.
 #![forbid(unsafe_code)]
 
+pub mod check;
+mod faults;
 pub mod history;
+pub mod hunt;
+pub mod images;
 pub mod linear;
+pub mod load;
+pub mod machine;
+pub mod net;
+pub mod plan;
+pub mod random;
+pub mod run;
+pub mod world;
+
+pub use plan::{Kind, Plan};
+pub use run::run;

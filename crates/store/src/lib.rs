@@ -6,6 +6,7 @@
 //!   Kv             an ordered map with atomic batches                  kv.rs
 //!     RocksKv      RocksDB without its log                             rocks.rs
 //!     MemoryKv     a BTreeMap                                          memory.rs
+//!     FakeKv       RocksDB's stand-in for simulations                  fake.rs
 //!   Echo           answers without state                               echo.rs
 //! ```
 //!
@@ -15,6 +16,7 @@
 mod commands;
 mod decimal;
 mod echo;
+mod fake;
 mod kv;
 mod kv_machine;
 mod machine;
@@ -24,6 +26,7 @@ mod rocks;
 mod session;
 
 pub use echo::Echo;
+pub use fake::{FakeDisk, FakeKv};
 pub use kv_machine::{KvMachine, Limits};
 pub use machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, StateMachine};
 pub use memory::MemoryKv;

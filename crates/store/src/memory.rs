@@ -11,7 +11,7 @@ use crate::machine::{ApplyError, Mode};
 
 const MAGIC: &[u8; 8] = b"CYMEMKV1";
 
-type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(crate) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// The map and where its file lies.
 pub struct MemoryKv {
@@ -75,30 +75,52 @@ impl MemoryKv {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let attempt = || -> std::io::Result<()> {
-            let draft = path.with_extension("new");
-            let mut out = BufWriter::new(fs::File::create(&draft)?);
-            let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
-            out.write_all(MAGIC)?;
-            out.write_all(&(map.len() as u64).to_le_bytes())?;
-            for (key, value) in &map {
-                for part in [key, value] {
-                    out.write_all(&(part.len() as u32).to_le_bytes())?;
-                    out.write_all(part)?;
-                    digest.update(part);
-                }
-            }
-            out.write_all(&digest.finalize().to_le_bytes())?;
-            out.into_inner()?.sync_all()?;
-            fs::rename(&draft, path)?;
-            path.parent()
-                .map_or(Ok(()), |parent| fs::File::open(parent)?.sync_all())
-        };
-        attempt().map_err(fatal)
+        write(path, &map)
     }
 }
 
-fn read(path: &Path) -> Result<Map, ApplyError> {
+/// Carries out one change.
+pub(crate) fn change_map(map: &mut Map, change: Change<'_>) {
+    match change {
+        Change::Put(key, value) => {
+            map.insert(key.to_vec(), value.to_vec());
+        }
+        Change::Delete(key) => {
+            map.remove(key);
+        }
+        Change::DeleteRange(from, to) => {
+            let mut tail = map.split_off(from);
+            map.append(&mut tail.split_off(to));
+        }
+    }
+}
+
+/// Replaces the state file.
+pub(crate) fn write(path: &Path, map: &Map) -> Result<(), ApplyError> {
+    let attempt = || -> std::io::Result<()> {
+        let draft = path.with_extension("new");
+        let mut out = BufWriter::new(fs::File::create(&draft)?);
+        let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+        out.write_all(MAGIC)?;
+        out.write_all(&(map.len() as u64).to_le_bytes())?;
+        for (key, value) in map {
+            for part in [key, value] {
+                out.write_all(&(part.len() as u32).to_le_bytes())?;
+                out.write_all(part)?;
+                digest.update(part);
+            }
+        }
+        out.write_all(&digest.finalize().to_le_bytes())?;
+        out.into_inner()?.sync_all()?;
+        fs::rename(&draft, path)?;
+        path.parent()
+            .map_or(Ok(()), |parent| fs::File::open(parent)?.sync_all())
+    };
+    attempt().map_err(fatal)
+}
+
+/// Reads a state file.
+pub(crate) fn read(path: &Path) -> Result<Map, ApplyError> {
     let mut input = BufReader::new(fs::File::open(path).map_err(fatal)?);
     let mut word = [0; 8];
     input.read_exact(&mut word).map_err(fatal)?;
@@ -146,20 +168,7 @@ impl Kv for MemoryKv {
         mode: Mode,
     ) -> Result<(), ApplyError> {
         let mut map = self.writing(mode)?;
-        for change in changes {
-            match change {
-                Change::Put(key, value) => {
-                    map.insert(key.to_vec(), value.to_vec());
-                }
-                Change::Delete(key) => {
-                    map.remove(key);
-                }
-                Change::DeleteRange(from, to) => {
-                    let mut tail = map.split_off(from);
-                    map.append(&mut tail.split_off(to));
-                }
-            }
-        }
+        changes.for_each(|change| change_map(&mut map, change));
         Ok(())
     }
 

@@ -233,6 +233,16 @@ impl<'a> EntryView<'a> {
 }
 
 impl Ring {
+    /// How many frames of the pool the log holds.
+    pub fn frames_held(&self) -> usize {
+        let parts = self.metas.iter().filter_map(|meta| meta.parts.as_deref());
+        let frames = parts.flatten().filter_map(|part| match part {
+            Part::Extent(frame) => Some(frame.number()),
+            Part::Inline { .. } => None,
+        });
+        frames.collect::<std::collections::BTreeSet<_>>().len()
+    }
+
     /// Formats an area. `hard_state` is where the replica starts from: term 0 and the first membership.
     ///
     /// # Errors

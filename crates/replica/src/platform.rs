@@ -1,0 +1,193 @@
+//! What a replica stands on: memory, disk, network, randomness, threads. The machine is one platform; a simulated one
+//! is another.
+
+use std::fs;
+use std::sync::Arc;
+
+use cyclone_packet::{Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions};
+use cyclone_pmem::{FlushPolicy, Pool, Region, RegionOptions};
+use cyclone_store::{Echo, KvMachine, Limits, MemoryKv, StateMachine};
+use mio::Waker;
+
+use crate::config::{Config, ConfigError, Engine, Transport};
+use crate::identity::{self, Identity, IdentityError};
+use crate::node::Done;
+use crate::start::{StartError, io};
+use crate::workers::Workers;
+
+/// Where jobs that may block run; made by the platform.
+pub struct JobRunner(pub(crate) Workers<Done>);
+
+impl JobRunner {
+    /// Threads that wake the event loop when they are done.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn threads(count: usize, waker: Arc<Waker>) -> std::io::Result<JobRunner> {
+        Workers::threads(count, waker).map(JobRunner)
+    }
+
+    /// A queue: jobs run when [`Node::run_job`](crate::Node::run_job) is called, and not before.
+    pub fn manual() -> JobRunner {
+        JobRunner(Workers::manual())
+    }
+}
+
+/// What a replica takes from outside at its start.
+pub trait Platform {
+    /// Whether the log region exists.
+    fn has_region(&self, config: &Config) -> bool;
+
+    /// Opens the log region, or makes one if `create`.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or is in use.
+    fn region(&mut self, config: &Config, create: bool) -> Result<Region, StartError>;
+
+    /// What the data directory says about who this replica is.
+    ///
+    /// # Errors
+    /// When it says nothing that can be understood.
+    fn identity(&self, config: &Config) -> Result<Option<Identity>, IdentityError> {
+        identity::read(&config.data)
+    }
+
+    /// Makes the data directory say so, durably.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    fn write_identity(&mut self, config: &Config, ours: &Identity) -> Result<(), IdentityError> {
+        identity::write(&config.data, ours)
+    }
+
+    /// Opens the store as the last flush, or a crash, left it.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    fn store(&mut self, config: &Config) -> Result<Arc<dyn StateMachine>, StartError>;
+
+    /// Opens the packet driver; it receives into frames of `pool`.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    fn driver(&mut self, config: &Config, pool: &Pool) -> Result<Box<dyn Driver>, StartError>;
+
+    /// 64 random bits.
+    ///
+    /// # Errors
+    /// When there are none.
+    fn random(&mut self) -> Result<u64, StartError>;
+
+    /// The kernel's boot id: another one means that the machine has been rebooted.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn boot_id(&mut self) -> Result<[u8; 16], StartError>;
+
+    /// Where jobs that may block run.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    fn workers(&mut self) -> std::io::Result<JobRunner>;
+}
+
+/// This machine.
+pub(crate) struct Os {
+    waker: Arc<Waker>,
+}
+
+impl Os {
+    /// `waker` wakes the loop when a job is done.
+    pub(crate) fn new(waker: Arc<Waker>) -> Os {
+        Os { waker }
+    }
+}
+
+impl Platform for Os {
+    fn has_region(&self, config: &Config) -> bool {
+        config.nvm.exists()
+    }
+
+    fn region(&mut self, config: &Config, create: bool) -> Result<Region, StartError> {
+        Ok(Region::open(&RegionOptions {
+            path: config.nvm.clone(),
+            len: config.nvm_bytes,
+            create,
+            flush: FlushPolicy::Auto,
+        })?)
+    }
+
+    fn store(&mut self, config: &Config) -> Result<Arc<dyn StateMachine>, StartError> {
+        let limits = Limits {
+            max_value_bytes: config.max_value_bytes,
+        };
+        let directory = config.data.join("store");
+        Ok(match config.engine {
+            Engine::Echo => Arc::new(Echo::new(config.logs)),
+            Engine::Memory => Arc::new(KvMachine::open(
+                MemoryKv::open(Some(&directory))?,
+                config.logs,
+                limits,
+            )?),
+            #[cfg(feature = "rocksdb")]
+            Engine::RocksDb => {
+                let options = cyclone_store::RocksOptions {
+                    block_cache_bytes: config.block_cache_bytes,
+                    ..Default::default()
+                };
+                Arc::new(KvMachine::open(
+                    cyclone_store::RocksKv::open(&directory, &options)?,
+                    config.logs,
+                    limits,
+                )?)
+            }
+            #[cfg(not(feature = "rocksdb"))]
+            Engine::RocksDb => return Err(StartError::EngineMissing("rocksdb")),
+        })
+    }
+
+    fn driver(&mut self, config: &Config, pool: &Pool) -> Result<Box<dyn Driver>, StartError> {
+        // The configuration was checked: this node is a member.
+        let Some(own) = config.members.iter().find(|member| member.id == config.id) else {
+            return Err(
+                ConfigError(format!("node id {} is not among the members", config.id)).into(),
+            );
+        };
+        let cannot = || io(format!("cannot open the packet port {}", own.packet));
+        Ok(match config.transport {
+            Transport::Udp => Box::new(
+                UdpDriver::bind(own.packet, pool, UdpOptions::default()).map_err(cannot())?,
+            ),
+            Transport::Tcp => Box::new(
+                TcpDriver::bind(own.packet, pool, TcpOptions::default()).map_err(cannot())?,
+            ),
+        })
+    }
+
+    fn random(&mut self) -> Result<u64, StartError> {
+        let mut bytes = [0; 8];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(
+            |error| StartError::Io {
+                what: "getrandom".into(),
+                source: error.into(),
+            },
+        )?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn boot_id(&mut self) -> Result<[u8; 16], StartError> {
+        let path = "/proc/sys/kernel/random/boot_id";
+        let text = fs::read_to_string(path).map_err(io(path))?;
+        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+        u128::from_str_radix(&digits, 16)
+            .map(u128::to_be_bytes)
+            .map_err(|_| StartError::Io {
+                what: format!("{path} reads {text:?}"),
+                source: std::io::ErrorKind::InvalidData.into(),
+            })
+    }
+
+    fn workers(&mut self) -> std::io::Result<JobRunner> {
+        JobRunner::threads(2, Arc::clone(&self.waker))
+    }
+}

@@ -1,0 +1,219 @@
+//! What must hold after every step of every replica, and of all of them in the end.
+
+use std::collections::BTreeMap;
+
+use cyclone_replica::Node;
+use cyclone_store::{EntryInput, FakeDisk, KvMachine, Limits, Mode, StateMachine};
+
+/// A committed entry, as the first replica to commit it had it.
+struct Entry {
+    term: u64,
+    payload: Vec<u8>,
+}
+
+/// What a replica has let others see of itself.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    term: u64,
+    vote: u64,
+    leads: bool,
+    /// Checked up to here in this life.
+    commit: u64,
+}
+
+/// The invariants' memory.
+#[derive(Default)]
+pub struct Checks {
+    leaders: BTreeMap<u64, u64>,
+    committed: Vec<Entry>,
+    seen: BTreeMap<u64, Seen>,
+    scratch: Vec<u8>,
+    /// Comparisons made.
+    pub made: u64,
+}
+
+/// A promise that was broken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Broken(pub String);
+
+fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), Broken> {
+    if holds { Ok(()) } else { Err(Broken(what())) }
+}
+
+impl Checks {
+    /// Committed entries so far.
+    pub fn committed(&self) -> u64 {
+        self.committed.len() as u64
+    }
+
+    /// A replica has started: what it told others before must still hold.
+    pub fn started(&mut self, node: &Node) -> Result<(), Broken> {
+        let (id, group) = (node.config().id, node.group(0));
+        let seen = self.seen.entry(id).or_default();
+        (seen.leads, seen.commit) = (false, 0);
+        self.made += 1;
+        require(group.term() >= seen.term, || {
+            format!(
+                "replica {id} came back in term {} after term {}",
+                group.term(),
+                seen.term
+            )
+        })?;
+        require(
+            group.term() > seen.term || seen.vote == 0 || group.vote() == seen.vote,
+            || {
+                format!(
+                    "replica {id} forgot its vote for {} in term {}",
+                    seen.vote, seen.term
+                )
+            },
+        )
+    }
+
+    /// A replica has finished a step: what it decided in it is durable and may be known to others.
+    pub fn stepped(&mut self, node: &Node) -> Result<(), Broken> {
+        let (id, group) = (node.config().id, node.group(0));
+        let (term, vote, leads) = (group.term(), group.vote(), group.is_leader());
+        let mut seen = self.seen.get(&id).copied().unwrap_or_default();
+        self.made += 1;
+        require(term >= seen.term, || {
+            format!("replica {id} went back from term {} to {term}", seen.term)
+        })?;
+        require(
+            term > seen.term || seen.vote == 0 || vote == seen.vote,
+            || {
+                format!(
+                    "replica {id} voted for {} and for {vote} in term {term}",
+                    seen.vote
+                )
+            },
+        )?;
+        let elected = leads && (!seen.leads || term > seen.term);
+        (seen.term, seen.vote, seen.leads) = (term, vote, leads);
+        if elected {
+            self.elected(node)?;
+        }
+        require(group.commit() >= seen.commit, || {
+            format!(
+                "replica {id} took back commitments from {} to {}",
+                seen.commit,
+                group.commit()
+            )
+        })?;
+        let from = if seen.commit == 0 {
+            group.first_index()
+        } else {
+            seen.commit + 1
+        };
+        for index in from..=group.commit() {
+            self.commits(node, index)?;
+        }
+        seen.commit = group.commit();
+        let applied = node.applied(0);
+        require(applied.0 <= group.commit(), || {
+            format!(
+                "replica {id} applied {} but only {} is committed",
+                applied.0,
+                group.commit()
+            )
+        })?;
+        if applied.0 > 0 {
+            let known = self
+                .committed
+                .get(applied.0 as usize - 1)
+                .map(|entry| entry.term);
+            require(known == Some(applied.1), || {
+                format!(
+                    "replica {id} applied entry {} of term {}, committed was {known:?}",
+                    applied.0, applied.1
+                )
+            })?;
+        }
+        self.seen.insert(id, seen);
+        Ok(())
+    }
+
+    /// One leader per term; it has every committed entry.
+    fn elected(&mut self, node: &Node) -> Result<(), Broken> {
+        let (id, group) = (node.config().id, node.group(0));
+        let other = *self.leaders.entry(group.term()).or_insert(id);
+        require(other == id, || {
+            format!(
+                "replicas {other} and {id} both lead in term {}",
+                group.term()
+            )
+        })?;
+        let last = self.committed.len() as u64;
+        require(group.last_index() >= last, || {
+            format!(
+                "replica {id} leads with {} of {last} committed entries",
+                group.last_index()
+            )
+        })?;
+        for index in group.first_index()..=last {
+            let (has, known) = (
+                group.entry_term(index),
+                self.committed[index as usize - 1].term,
+            );
+            require(has == Some(known), || {
+                format!(
+                    "replica {id} leads with entry {index} of term {has:?}; term {known} was committed"
+                )
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What one replica commits, all others commit alike.
+    fn commits(&mut self, node: &Node, index: u64) -> Result<(), Broken> {
+        let (id, group) = (node.config().id, node.group(0));
+        let Some(term) = group
+            .entry_term(index)
+            .filter(|_| index >= group.first_index())
+        else {
+            // Came with a checkpoint; the store's contents are compared in the end.
+            return Ok(());
+        };
+        self.scratch.clear();
+        group.copy_payload(index, &mut self.scratch);
+        let next = self.committed.len() as u64 + 1;
+        require(index <= next, || {
+            format!("replica {id} commits entry {index}, but {next} is the next that anybody may")
+        })?;
+        if index == next {
+            self.committed.push(Entry {
+                term,
+                payload: self.scratch.clone(),
+            });
+            return Ok(());
+        }
+        let known = &self.committed[index as usize - 1];
+        self.made += 1;
+        require(known.term == term && known.payload == self.scratch, || {
+            format!(
+                "replica {id} commits entry {index} of term {term}; another entry was committed there in term {}",
+                known.term
+            )
+        })
+    }
+
+    /// The state after all committed entries up to `applied`, computed by a state machine of its own, as a hash.
+    pub fn replayed(&self, applied: u64, limits: Limits) -> anyhow::Result<String> {
+        let machine = KvMachine::open(FakeDisk::default().open(|| false), 1, limits)?;
+        for (position, entry) in self.committed.iter().take(applied as usize).enumerate() {
+            let input = EntryInput {
+                index: position as u64 + 1,
+                term: entry.term,
+                payload: &entry.payload,
+            };
+            machine.apply(0, &[input], Mode::Blocking)?;
+        }
+        Ok(machine.digest()?)
+    }
+
+    /// An earlier life of the cluster has committed this.
+    pub fn preload(&mut self, term: u64, payload: Vec<u8>) {
+        self.committed.push(Entry { term, payload });
+    }
+}

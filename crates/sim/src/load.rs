@@ -1,0 +1,274 @@
+//! The clients: the real client over the simulated network, choosing operations and noting what came of them.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use cyclone_client::{ClientConfig, ClientError, CoreConfig, StepClient};
+use cyclone_pmem::{Pool, Region};
+use cyclone_wire::command::{self, Condition, Query};
+use cyclone_wire::reply::Reply;
+
+use crate::history::{Answer, History, Op, Operation, Outcome};
+use crate::machine::{CLIENT_KEY, address};
+use crate::net::Net;
+use crate::plan::Plan;
+use crate::random::Random;
+
+/// Bytes per frame: the largest datagram.
+const FRAME_BYTES: u32 = 9216;
+/// Frames that all clients share.
+const FRAMES: u64 = 512;
+
+/// What a client has under way.
+struct Pending {
+    key: Vec<u8>,
+    op: Op,
+    invoke_us: u64,
+}
+
+/// One client.
+pub struct Client {
+    /// Its number, unique in the run.
+    pub number: u64,
+    /// Where its packets come from.
+    pub address: SocketAddr,
+    steps: StepClient,
+    pending: BTreeMap<u64, Pending>,
+    written: u64,
+    random: Random,
+}
+
+/// What all clients share.
+pub struct Load {
+    plan: Plan,
+    pool: Pool,
+    net: Net,
+    random: Random,
+    born: u64,
+    /// What every client was told so far.
+    pub history: History,
+    /// Operations that ended with an answer.
+    pub answered: u64,
+}
+
+impl Load {
+    /// No clients yet.
+    pub fn new(plan: &Plan, net: &Net, random: Random) -> anyhow::Result<Load> {
+        let region = Region::anonymous(FRAMES * u64::from(FRAME_BYTES))?;
+        let pool = Pool::new(region.take(0, region.len())?, FRAME_BYTES);
+        Ok(Load {
+            plan: plan.clone(),
+            pool,
+            net: net.clone(),
+            random,
+            born: 0,
+            history: History::new(),
+            answered: 0,
+        })
+    }
+
+    /// Another client.
+    pub fn client(&mut self) -> anyhow::Result<Client> {
+        self.born += 1;
+        let number = self.born;
+        let mut random = self.random.fork(number);
+        let (high, low) = ((number >> 8) as u8, number as u8);
+        let ip = Ipv4Addr::new(10, 77, 1 + high, low);
+        let from: SocketAddr = (ip, 9000).into();
+        let nodes = (1..=self.plan.nodes).map(|id| (id, address(id))).collect();
+        let mut config = ClientConfig::new(nodes, CLIENT_KEY);
+        config.max_message = 4 * self.plan.max_value_bytes + 4096;
+        config.core = CoreConfig {
+            window: 8,
+            max_queued: 64,
+            deadline_us: self.plan.election_us * random.within(2, 12),
+            attempt_us: 5_000 + self.plan.heartbeat_us / 4,
+            ..CoreConfig::default()
+        };
+        let mut boot = [0; 16];
+        boot[..8].copy_from_slice(&random.draw().to_le_bytes());
+        boot[8..].copy_from_slice(&random.draw().to_le_bytes());
+        let driver = self.net.driver(from, None);
+        let steps = StepClient::over(Box::new(driver), self.pool.clone(), boot, config)?;
+        Ok(Client {
+            number,
+            address: from,
+            steps,
+            pending: BTreeMap::new(),
+            written: 0,
+            random,
+        })
+    }
+
+    /// A client gives up: what it had under way may or may not happen.
+    pub fn bury(&mut self, client: Client) {
+        self.net.remove(client.address);
+        for pending in client.pending.into_values() {
+            self.history.push(Operation {
+                client: client.number,
+                key: pending.key,
+                op: pending.op,
+                invoke_us: pending.invoke_us,
+                outcome: Outcome::Unknown,
+            });
+        }
+    }
+
+    /// Lets a client choose an operation and submit it.
+    pub fn submit(&mut self, client: &mut Client, now_us: u64) {
+        let (key, op) = client.choose(&self.plan);
+        client.submit(key, op, now_us);
+    }
+
+    /// Moves a client on and notes outcomes. Answers how many operations ended.
+    pub fn step(&mut self, client: &mut Client, now_us: u64) -> anyhow::Result<usize> {
+        client.steps.step(now_us)?;
+        let mut ended = 0;
+        for (ticket, result) in client.steps.core.completions() {
+            let Some(pending) = client.pending.remove(&ticket) else {
+                anyhow::bail!("client {} was answered twice", client.number);
+            };
+            let outcome = match result {
+                Ok(reply) => Outcome::Done {
+                    return_us: now_us,
+                    answer: answer(reply)?,
+                },
+                Err(ClientError::NotDone(_)) => Outcome::NotDone,
+                Err(ClientError::Unknown) => Outcome::Unknown,
+                Err(error) => anyhow::bail!("client {}: {error}", client.number),
+            };
+            self.answered += u64::from(matches!(outcome, Outcome::Done { .. }));
+            self.history.push(Operation {
+                client: client.number,
+                key: pending.key,
+                op: pending.op,
+                invoke_us: pending.invoke_us,
+                outcome,
+            });
+            ended += 1;
+        }
+        Ok(ended)
+    }
+}
+
+fn answer(reply: Reply) -> anyhow::Result<Answer> {
+    Ok(match reply {
+        Reply::Ok => Answer::Ok,
+        Reply::Nil => Answer::Nil,
+        Reply::Int(number) => Answer::Int(number),
+        Reply::Bytes(bytes) => Answer::Bytes(bytes),
+        Reply::Failed(_) => Answer::Refused,
+        Reply::Array(_) => anyhow::bail!("an array answers no operation of the load"),
+    })
+}
+
+impl Client {
+    /// Operations without an outcome.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// When it wants to be stepped again at the latest.
+    pub fn next_timeout_us(&mut self) -> Option<u64> {
+        self.steps.next_timeout_us()
+    }
+
+    /// The next pause between operations.
+    pub fn pause_us(&mut self, plan: &Plan) -> u64 {
+        self.random.wait(plan.think_us)
+    }
+
+    /// Whether the client has had enough.
+    pub fn quits(&mut self, plan: &Plan) -> bool {
+        self.random.chance(plan.quit)
+    }
+
+    fn value(&mut self, plan: &Plan) -> Vec<u8> {
+        self.written += 1;
+        let mut value = format!("{}.{}", self.number, self.written).into_bytes();
+        if self.random.chance(plan.large) {
+            let room = (plan.max_value_bytes - value.len()) as u64;
+            let more = if self.random.chance(0.3) {
+                room
+            } else {
+                self.random.below(room + 1)
+            };
+            value.resize(value.len() + more as usize, b'~');
+        } else if self.random.chance(0.02) {
+            value.clear();
+        }
+        value
+    }
+
+    /// Registers, counters and logs: keys of one kind see one kind of write, so that answers say much.
+    fn choose(&mut self, plan: &Plan) -> (Vec<u8>, Op) {
+        let number = match plan.hot && self.random.chance(0.9) {
+            true => self.random.below(2.min(plan.keys)),
+            false => self.random.below(plan.keys),
+        };
+        match self.random.below(10) {
+            0 | 1 => (format!("counter:{number}").into_bytes(), Op::Incr(1)),
+            2 => {
+                // Deleted now and then: it must not grow beyond the longest value, whose refusal the checker does not know.
+                let op = match self.random.below(30) {
+                    0 => Op::Del,
+                    1..=9 => Op::Len,
+                    10..=19 => Op::Get,
+                    _ => {
+                        self.written += 1;
+                        Op::Append(format!("{}.{};", self.number, self.written).into_bytes())
+                    }
+                };
+                (format!("log:{number}").into_bytes(), op)
+            }
+            3..=5 => (format!("register:{number}").into_bytes(), Op::Get),
+            _ => {
+                let op = match self.random.below(12) {
+                    0 => Op::Del,
+                    1 => Op::GetDel,
+                    2 | 3 => Op::SetAbsent(self.value(plan)),
+                    4 | 5 => Op::GetSet(self.value(plan)),
+                    _ => Op::Set(self.value(plan)),
+                };
+                (format!("register:{number}").into_bytes(), op)
+            }
+        }
+    }
+
+    /// Submits an operation.
+    pub fn submit(&mut self, key: Vec<u8>, op: Op, now_us: u64) {
+        let core = &mut self.steps.core;
+        let set = |value, condition, get| command::Operation::Set {
+            key: &key,
+            value,
+            condition,
+            get,
+        };
+        let through_log = self.random.chance(0.1);
+        let ticket = match &op {
+            Op::Get => core.submit_query(now_us, &Query::Get { key: &key }, through_log),
+            Op::Len => core.submit_query(now_us, &Query::StrLen { key: &key }, through_log),
+            Op::Set(value) => core.submit(now_us, &set(value, Condition::Always, false)),
+            Op::SetAbsent(value) => core.submit(now_us, &set(value, Condition::Absent, false)),
+            Op::GetSet(value) => core.submit(now_us, &set(value, Condition::Always, true)),
+            Op::Incr(delta) => core.submit(
+                now_us,
+                &command::Operation::IncrBy {
+                    key: &key,
+                    delta: *delta,
+                },
+            ),
+            Op::Append(value) => {
+                core.submit(now_us, &command::Operation::Append { key: &key, value })
+            }
+            Op::Del => core.submit(now_us, &command::Operation::Del { keys: vec![&key] }),
+            Op::GetDel => core.submit(now_us, &command::Operation::GetDel { key: &key }),
+        };
+        let pending = Pending {
+            key,
+            op,
+            invoke_us: now_us,
+        };
+        self.pending.insert(ticket, pending);
+    }
+}

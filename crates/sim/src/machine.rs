@@ -1,0 +1,440 @@
+//! One machine: memory and disk that outlive its process, the process with the real replica in it, and its clocks.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cyclone_packet::{Driver, Security};
+use cyclone_pmem::{CrashSim, Pool, Region};
+use cyclone_replica::identity::{Identity, IdentityError};
+use cyclone_replica::{
+    Config, Engine, JobRunner, Member, Node, Now, Platform, Polling, StartError, Transport,
+};
+use cyclone_store::{FakeDisk, KvMachine, Limits, StateMachine};
+
+use crate::net::Net;
+use crate::plan::Plan;
+use crate::random::Random;
+
+/// The key that nodes share; a simulated cluster has no secrets.
+const NODE_KEY: [u8; 32] = [0x4e; 32];
+/// The key that nodes and clients share.
+pub const CLIENT_KEY: [u8; 32] = [0x43; 32];
+/// The simulated cluster's identity.
+const CLUSTER: u128 = 0x51_4d43_1753_7465_7200;
+/// Length of one clock's life before the simulation begins.
+const BOOTED_US: u64 = 1_000_000_000;
+
+/// Where a replica's packets go.
+pub fn address(id: u64) -> SocketAddr {
+    (Ipv4Addr::new(10, 77, 0, id as u8), 7104).into()
+}
+
+/// A machine's clocks as functions of simulated time.
+#[derive(Clone, Debug)]
+pub struct Clock {
+    rate: f64,
+    offset_us: i64,
+    wall_skew_ms: i64,
+}
+
+impl Clock {
+    fn draw(plan: &Plan, random: &mut Random) -> Clock {
+        let drift = (random.unit() * 2.0 - 1.0) * plan.drift_ppm as f64 / 1e6;
+        let skew = random.within(0, 2 * plan.skew_ms) as i64 - plan.skew_ms as i64;
+        Clock {
+            rate: 1.0 + drift,
+            offset_us: 0,
+            wall_skew_ms: skew,
+        }
+    }
+
+    fn steady_us(&self, sim_us: u64) -> u64 {
+        let local = BOOTED_US as f64 + sim_us as f64 * self.rate;
+        (local as i64 + self.offset_us).max(1) as u64
+    }
+
+    /// Both clocks at a moment of simulated time.
+    pub fn now(&self, sim_us: u64) -> Now {
+        let steady_us = self.steady_us(sim_us);
+        let wall = 1_700_000_000_000i64 + (steady_us / 1000) as i64 + self.wall_skew_ms;
+        Now {
+            steady_us,
+            wall_ms: wall as u64,
+        }
+    }
+
+    /// The first moment of simulated time at which the steady clock shows at least this.
+    pub fn when(&self, steady_us: u64) -> u64 {
+        let local = steady_us as i64 - self.offset_us - BOOTED_US as i64;
+        (local.max(0) as f64 / self.rate).ceil() as u64 + 1
+    }
+
+    /// Lets both clocks jump.
+    pub fn jump(&mut self, steady_us: i64, wall_ms: i64) {
+        self.offset_us += steady_us;
+        self.wall_skew_ms += wall_ms;
+    }
+}
+
+/// A running replica.
+pub struct Process {
+    /// The replica.
+    pub node: Node,
+    /// Its log region's memory.
+    pub memory: CrashSim,
+}
+
+/// What a machine is doing.
+pub enum Power {
+    /// The process runs.
+    On(Box<Process>),
+    /// The process is down and will be started.
+    Off,
+    /// The replica refused to start, as it must after losing its memory.
+    Refused(String),
+}
+
+/// How a process ended that was not told to.
+#[derive(Debug)]
+pub enum Fault {
+    /// The machine lost power within the step, as planned.
+    PowerLost,
+    /// The replica said that it cannot go on.
+    Error(String),
+    /// The program panicked.
+    Panic(String),
+}
+
+/// A machine with one replica.
+pub struct Machine {
+    /// The replica's number.
+    pub id: u64,
+    /// What it is doing.
+    pub power: Power,
+    /// Its clocks.
+    pub clock: Clock,
+    /// The store's disk.
+    pub disk: FakeDisk,
+    /// Counts processes; events for an earlier one are stale.
+    pub life: u64,
+    /// Whether memory or disk was damaged since the last successful start: a refusal to start is then right.
+    pub damaged: bool,
+    /// Until when it stands still.
+    pub paused_until_us: u64,
+    image: Option<Vec<u8>>,
+    identity: Option<Identity>,
+    directory: PathBuf,
+    config: Config,
+    random: Random,
+}
+
+/// What a start draws on.
+struct Parts<'a> {
+    machine: &'a Machine,
+    net: &'a Net,
+    random: Random,
+    crash_after: Option<u64>,
+    memory: Option<CrashSim>,
+    identity: Option<Identity>,
+}
+
+impl Machine {
+    /// A machine that has never run.
+    pub fn new(plan: &Plan, id: u64, root: &std::path::Path, mut random: Random) -> Machine {
+        let member = |id| Member {
+            id,
+            packet: address(id),
+            redis: None,
+        };
+        let directory = root.join(format!("machine-{id}"));
+        let config = Config {
+            id,
+            cluster_id: CLUSTER,
+            members: (1..=plan.nodes).map(member).collect(),
+            bootstrap: true,
+            logs: 1,
+            data: directory.clone(),
+            nvm: PathBuf::from("simulated"),
+            nvm_bytes: plan.nvm_bytes,
+            engine: Engine::Memory,
+            transport: Transport::Udp,
+            security: Security::Authenticated,
+            node_key: NODE_KEY,
+            client_key: CLIENT_KEY,
+            polling: Polling::Event,
+            pin_cpu: None,
+            heartbeat: Duration::from_micros(plan.heartbeat_us),
+            election: Duration::from_micros(plan.election_us),
+            max_key_bytes: 256,
+            max_value_bytes: plan.max_value_bytes,
+            max_pending: 4096,
+            block_cache_bytes: 0,
+        };
+        Machine {
+            id,
+            power: Power::Off,
+            clock: Clock::draw(plan, &mut random),
+            disk: FakeDisk::default(),
+            life: 0,
+            damaged: false,
+            paused_until_us: 0,
+            image: None,
+            identity: None,
+            directory,
+            config,
+            random,
+        }
+    }
+
+    /// Puts an earlier life's memory and identity in place.
+    pub fn restore(&mut self, image: Vec<u8>, identity: Identity) {
+        self.image = Some(image);
+        self.identity = Some(identity);
+    }
+
+    /// The region's bytes while the machine is off, and its identity: what [`Machine::restore`] takes.
+    pub fn remains(&self) -> Option<(&[u8], Identity)> {
+        Some((self.image.as_deref()?, self.identity?))
+    }
+
+    /// The replica, while it runs.
+    pub fn node(&self) -> Option<&Node> {
+        match &self.power {
+            Power::On(process) => Some(&process.node),
+            _ => None,
+        }
+    }
+
+    /// Whether it is off and will come back.
+    pub fn is_off(&self) -> bool {
+        matches!(self.power, Power::Off)
+    }
+
+    /// Whether it will never come back.
+    pub fn is_refused(&self) -> bool {
+        matches!(self.power, Power::Refused(_))
+    }
+
+    /// Whether it counts as lost for good, now or at its next start.
+    pub fn is_lost(&self) -> bool {
+        self.damaged || self.is_refused()
+    }
+
+    /// Starts the process. `crash_after`: loses power after so many stores, flushes and fences.
+    pub fn start(&mut self, net: &Net, crash_after: Option<u64>) -> Result<(), Fault> {
+        self.life += 1;
+        let random = self.random.fork(self.life);
+        let mut parts = Parts {
+            machine: self,
+            net,
+            random,
+            crash_after,
+            memory: None,
+            identity: self.identity,
+        };
+        let config = parts.machine.config.clone();
+        let started = catch_unwind(AssertUnwindSafe(|| Node::start_on(config, &mut parts)));
+        let memory = parts.memory;
+        self.identity = parts.identity;
+        let lost_power = memory.as_ref().is_some_and(CrashSim::has_crashed);
+        match (started, memory) {
+            (Err(panic), _) => Err(Fault::Panic(panic_text(&panic))),
+            (Ok(Ok(node)), Some(memory)) => {
+                self.power = Power::On(Box::new(Process { node, memory }));
+                if lost_power {
+                    return Err(Fault::PowerLost);
+                }
+                // What was damaged was not in use.
+                self.damaged = false;
+                Ok(())
+            }
+            (Ok(Err(_)), Some(memory)) if lost_power => {
+                let seed = self.random.draw();
+                self.image = Some(memory.sampled(seed));
+                Err(Fault::PowerLost)
+            }
+            (Ok(Err(error)), memory) => {
+                if let Some(memory) = memory {
+                    self.image = Some(memory.newest());
+                }
+                if self.damaged && is_refusal(&error) {
+                    self.power = Power::Refused(error.to_string());
+                    return Ok(());
+                }
+                Err(Fault::Error(error.to_string()))
+            }
+            (Ok(Ok(_)), None) => Err(Fault::Error("started without memory".into())),
+        }
+    }
+
+    /// Runs the replica once, or one of its waiting jobs.
+    pub fn run(&mut self, sim_us: u64, job: Option<usize>) -> Result<usize, Fault> {
+        let now = self.clock.now(sim_us);
+        let Power::On(process) = &mut self.power else {
+            return Ok(0);
+        };
+        let node = &mut process.node;
+        let stepped = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(which) = job {
+                node.run_job(which);
+            }
+            node.step(now)
+        }));
+        if process.memory.has_crashed() {
+            return Err(Fault::PowerLost);
+        }
+        match stepped {
+            Err(panic) => Err(Fault::Panic(panic_text(&panic))),
+            Ok(Err(error)) => Err(Fault::Error(error.to_string())),
+            Ok(Ok(work)) => Ok(work),
+        }
+    }
+
+    /// Lets the power fail after so many more stores, flushes and fences.
+    pub fn lose_power_after(&mut self, events: u64) {
+        if let Power::On(process) = &self.power {
+            process.memory.crash_after(process.memory.events() + events);
+        }
+    }
+
+    /// The process ends. With `power_lost` each line that was not flushed and fenced is kept or lost by chance, without,
+    /// all stores have reached memory. The store keeps some of what it had not flushed.
+    pub fn stop(&mut self, net: &Net, power_lost: bool) {
+        let running = std::mem::replace(&mut self.power, Power::Off);
+        if let Power::On(process) = running {
+            let keep = self.random.below(self.disk.unflushed() as u64 + 1) as usize;
+            let keep = if self.random.chance(0.5) { 0 } else { keep };
+            let seed = self.random.draw();
+            let memory = &process.memory;
+            self.image = Some(match power_lost {
+                true => memory.sampled(seed),
+                false => memory.newest(),
+            });
+            self.disk.crash(keep);
+            drop(process);
+        }
+        self.life += 1;
+        net.remove(address(self.id));
+    }
+
+    /// Flips a bit of what is persisted. Answers whether anything was.
+    pub fn rot(&mut self) -> bool {
+        let Some(image) = &mut self.image else {
+            return false;
+        };
+        for _ in 0..400 {
+            let at = self.random.below(image.len() as u64) as usize;
+            if image[at] != 0 {
+                image[at] ^= 1 << self.random.below(8);
+                self.damaged = true;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The log region is gone.
+    pub fn lose_region(&mut self) {
+        self.image = None;
+        self.damaged = true;
+    }
+
+    /// The data directory is gone, the store with it.
+    pub fn lose_data(&mut self) {
+        self.disk.lose();
+        self.identity = None;
+        let _ = fs::remove_dir_all(&self.directory);
+        self.damaged = true;
+    }
+}
+
+/// What the text of a panic was.
+fn panic_text(panic: &Box<dyn std::any::Any + Send>) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic without text").to_owned()
+}
+
+/// Whether a replica says by this that it has lost memory.
+fn is_refusal(error: &StartError) -> bool {
+    matches!(
+        error,
+        StartError::RegionLost { .. }
+            | StartError::DataLost { .. }
+            | StartError::Mismatch { .. }
+            | StartError::Ring { .. }
+            | StartError::Superblock { .. }
+            | StartError::StoreBehind { .. }
+    )
+}
+
+impl Platform for Parts<'_> {
+    fn has_region(&self, _: &Config) -> bool {
+        self.machine.image.is_some()
+    }
+
+    fn identity(&self, _: &Config) -> Result<Option<Identity>, IdentityError> {
+        Ok(self.identity)
+    }
+
+    fn write_identity(&mut self, _: &Config, ours: &Identity) -> Result<(), IdentityError> {
+        // A machine without power writes nothing.
+        if !self.memory.as_ref().is_some_and(CrashSim::has_crashed) {
+            self.identity = Some(*ours);
+        }
+        Ok(())
+    }
+
+    fn region(&mut self, config: &Config, create: bool) -> Result<Region, StartError> {
+        let blank;
+        let image = match &self.machine.image {
+            Some(image) => image,
+            None => {
+                assert!(create, "a region that does not exist is opened");
+                blank = vec![0; config.nvm_bytes as usize];
+                &blank
+            }
+        };
+        let (region, memory) = Region::from_image(image)?;
+        if let Some(events) = self.crash_after {
+            memory.crash_after(events);
+        }
+        self.memory = Some(memory);
+        Ok(region)
+    }
+
+    fn store(&mut self, config: &Config) -> Result<Arc<dyn StateMachine>, StartError> {
+        let limits = Limits {
+            max_value_bytes: config.max_value_bytes,
+        };
+        let memory = self.memory.clone();
+        let kv = self
+            .machine
+            .disk
+            .open(move || memory.as_ref().is_some_and(CrashSim::has_crashed));
+        Ok(Arc::new(KvMachine::open(kv, config.logs, limits)?))
+    }
+
+    fn driver(&mut self, config: &Config, _: &Pool) -> Result<Box<dyn Driver>, StartError> {
+        Ok(Box::new(
+            self.net.driver(address(config.id), self.memory.clone()),
+        ))
+    }
+
+    fn random(&mut self) -> Result<u64, StartError> {
+        Ok(self.random.draw())
+    }
+
+    fn boot_id(&mut self) -> Result<[u8; 16], StartError> {
+        // Simulated memory survives power loss: another boot must not matter.
+        Ok(u128::from(self.machine.life).to_le_bytes())
+    }
+
+    fn workers(&mut self) -> std::io::Result<JobRunner> {
+        Ok(JobRunner::manual())
+    }
+}

@@ -1,0 +1,423 @@
+//! What a run is made of: the cluster, the load, and how often each fault strikes. Drawn from the seed, so that runs
+//! differ in kind and not only in detail: a fault that is always there hides what only its absence shows.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::random::Random;
+
+macro_rules! kinds {
+    ($($(#[doc = $doc:literal])* $kind:ident = $name:literal,)*) => {
+        /// Everything that a plan can switch on; each alone can be switched off.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Kind { $($(#[doc = $doc])* $kind,)* }
+
+        impl Kind {
+            /// All of them.
+            pub const ALL: &[Kind] = &[$(Kind::$kind,)*];
+
+            /// The name on command lines and in reports.
+            pub const fn name(self) -> &'static str {
+                match self { $(Kind::$kind => $name,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// A datagram is lost.
+    Loss = "loss",
+    /// A datagram arrives twice.
+    Duplicate = "duplicate",
+    /// A datagram is overtaken.
+    Reorder = "reorder",
+    /// A datagram takes up to a second.
+    Tail = "tail",
+    /// A bit of a datagram flips.
+    Corrupt = "corrupt",
+    /// A datagram is cut short.
+    Truncate = "truncate",
+    /// Two parts of the cluster do not hear each other.
+    Partition = "partition",
+    /// A link works in one direction only.
+    OneWay = "one-way",
+    /// A link holds everything back, then releases it at once.
+    Clog = "clog",
+    /// A process is killed between two steps, and restarted.
+    Kill = "kill",
+    /// A machine loses power in the middle of a step: between any two stores.
+    Power = "power",
+    /// A machine loses power while it recovers.
+    Recovery = "recovery",
+    /// All machines lose power at once.
+    Blackout = "blackout",
+    /// A process stands still for seconds, and goes on as if nothing had happened.
+    Pause = "pause",
+    /// A bit of persisted memory flips while the machine is off.
+    Rot = "rot",
+    /// A machine comes back without its log region.
+    Amnesia = "amnesia",
+    /// A machine comes back without its data directory.
+    DataLoss = "data-loss",
+    /// The cluster starts from images that an earlier version of the formats wrote.
+    OldFormat = "old-format",
+    /// The store's disk refuses a write.
+    StoreError = "store-error",
+    /// The store would make the event loop wait.
+    StoreStall = "store-stall",
+    /// Flushes, checkpoints and stalled writes take up to seconds.
+    SlowJob = "slow-job",
+    /// Wall clocks differ.
+    Skew = "skew",
+    /// Steady clocks run at different rates.
+    Drift = "drift",
+    /// A steady clock jumps.
+    Jump = "jump",
+    /// A client gives up, and another one takes its place.
+    Quit = "quit",
+    /// Many clients at once.
+    Crowd = "crowd",
+    /// Nearly all operations go to a few keys.
+    Hot = "hot",
+    /// Values up to the limit.
+    Large = "large",
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Kind, String> {
+        let found = Kind::ALL.iter().find(|kind| kind.name() == name);
+        found.copied().ok_or_else(|| {
+            let names: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+            format!("no fault called {name:?}; there are {}", names.join(", "))
+        })
+    }
+}
+
+/// Probabilities per datagram.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PacketFaults {
+    /// Lost.
+    pub loss: f64,
+    /// Delivered twice.
+    pub duplicate: f64,
+    /// Held back behind later ones.
+    pub reorder: f64,
+    /// Delayed by up to a second.
+    pub tail: f64,
+    /// One bit flipped.
+    pub corrupt: f64,
+    /// Cut short.
+    pub truncate: f64,
+}
+
+/// Mean times between faults in µs of simulated time; 0: never.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Two parts that do not hear each other.
+    pub partition_us: u64,
+    /// One direction of one link.
+    pub one_way_us: u64,
+    /// A link that holds everything back.
+    pub clog_us: u64,
+    /// A process killed between steps.
+    pub kill_us: u64,
+    /// A machine losing power within a step.
+    pub power_us: u64,
+    /// All machines losing power.
+    pub blackout_us: u64,
+    /// A process standing still.
+    pub pause_us: u64,
+    /// A disk that refuses a write.
+    pub store_error_us: u64,
+    /// A store that would make the loop wait.
+    pub store_stall_us: u64,
+    /// A steady clock that jumps.
+    pub jump_us: u64,
+}
+
+/// A run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Everything is drawn from it.
+    pub seed: u64,
+    /// Replicas: 1, 3 or 5.
+    pub nodes: u64,
+    /// How long faults strike, in µs of simulated time.
+    pub duration_us: u64,
+    /// Time between heartbeats.
+    pub heartbeat_us: u64,
+    /// Shortest election time-out.
+    pub election_us: u64,
+    /// Bytes of each log region.
+    pub nvm_bytes: u64,
+    /// Longest value.
+    pub max_value_bytes: usize,
+    /// Largest datagram: small ones make fragments of nearly everything.
+    pub datagram_bytes: usize,
+    /// Clients.
+    pub clients: u64,
+    /// A client's mean pause between operations.
+    pub think_us: u64,
+    /// Keys.
+    pub keys: u64,
+    /// Per datagram.
+    pub packets: PacketFaults,
+    /// Per time.
+    pub rates: Rates,
+    /// Chance per restart to lose power again while recovering.
+    pub recovery: f64,
+    /// Chance per power failure that a bit rots.
+    pub rot: f64,
+    /// Chance per power failure that the region is gone.
+    pub amnesia: f64,
+    /// Chance per power failure that the data directory is gone.
+    pub data_loss: f64,
+    /// Chance per operation that the client gives up afterwards.
+    pub quit: f64,
+    /// Chance per operation of a value of any length up to the limit.
+    pub large: f64,
+    /// Longest delay of a job.
+    pub job_us: u64,
+    /// Largest difference of wall clocks, ms.
+    pub skew_ms: u64,
+    /// Largest difference of steady clocks' rates, parts per million.
+    pub drift_ppm: u64,
+    /// Whether nearly all operations go to two keys.
+    pub hot: bool,
+    /// Whether to start from checked-in images.
+    pub old_format: bool,
+}
+
+const SECOND: u64 = 1_000_000;
+
+impl Plan {
+    /// The plan of a seed. Each fault is in about half of the plans.
+    pub fn draw(seed: u64) -> Plan {
+        let mut random = Random::new(seed ^ 0x706c_616e);
+        let heartbeat_us = *random.pick(&[20_000, 50_000, 100_000, 200_000]);
+        // Intervals are counted in election time-outs: a cluster that never finds a leader tests nothing else.
+        let election_us = heartbeat_us * random.within(4, 8);
+        let duration_us = random.within(300, 900) * heartbeat_us.max(50_000);
+        let rate = |random: &mut Random, least: u64| {
+            let every = election_us * random.within(least, least * 12);
+            if random.chance(0.5) { every } else { 0 }
+        };
+        let some = |random: &mut Random, most: f64| {
+            if random.chance(0.5) {
+                random.unit() * random.unit() * most
+            } else {
+                0.0
+            }
+        };
+        let calm = random.chance(0.15);
+        let crowd = random.chance(0.04);
+        let mut plan = Plan {
+            seed,
+            nodes: *random.pick(&[1, 3, 3, 3, 3, 3, 3, 5]),
+            duration_us,
+            heartbeat_us,
+            election_us,
+            nvm_bytes: *random.pick(&[2 << 20, 2 << 20, 4 << 20]),
+            max_value_bytes: 0,
+            datagram_bytes: *random.pick(&[1472, 8972]),
+            clients: if crowd {
+                random.within(300, 2000)
+            } else {
+                random.within(1, 8)
+            },
+            think_us: *random.pick(&[20_000, 100_000, 300_000]),
+            keys: random.within(1, 40),
+            packets: PacketFaults {
+                loss: some(&mut random, 0.3),
+                duplicate: some(&mut random, 0.2),
+                reorder: some(&mut random, 0.3),
+                tail: some(&mut random, 0.1),
+                corrupt: some(&mut random, 0.05),
+                truncate: some(&mut random, 0.05),
+            },
+            rates: Rates {
+                partition_us: rate(&mut random, 8),
+                one_way_us: rate(&mut random, 8),
+                clog_us: rate(&mut random, 8),
+                kill_us: rate(&mut random, 10),
+                power_us: rate(&mut random, 10),
+                blackout_us: rate(&mut random, 40),
+                pause_us: rate(&mut random, 12),
+                store_error_us: rate(&mut random, 40),
+                store_stall_us: rate(&mut random, 10),
+                jump_us: rate(&mut random, 20),
+            },
+            recovery: some(&mut random, 1.0),
+            rot: some(&mut random, 0.3),
+            amnesia: some(&mut random, 0.2),
+            data_loss: some(&mut random, 0.1),
+            quit: some(&mut random, 0.1),
+            large: some(&mut random, 0.2),
+            job_us: if random.chance(0.4) {
+                3 * SECOND
+            } else {
+                2_000
+            },
+            skew_ms: if random.chance(0.5) { 100_000 } else { 0 },
+            drift_ppm: if random.chance(0.5) { 50_000 } else { 0 },
+            hot: random.chance(0.3),
+            old_format: random.chance(0.1),
+        };
+        plan.fit();
+        if crowd {
+            plan.think_us = plan.duration_us / 2;
+            plan.keys = 200;
+        }
+        if calm {
+            plan.packets = PacketFaults::default();
+        }
+        if plan.old_format {
+            (plan.nodes, plan.nvm_bytes) = (3, 2 << 20);
+            plan.fit();
+        }
+        plan
+    }
+
+    /// The longest value that region and datagrams allow.
+    pub(crate) fn fit(&mut self) {
+        self.max_value_bytes = match self.datagram_bytes {
+            ..8000 => 4 << 10,
+            _ => (self.nvm_bytes / 16) as usize,
+        };
+    }
+
+    /// Whether a fault is part of the plan.
+    pub fn has(&self, kind: Kind) -> bool {
+        let (packets, rates) = (&self.packets, &self.rates);
+        match kind {
+            Kind::Loss => packets.loss > 0.0,
+            Kind::Duplicate => packets.duplicate > 0.0,
+            Kind::Reorder => packets.reorder > 0.0,
+            Kind::Tail => packets.tail > 0.0,
+            Kind::Corrupt => packets.corrupt > 0.0,
+            Kind::Truncate => packets.truncate > 0.0,
+            Kind::Partition => rates.partition_us > 0,
+            Kind::OneWay => rates.one_way_us > 0,
+            Kind::Clog => rates.clog_us > 0,
+            Kind::Kill => rates.kill_us > 0,
+            Kind::Power => rates.power_us > 0,
+            Kind::Recovery => self.recovery > 0.0,
+            Kind::Blackout => rates.blackout_us > 0,
+            Kind::Pause => rates.pause_us > 0,
+            Kind::Rot => self.rot > 0.0,
+            Kind::Amnesia => self.amnesia > 0.0,
+            Kind::DataLoss => self.data_loss > 0.0,
+            Kind::OldFormat => self.old_format,
+            Kind::StoreError => rates.store_error_us > 0,
+            Kind::StoreStall => rates.store_stall_us > 0,
+            Kind::SlowJob => self.job_us > 2_000,
+            Kind::Skew => self.skew_ms > 0,
+            Kind::Drift => self.drift_ppm > 0,
+            Kind::Jump => rates.jump_us > 0,
+            Kind::Quit => self.quit > 0.0,
+            Kind::Crowd => self.clients > 100,
+            Kind::Hot => self.hot,
+            Kind::Large => self.large > 0.0,
+        }
+    }
+
+    /// Switches a fault off.
+    pub fn without(mut self, kind: Kind) -> Plan {
+        let (packets, rates) = (&mut self.packets, &mut self.rates);
+        match kind {
+            Kind::Loss => packets.loss = 0.0,
+            Kind::Duplicate => packets.duplicate = 0.0,
+            Kind::Reorder => packets.reorder = 0.0,
+            Kind::Tail => packets.tail = 0.0,
+            Kind::Corrupt => packets.corrupt = 0.0,
+            Kind::Truncate => packets.truncate = 0.0,
+            Kind::Partition => rates.partition_us = 0,
+            Kind::OneWay => rates.one_way_us = 0,
+            Kind::Clog => rates.clog_us = 0,
+            Kind::Kill => rates.kill_us = 0,
+            Kind::Power => rates.power_us = 0,
+            Kind::Recovery => self.recovery = 0.0,
+            Kind::Blackout => rates.blackout_us = 0,
+            Kind::Pause => rates.pause_us = 0,
+            Kind::Rot => self.rot = 0.0,
+            Kind::Amnesia => self.amnesia = 0.0,
+            Kind::DataLoss => self.data_loss = 0.0,
+            Kind::OldFormat => self.old_format = false,
+            Kind::StoreError => rates.store_error_us = 0,
+            Kind::StoreStall => rates.store_stall_us = 0,
+            Kind::SlowJob => self.job_us = 2_000,
+            Kind::Skew => self.skew_ms = 0,
+            Kind::Drift => self.drift_ppm = 0,
+            Kind::Jump => rates.jump_us = 0,
+            Kind::Quit => self.quit = 0.0,
+            Kind::Crowd => self.clients = self.clients.min(8),
+            Kind::Hot => self.hot = false,
+            Kind::Large => self.large = 0.0,
+        }
+        self
+    }
+}
+
+/// How often each fault struck.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Struck(Vec<u64>);
+
+impl Struck {
+    /// Counts one.
+    pub fn note(&mut self, kind: Kind) {
+        self.add(kind, 1);
+    }
+
+    /// Counts several.
+    pub fn add(&mut self, kind: Kind, count: u64) {
+        self.0.resize(Kind::ALL.len(), 0);
+        self.0[kind as usize] += count;
+    }
+
+    /// Adds another run's.
+    pub fn merge(&mut self, other: &Struck) {
+        for (kind, count) in other.iter() {
+            self.add(kind, count);
+        }
+    }
+
+    /// Kinds with their counts.
+    pub fn iter(&self) -> impl Iterator<Item = (Kind, u64)> + '_ {
+        Kind::ALL.iter().copied().zip(self.0.iter().copied())
+    }
+
+    /// All together.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_occurs_in_some_plans_and_can_be_switched_off() {
+        let plans: Vec<Plan> = (0..500).map(Plan::draw).collect();
+        for &kind in Kind::ALL {
+            let with = plans.iter().filter(|plan| plan.has(kind)).count();
+            assert!(with >= 5 && with <= 450, "{kind}: in {with} plans");
+            assert!(
+                plans
+                    .iter()
+                    .all(|plan| !plan.clone().without(kind).has(kind))
+            );
+            assert_eq!(kind.name().parse(), Ok(kind));
+        }
+        assert!("flood".parse::<Kind>().is_err());
+        assert_eq!(Plan::draw(7), Plan::draw(7));
+    }
+}

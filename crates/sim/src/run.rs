@@ -1,0 +1,217 @@
+//! A whole run: rough times, then quiet ones, then the reckoning.
+
+use std::path::Path;
+
+use cyclone_store::Limits;
+
+use crate::check::Broken;
+use crate::history::Op;
+use crate::linear;
+use crate::plan::Plan;
+use crate::world::{Failure, Report, World};
+
+/// Election time-outs within which a healed cluster must have answered everything.
+const PATIENCE: u64 = 60;
+
+/// Runs a plan. Files go to a directory of their own below `root`, which is removed.
+pub fn run(plan: &Plan, root: &Path, trace: bool) -> Result<Report, Failure> {
+    let place = root.join(format!("run-{}", plan.seed));
+    let _ = std::fs::remove_dir_all(&place);
+    let outcome = run_in(plan, &place, trace);
+    // Left-overs are removed before the next run of this seed.
+    let _ = std::fs::remove_dir_all(&place);
+    outcome
+}
+
+fn run_in(plan: &Plan, place: &Path, trace: bool) -> Result<Report, Failure> {
+    let setting_up = |error: &dyn std::fmt::Display| Failure {
+        at_us: 0,
+        what: format!("setting up: {error}"),
+    };
+    let mut world = World::new(plan.clone(), place).map_err(|error| setting_up(&error))?;
+    world.trace = trace;
+    let result = world
+        .run_until(plan.duration_us)
+        .and_then(|()| world.quiet())
+        .and_then(|()| world.reckon());
+    match result {
+        Ok(()) => Ok(world.report()),
+        Err(Broken(what)) => {
+            if trace {
+                world.counted();
+            }
+            Err(Failure {
+                at_us: world.now_us,
+                what,
+            })
+        }
+    }
+}
+
+impl World {
+    /// Heals everything and waits until all that was begun has ended, then sees whether the cluster serves.
+    fn quiet(&mut self) -> Result<(), Broken> {
+        self.rough = false;
+        self.net.heal();
+        self.plan.job_us = 2_000;
+        let bound_us = PATIENCE * self.plan.election_us + 20_000_000;
+        for position in 0..self.machines.len() {
+            self.machines[position].paused_until_us = 0;
+            self.machines[position].disk.stall(false);
+            self.start(position)?;
+            self.step(position, None)?;
+        }
+        self.wait(bound_us, "every operation to end", |world| {
+            world.clients.values().all(|client| client.pending() == 0)
+        })?;
+        // Every key is read once more, and something is written: the first by one client, the second by another.
+        let keys: std::collections::BTreeSet<Vec<u8>> = self
+            .load
+            .history
+            .operations()
+            .iter()
+            .map(|operation| operation.key.clone())
+            .collect();
+        let last = self.load.client().map_err(|error| Broken(error.to_string()))?;
+        let number = last.number;
+        self.clients.insert(number, last);
+        self.insist(number, b"register:last".to_vec(), Op::Set(b"last".to_vec()), bound_us)?;
+        for key in keys {
+            self.insist(number, key, Op::Get, bound_us)?;
+        }
+        self.wait(bound_us, "all replicas to apply the same", World::agree)
+    }
+
+    /// Lets a client ask until it is answered. A cluster without faults does so within the bound.
+    fn insist(&mut self, number: u64, key: Vec<u8>, op: Op, bound_us: u64) -> Result<(), Broken> {
+        let until_us = self.now_us + bound_us;
+        loop {
+            let (before, now_us) = (self.load.answered, self.now_us);
+            if let Some(client) = self.clients.get_mut(&number) {
+                client.submit(key.clone(), op.clone(), now_us);
+            }
+            self.client_step(number)?;
+            self.wait(bound_us, "an operation to end", |world| {
+                world.clients[&number].pending() == 0
+            })?;
+            if self.load.answered > before {
+                return Ok(());
+            }
+            if self.now_us > until_us {
+                return Err(Broken(format!(
+                    "without faults, {op} was not done within {bound_us} µs: {}",
+                    self.standing()
+                )));
+            }
+        }
+    }
+
+    /// Whether all replicas that run have applied the same entries.
+    fn agree(&self) -> bool {
+        let mut applied = self
+            .machines
+            .iter()
+            .filter_map(|machine| machine.node())
+            .map(|node| node.applied(0));
+        let first = applied.next();
+        let running = self
+            .machines
+            .iter()
+            .all(|machine| machine.node().is_some() || machine.is_refused());
+        running
+            && first.is_some_and(|first| {
+                first.0 >= self.checks.committed() && applied.all(|other| other == first)
+            })
+    }
+
+    fn wait(
+        &mut self,
+        bound_us: u64,
+        what: &str,
+        done: impl Fn(&World) -> bool,
+    ) -> Result<(), Broken> {
+        let until_us = self.now_us + bound_us;
+        while !done(self) {
+            if self.now_us >= until_us {
+                return Err(Broken(format!(
+                    "waited {bound_us} µs without faults for {what}: {}",
+                    self.standing()
+                )));
+            }
+            let next_us = (self.now_us + self.plan.heartbeat_us / 2).min(until_us);
+            self.run_until(next_us)?;
+        }
+        Ok(())
+    }
+
+    /// What the replicas have counted, for people.
+    pub(crate) fn counted(&self) {
+        for node in self.machines.iter().filter_map(|machine| machine.node()) {
+            let status = node.status();
+            let stats: Vec<String> = node
+                .packet_stats()
+                .iter()
+                .filter(|(_, count)| *count > 0)
+                .map(|(name, count)| format!("{name} {count}"))
+                .collect();
+            println!("replica {}: {:?}", status.id, status.counters);
+            println!("  log {:?}", status.logs[0]);
+            println!("  packets {}", stats.join(", "));
+        }
+    }
+
+    /// Who stands where, for people.
+    fn standing(&self) -> String {
+        let machines = self.machines.iter().map(|machine| match machine.node() {
+            None if machine.is_refused() => format!("{} refused", machine.id),
+            None => format!("{} off", machine.id),
+            Some(node) => {
+                let group = node.group(0);
+                format!(
+                    "{} {:?} term {} entries {}..={} commit {} applied {}",
+                    machine.id,
+                    group.role(),
+                    group.term(),
+                    group.first_index(),
+                    group.last_index(),
+                    group.commit(),
+                    node.applied(0).0
+                )
+            }
+        });
+        let machines: Vec<String> = machines.collect();
+        let pending: usize = self.clients.values().map(|client| client.pending()).sum();
+        format!("{}; {pending} operations pending", machines.join("; "))
+    }
+
+    /// Replicas agree byte for byte with each other and with a replay of the committed log; nothing has leaked; every
+    /// client's answers can be explained.
+    fn reckon(&mut self) -> Result<(), Broken> {
+        let limits = Limits {
+            max_value_bytes: self.plan.max_value_bytes,
+        };
+        let applied = self.checks.committed();
+        let broken = |error: anyhow::Error| Broken(error.to_string());
+        let replayed = self.checks.replayed(applied, limits).map_err(broken)?;
+        for machine in &self.machines {
+            let Some(node) = machine.node() else { continue };
+            let digest = node
+                .store()
+                .digest()
+                .map_err(|error| Broken(error.to_string()))?;
+            if digest != replayed {
+                return Err(Broken(format!(
+                    "replica {} ends with state {digest}; replaying the {applied} committed entries gives {replayed}",
+                    machine.id
+                )));
+            }
+            if let Some(leak) = node.leak() {
+                return Err(Broken(format!("replica {}: {leak}", machine.id)));
+            }
+        }
+        match linear::check(&self.load.history) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Broken(error.to_string())),
+        }
+    }
+}

@@ -1,0 +1,507 @@
+//! A run: one queue of events in simulated time, the machines and clients they happen to, the checks after each.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use anyhow::Context;
+
+use crate::check::{Broken, Checks};
+use crate::load::{Client, Load};
+use crate::machine::{Fault, Machine, Power, address};
+use crate::net::{Flight, Net};
+use crate::plan::{Kind, Plan, Struck};
+use crate::random::Random;
+
+/// Something that is going to happen.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A datagram arrives.
+    Arrive(Flight),
+    /// A replica wants to be stepped; the life it was scheduled in.
+    Timer(usize, u64),
+    /// A job of a replica is due.
+    Job(usize, u64),
+    /// A process that is off starts.
+    Start(usize),
+    /// A client acts.
+    Client(u64),
+    /// A client's own deadline.
+    ClientTimer(u64),
+    /// A fault strikes.
+    Strike(Kind),
+    /// A fault ends.
+    End(Ending),
+}
+
+/// What undoes a fault.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    Mend(Vec<(u64, u64)>),
+    Unstall(usize),
+    Resume(usize),
+}
+
+struct Scheduled {
+    at_us: u64,
+    order: u64,
+    event: Event,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at_us, self.order) == (other.at_us, other.order)
+    }
+}
+impl Eq for Scheduled {}
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at_us, self.order).cmp(&(other.at_us, other.order))
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Simulated time, µs.
+    pub simulated_us: u64,
+    /// Operations that clients were answered.
+    pub answered: u64,
+    /// Operations in the history, unanswered ones included.
+    pub operations: u64,
+    /// Committed entries.
+    pub committed: u64,
+    /// Invariants evaluated.
+    pub checks: u64,
+    /// Datagrams sent.
+    pub datagrams: u64,
+    /// Faults by kind.
+    pub struck: Struck,
+    /// A hash over everything that happened, for telling whether two runs were the same.
+    pub fingerprint: u64,
+}
+
+/// Why a run failed.
+#[derive(Debug)]
+pub struct Failure {
+    /// When, µs.
+    pub at_us: u64,
+    /// What happened.
+    pub what: String,
+}
+
+/// A cluster in one process.
+pub struct World {
+    pub(crate) plan: Plan,
+    pub(crate) now_us: u64,
+    pub(crate) random: Random,
+    pub(crate) machines: Vec<Machine>,
+    pub(crate) clients: BTreeMap<u64, Client>,
+    pub(crate) load: Load,
+    pub(crate) net: Net,
+    pub(crate) checks: Checks,
+    pub(crate) struck: Struck,
+    queue: BinaryHeap<Reverse<Scheduled>>,
+    order: u64,
+    flights: Vec<Flight>,
+    /// When each machine is already going to be woken.
+    wake_us: Vec<u64>,
+    client_wake_us: BTreeMap<u64, u64>,
+    jobs: Vec<usize>,
+    fingerprint: u64,
+    /// Prints what happens.
+    pub trace: bool,
+    roles: BTreeMap<u64, (cyclone_consensus::Role, u64)>,
+    /// Whether faults strike and clients begin operations.
+    pub(crate) rough: bool,
+}
+
+/// Steps of one replica without time passing; more would be an endless loop in the product.
+const STEPS_AT_ONCE: usize = 1_000;
+
+macro_rules! trace {
+    ($world:expr, $($text:tt)*) => {
+        if $world.trace {
+            println!("{:>12.6}s  {}", $world.now_us as f64 / 1e6, format_args!($($text)*));
+        }
+    };
+}
+pub(crate) use trace;
+
+impl World {
+    /// A cluster that is about to be started for the first time. Files go below `root`.
+    pub fn new(plan: Plan, root: &std::path::Path) -> anyhow::Result<World> {
+        let mut random = Random::new(plan.seed);
+        let net = Net::new(random.fork(1), plan.packets, plan.datagram_bytes);
+        let machines: Vec<Machine> = (1..=plan.nodes)
+            .map(|id| Machine::new(&plan, id, root, random.fork(100 + id)))
+            .collect();
+        let load = Load::new(&plan, &net, random.fork(2))?;
+        let count = machines.len();
+        let mut world = World {
+            now_us: 0,
+            random,
+            clients: BTreeMap::new(),
+            load,
+            net,
+            checks: Checks::default(),
+            struck: Struck::default(),
+            queue: BinaryHeap::new(),
+            order: 0,
+            flights: Vec::new(),
+            wake_us: vec![u64::MAX; count],
+            client_wake_us: BTreeMap::new(),
+            jobs: vec![0; count],
+            fingerprint: plan.seed,
+            trace: false,
+            roles: BTreeMap::new(),
+            rough: true,
+            machines,
+            plan,
+        };
+        if world.plan.old_format {
+            crate::images::restore(&mut world)?;
+            world.struck.note(Kind::OldFormat);
+        }
+        for machine in 0..count {
+            let at_us = world.random.within(0, 2_000);
+            world.at(at_us, Event::Start(machine));
+        }
+        for _ in 0..world.plan.clients {
+            world.new_client()?;
+        }
+        world.first_strikes();
+        for kind in [
+            Kind::Skew,
+            Kind::Drift,
+            Kind::Crowd,
+            Kind::Hot,
+            Kind::SlowJob,
+        ] {
+            if world.plan.has(kind) {
+                world.struck.note(kind);
+            }
+        }
+        Ok(world)
+    }
+
+    pub(crate) fn at(&mut self, at_us: u64, event: Event) {
+        self.order += 1;
+        let (at_us, order) = (at_us.max(self.now_us), self.order);
+        self.queue.push(Reverse(Scheduled {
+            at_us,
+            order,
+            event,
+        }));
+    }
+
+    pub(crate) fn after(&mut self, delay_us: u64, event: Event) {
+        self.at(self.now_us + delay_us, event);
+    }
+
+    /// Runs until `until_us` of simulated time has passed.
+    ///
+    /// # Errors
+    /// A promise that was broken.
+    pub fn run_until(&mut self, until_us: u64) -> Result<(), Broken> {
+        while let Some(Reverse(next)) = self.queue.peek() {
+            if next.at_us > until_us {
+                break;
+            }
+            if let Some(Reverse(next)) = self.queue.pop() {
+                self.now_us = next.at_us;
+                self.net.set_now(self.now_us);
+                self.happen(next.event)?;
+            }
+        }
+        self.now_us = self.now_us.max(until_us);
+        Ok(())
+    }
+
+    pub(crate) fn mix(&mut self, words: &[u64]) {
+        for word in std::iter::once(&self.now_us).chain(words) {
+            self.fingerprint = (self.fingerprint ^ word)
+                .wrapping_mul(0x0000_0100_0000_01b3)
+                .rotate_left(23);
+        }
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), Broken> {
+        match event {
+            Event::Arrive(flight) => {
+                self.mix(&[1, flight.bytes.len() as u64]);
+                let to = flight.to;
+                if !self.net.arrive(flight) {
+                    return Ok(());
+                }
+                match self
+                    .machines
+                    .iter()
+                    .position(|machine| address(machine.id) == to)
+                {
+                    Some(machine) => self.step(machine, None),
+                    None => self.client_at(to),
+                }
+            }
+            Event::Timer(machine, life) => {
+                if self.machines[machine].life == life && self.wake_us[machine] <= self.now_us {
+                    self.wake_us[machine] = u64::MAX;
+                    return self.step(machine, None);
+                }
+                Ok(())
+            }
+            Event::Job(machine, life) => {
+                if self.machines[machine].life != life {
+                    return Ok(());
+                }
+                if self.is_paused(machine) {
+                    let until_us = self.machines[machine].paused_until_us;
+                    self.at(until_us, Event::Job(machine, life));
+                    return Ok(());
+                }
+                self.jobs[machine] = self.jobs[machine].saturating_sub(1);
+                let waiting = self.machines[machine]
+                    .node()
+                    .map_or(0, |node| node.waiting_jobs());
+                if waiting == 0 {
+                    return Ok(());
+                }
+                let which = self.random.below(waiting.min(2) as u64) as usize;
+                self.step(machine, Some(which))
+            }
+            Event::Start(machine) => self.start(machine),
+            Event::Client(number) => self.client_acts(number),
+            Event::ClientTimer(number) => {
+                if self
+                    .client_wake_us
+                    .get(&number)
+                    .is_some_and(|&at| at <= self.now_us)
+                {
+                    self.client_wake_us.remove(&number);
+                    return self.client_step(number);
+                }
+                Ok(())
+            }
+            Event::Strike(kind) => self.strike(kind),
+            Event::End(ending) => self.end(ending),
+        }
+    }
+
+    fn is_paused(&self, machine: usize) -> bool {
+        self.machines[machine].paused_until_us > self.now_us
+    }
+
+    pub(crate) fn start(&mut self, position: usize) -> Result<(), Broken> {
+        if !self.machines[position].is_off() {
+            return Ok(());
+        }
+        let recovery = self.rough && self.random.chance(self.plan.recovery);
+        let crash_after = recovery.then(|| self.random.below(120));
+        let net = self.net.clone();
+        let machine = &mut self.machines[position];
+        let (id, result) = (machine.id, machine.start(&net, crash_after));
+        self.jobs[position] = 0;
+        self.wake_us[position] = u64::MAX;
+        self.mix(&[2, id, u64::from(result.is_ok())]);
+        match result {
+            Ok(()) => {
+                let machine = &self.machines[position];
+                if let Power::Refused(reason) = &machine.power {
+                    trace!(self, "replica {id} refuses to start: {reason}");
+                    return Ok(());
+                }
+                if let Some(node) = machine.node() {
+                    trace!(
+                        self,
+                        "replica {id} starts in term {} with entries {}..={}, applied {}",
+                        node.group(0).term(),
+                        node.group(0).first_index(),
+                        node.group(0).last_index(),
+                        node.applied(0).0
+                    );
+                    self.checks.started(node)?;
+                }
+                self.step(position, None)
+            }
+            Err(fault) => {
+                if recovery && matches!(fault, Fault::PowerLost) {
+                    self.struck.note(Kind::Recovery);
+                }
+                self.went_down(position, fault)
+            }
+        }
+    }
+
+    /// A process ended on its own, or its machine did.
+    fn went_down(&mut self, position: usize, fault: Fault) -> Result<(), Broken> {
+        let id = self.machines[position].id;
+        trace!(self, "replica {id} goes down: {fault:?}");
+        let net = self.net.clone();
+        match fault {
+            Fault::Panic(text) => return Err(Broken(format!("replica {id} panicked: {text}"))),
+            Fault::Error(text) if text.contains("simulated write error") => {
+                self.machines[position].stop(&net, false);
+            }
+            Fault::Error(text) => return Err(Broken(format!("replica {id} gave up: {text}"))),
+            Fault::PowerLost => {
+                self.machines[position].stop(&net, true);
+                self.damage(position);
+            }
+        }
+        let delay_us = self.random.tail(1_000, 3 * self.plan.election_us);
+        self.after(delay_us, Event::Start(position));
+        Ok(())
+    }
+
+    /// Steps a replica until it has nothing to do, and looks at it.
+    pub(crate) fn step(&mut self, position: usize, mut job: Option<usize>) -> Result<(), Broken> {
+        if self.is_paused(position) {
+            return Ok(());
+        }
+        for round in 0.. {
+            let id = self.machines[position].id;
+            if round == STEPS_AT_ONCE {
+                return Err(Broken(format!("replica {id} never comes to rest")));
+            }
+            let outcome = self.machines[position].run(self.now_us, job.take());
+            self.send();
+            match outcome {
+                Err(fault) => return self.went_down(position, fault),
+                Ok(work) => {
+                    if let Some(node) = self.machines[position].node() {
+                        if self.trace {
+                            let group = node.group(0);
+                            let now = (group.role(), group.term());
+                            if self.roles.insert(id, now) != Some(now) {
+                                trace!(self, "replica {id} is {:?} in term {}, entries {}..={}, commit {}",
+                                    now.0, now.1, group.first_index(), group.last_index(), group.commit());
+                            }
+                        }
+                        self.checks.stepped(node)?;
+                    }
+                    if work == 0 {
+                        break;
+                    }
+                }
+            }
+        }
+        self.schedule(position);
+        Ok(())
+    }
+
+    /// What was sent is on its way.
+    fn send(&mut self) {
+        let mut flights = std::mem::take(&mut self.flights);
+        self.net.take_sent(&mut flights);
+        for flight in flights.drain(..) {
+            self.at(flight.at_us, Event::Arrive(flight));
+        }
+        self.flights = flights;
+    }
+
+    fn schedule(&mut self, position: usize) {
+        let machine = &self.machines[position];
+        let (life, Some(node)) = (machine.life, machine.node()) else {
+            return;
+        };
+        let waiting = node.waiting_jobs();
+        let due_us = machine.clock.when(node.deadline_us()).max(self.now_us + 1);
+        if due_us < self.wake_us[position] {
+            self.wake_us[position] = due_us;
+            self.at(due_us, Event::Timer(position, life));
+        }
+        while self.jobs[position] < waiting {
+            self.jobs[position] += 1;
+            let delay_us = self.random.tail(50, self.plan.job_us);
+            self.after(delay_us, Event::Job(position, life));
+        }
+    }
+
+    pub(crate) fn new_client(&mut self) -> anyhow::Result<()> {
+        let mut client = self.load.client()?;
+        let delay_us = client.pause_us(&self.plan);
+        let number = client.number;
+        self.clients.insert(number, client);
+        self.after(delay_us, Event::Client(number));
+        Ok(())
+    }
+
+    fn client_acts(&mut self, number: u64) -> Result<(), Broken> {
+        let Some(mut client) = self.clients.remove(&number) else {
+            return Ok(());
+        };
+        if !self.rough {
+            self.clients.insert(number, client);
+            return self.client_step(number);
+        }
+        if client.quits(&self.plan) {
+            self.struck.note(Kind::Quit);
+            self.client_wake_us.remove(&number);
+            self.load.bury(client);
+            return self.new_client().map_err(|error| Broken(error.to_string()));
+        }
+        if client.pending() < 4 {
+            self.load.submit(&mut client, self.now_us);
+        }
+        let pause_us = client.pause_us(&self.plan);
+        self.clients.insert(number, client);
+        self.after(pause_us, Event::Client(number));
+        self.client_step(number)
+    }
+
+    fn client_at(&mut self, to: std::net::SocketAddr) -> Result<(), Broken> {
+        let number = self
+            .clients
+            .iter()
+            .find(|(_, client)| client.address == to)
+            .map(|(n, _)| *n);
+        number.map_or(Ok(()), |number| self.client_step(number))
+    }
+
+    pub(crate) fn client_step(&mut self, number: u64) -> Result<(), Broken> {
+        let Some(client) = self.clients.get_mut(&number) else {
+            return Ok(());
+        };
+        let ended = self
+            .load
+            .step(client, self.now_us)
+            .with_context(|| format!("client {number}"))
+            .map_err(|error| Broken(format!("{error:#}")))?;
+        // What it wants to send in answer to that goes out with the next turn, as in the blocking client.
+        let due_us = client
+            .next_timeout_us()
+            .map(|due_us| due_us.max(self.now_us + 1));
+        self.mix(&[3, number, ended as u64]);
+        self.send();
+        if let Some(due_us) = due_us
+            && self
+                .client_wake_us
+                .get(&number)
+                .is_none_or(|&at| due_us < at)
+        {
+            self.client_wake_us.insert(number, due_us);
+            self.at(due_us, Event::ClientTimer(number));
+        }
+        Ok(())
+    }
+
+    /// What it came to so far.
+    pub fn report(&self) -> Report {
+        let (mut struck, datagrams) = self.net.struck();
+        struck.merge(&self.struck);
+        Report {
+            simulated_us: self.now_us,
+            answered: self.load.answered,
+            operations: self.load.history.len() as u64,
+            committed: self.checks.committed(),
+            checks: self.checks.made,
+            datagrams,
+            struck,
+            fingerprint: self.fingerprint,
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! A stand-in for RocksDB without its log, for simulations: what is written is in memory until a flush, a crash keeps some
+//! prefix of what came after the last flush, and the disk can be told to fail.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::kv::{Change, Kv};
+use crate::machine::{ApplyError, Mode};
+use crate::memory::{self, Map};
+
+/// One atomic batch, kept until it is flushed.
+type Batch = Vec<(Vec<u8>, Edit)>;
+
+enum Edit {
+    Put(Vec<u8>),
+    Delete,
+    DeleteRange(Vec<u8>),
+}
+
+#[derive(Default)]
+struct State {
+    durable: Map,
+    /// Written since the last flush, oldest first.
+    unflushed: Vec<Batch>,
+    current: Map,
+    /// Writes left before the disk fails; `None`: it does not.
+    fail_after: Option<u64>,
+    /// Whether calls that must not wait are told that they would have to.
+    stalled: bool,
+    /// Bumped by a crash: handles from before do nothing any more.
+    life: u64,
+    /// Whether the machine has lost power, asked before every write.
+    power_lost: Option<Box<dyn Fn() -> bool + Send>>,
+}
+
+/// The disk below a [`FakeKv`]; outlives it. Clones are the same disk.
+#[derive(Clone, Default)]
+pub struct FakeDisk(Arc<Mutex<State>>);
+
+impl FakeDisk {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens what is there. Once `power_lost` says so, nothing is written any more.
+    pub fn open(&self, power_lost: impl Fn() -> bool + Send + 'static) -> FakeKv {
+        let mut state = self.lock();
+        state.power_lost = Some(Box::new(power_lost));
+        state.fail_after = None;
+        state.stalled = false;
+        FakeKv {
+            disk: self.clone(),
+            life: state.life,
+        }
+    }
+
+    /// The process or the machine dies: of the batches since the last flush, the first `keep` (at most) are there
+    /// afterwards, as RocksDB flushes memtables on its own.
+    pub fn crash(&self, keep: usize) {
+        let mut state = self.lock();
+        state.life += 1;
+        let State {
+            durable, unflushed, ..
+        } = &mut *state;
+        for batch in unflushed.drain(..).take(keep) {
+            for (key, edit) in batch {
+                memory::change_map(durable, edit.as_change(&key));
+            }
+        }
+        state.unflushed.clear();
+        state.current = state.durable.clone();
+    }
+
+    /// Everything is gone.
+    pub fn lose(&self) {
+        let mut state = self.lock();
+        let life = state.life + 1;
+        *state = State {
+            life,
+            ..State::default()
+        };
+    }
+
+    /// Batches written since the last flush.
+    pub fn unflushed(&self) -> usize {
+        self.lock().unflushed.len()
+    }
+
+    /// Lets the disk fail after so many more writes, flushes and checkpoints.
+    pub fn fail_after(&self, calls: u64) {
+        self.lock().fail_after = Some(calls);
+    }
+
+    /// While set, writes that must not wait are told that they would have to.
+    pub fn stall(&self, stalled: bool) {
+        self.lock().stalled = stalled;
+    }
+}
+
+impl Edit {
+    fn as_change<'a>(&'a self, key: &'a [u8]) -> Change<'a> {
+        match self {
+            Edit::Put(value) => Change::Put(key, value),
+            Edit::Delete => Change::Delete(key),
+            Edit::DeleteRange(to) => Change::DeleteRange(key, to),
+        }
+    }
+}
+
+/// An ordered map on a [`FakeDisk`].
+pub struct FakeKv {
+    disk: FakeDisk,
+    life: u64,
+}
+
+impl FakeKv {
+    /// The disk, if it works and this handle's process still lives.
+    fn working(&self) -> Result<MutexGuard<'_, State>, ApplyError> {
+        let mut state = self.disk.lock();
+        if state.life != self.life {
+            return Err(ApplyError::Fatal("the process is gone".into()));
+        }
+        if state.power_lost.as_ref().is_some_and(|lost| lost()) {
+            return Err(ApplyError::Fatal("the power is gone".into()));
+        }
+        match &mut state.fail_after {
+            Some(0) => Err(ApplyError::Fatal("simulated write error".into())),
+            Some(left) => {
+                *left -= 1;
+                Ok(state)
+            }
+            None => Ok(state),
+        }
+    }
+}
+
+impl Kv for FakeKv {
+    fn get(&self, key: &[u8], _mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
+        Ok(self.disk.lock().current.get(key).cloned())
+    }
+
+    fn write(
+        &self,
+        changes: &mut dyn Iterator<Item = Change<'_>>,
+        mode: Mode,
+    ) -> Result<(), ApplyError> {
+        if mode == Mode::NonBlocking && self.disk.lock().stalled {
+            return Err(ApplyError::WouldBlock);
+        }
+        let mut state = self.working()?;
+        let mut batch = Batch::new();
+        for change in changes {
+            memory::change_map(&mut state.current, change);
+            batch.push(match change {
+                Change::Put(key, value) => (key.to_vec(), Edit::Put(value.to_vec())),
+                Change::Delete(key) => (key.to_vec(), Edit::Delete),
+                Change::DeleteRange(from, to) => (from.to_vec(), Edit::DeleteRange(to.to_vec())),
+            });
+        }
+        state.unflushed.push(batch);
+        Ok(())
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), ApplyError> {
+        let state = self.disk.lock();
+        for (key, value) in state.current.range(from.to_vec()..) {
+            if !visit(key, value) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn scans_without_blocking(&self) -> bool {
+        false
+    }
+
+    fn flush(&self) -> Result<bool, ApplyError> {
+        let mut state = self.working()?;
+        state.durable = state.current.clone();
+        state.unflushed.clear();
+        Ok(true)
+    }
+
+    fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
+        let map = self.working()?.current.clone();
+        std::fs::create_dir_all(directory).map_err(|e| ApplyError::Fatal(e.to_string()))?;
+        memory::write(&directory.join("state"), &map)
+    }
+
+    fn install(&self, directory: &Path) -> Result<(), ApplyError> {
+        let map = memory::read(&directory.join("state"))?;
+        let mut state = self.working()?;
+        state.unflushed.clear();
+        state.durable = map.clone();
+        state.current = map;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(kv: &FakeKv, key: &[u8]) {
+        kv.write(&mut [Change::Put(key, key)].into_iter(), Mode::Blocking)
+            .expect("written");
+    }
+
+    #[test]
+    fn a_crash_keeps_a_prefix_of_what_was_not_flushed() {
+        let disk = FakeDisk::default();
+        let kv = disk.open(|| false);
+        put(&kv, b"a");
+        kv.flush().expect("flushed");
+        put(&kv, b"b");
+        put(&kv, b"c");
+        disk.crash(1);
+        assert!(
+            kv.write(&mut std::iter::empty(), Mode::Blocking).is_err(),
+            "the old process is gone"
+        );
+        let kv = disk.open(|| false);
+        let held: Vec<bool> = [b"a", b"b", b"c"]
+            .iter()
+            .map(|key| kv.get(*key, Mode::Blocking).expect("read").is_some())
+            .collect();
+        assert_eq!(held, [true, true, false]);
+        disk.fail_after(1);
+        put(&kv, b"d");
+        assert!(kv.flush().is_err());
+    }
+}
