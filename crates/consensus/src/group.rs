@@ -213,6 +213,7 @@ impl Group {
             return Err(ProposeError::Uncommitted { bytes, limit });
         }
         let index = self.last_index() + 1;
+        self.check_uncommitted(index, bytes)?;
         let cost = staging::cost(&payload);
         self.check_room(cost + RESERVE_BYTES, 1 + RESERVE_SLOTS, cost, index)
             .map_err(|(needed, free)| ProposeError::Full { needed, free })?;
@@ -220,6 +221,21 @@ impl Group {
         self.pending.push(Entry::default());
         self.uncommitted_bytes = bytes;
         Ok(index)
+    }
+
+    /// What is not committed must fit into half of any replica's log, even where every payload is copied: a new leader can
+    /// commit none of it before a majority holds all of it and the entry that its term begins with, and nothing that is not
+    /// committed can be trimmed to make room.
+    fn check_uncommitted(&self, index: u64, payload_bytes: u64) -> Result<(), ProposeError> {
+        let ring = &self.raw.store().ring;
+        let entries = index - self.commit();
+        let bytes = payload_bytes + entries * record_bound(0, 1);
+        let limit = ring.capacity_bytes() / 2;
+        // A single entry is bounded by the ring's own limit.
+        if entries > 1 && (bytes > limit || entries > ring.slots() / 2) {
+            return Err(ProposeError::Uncommitted { bytes, limit });
+        }
+        Ok(())
     }
 
     /// Hands the proposals to raft-rs in one message. Nothing else may reach raft-rs before: their indexes are promised.
@@ -240,7 +256,11 @@ impl Group {
     ///
     /// # Errors
     /// The message was dropped; the group is unchanged.
-    pub fn step(&mut self, mut message: RaftMessage, mut payloads: Payload) -> Result<(), StepError> {
+    pub fn step(
+        &mut self,
+        mut message: RaftMessage,
+        mut payloads: Payload,
+    ) -> Result<(), StepError> {
         self.flush_proposals();
         let new = loop {
             match self.admit(&message, &payloads) {

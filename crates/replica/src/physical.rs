@@ -153,7 +153,9 @@ impl PhysicalLog {
                     });
                 }
                 // The log is full for the moment: what was accepted waits, new requests are refused at the door.
-                Err(ProposeError::Full { .. }) if self.group.is_leader() => {
+                Err(ProposeError::Full { .. } | ProposeError::Uncommitted { .. })
+                    if self.group.is_leader() =>
+                {
                     self.sealed.push_front((payload, origins));
                     return;
                 }

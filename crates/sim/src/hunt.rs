@@ -69,6 +69,7 @@ impl Totals {
         sum.committed += report.committed;
         sum.checks += report.checks;
         sum.datagrams += report.datagrams;
+        sum.undecided += report.undecided;
         sum.struck.merge(&report.struck);
     }
 

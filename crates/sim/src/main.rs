@@ -219,7 +219,7 @@ fn print(totals: &Totals, first: u64, json: bool, failed: bool) {
             "runs": totals.runs, "first_seed": first, "simulated_hours": hours, "operations": report.operations,
             "answered": report.answered, "committed": report.committed, "checks": report.checks,
             "datagrams": report.datagrams, "faults": faults, "cpu_seconds": totals.cpu_s, "speed": totals.speed(),
-            "failed": failed,
+            "undecided": report.undecided, "failed": failed,
         });
         println!("{value}");
         return;
@@ -234,6 +234,9 @@ fn print(totals: &Totals, first: u64, json: bool, failed: bool) {
         "{} operations checked ({} answered), {} entries committed, {} invariants evaluated, {} datagrams",
         report.operations, report.answered, report.committed, report.checks, report.datagrams
     );
+    if report.undecided > 0 {
+        println!("{} histories were too hard to check within the limit", report.undecided);
+    }
     let faults: Vec<String> = totals
         .struck()
         .iter()

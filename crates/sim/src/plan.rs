@@ -202,17 +202,17 @@ impl Plan {
     /// The plan of a seed. Each fault is in about half of the plans.
     pub fn draw(seed: u64) -> Plan {
         let mut random = Random::new(seed ^ 0x706c_616e);
-        let heartbeat_us = *random.pick(&[20_000, 50_000, 100_000, 200_000]);
+        let heartbeat_us = *random.pick(&[50_000, 100_000, 200_000, 400_000]);
         // Intervals are counted in election time-outs: a cluster that never finds a leader tests nothing else.
         let election_us = heartbeat_us * random.within(4, 8);
-        let duration_us = random.within(300, 900) * heartbeat_us.max(50_000);
+        let duration_us = random.within(300, 900) * heartbeat_us;
         let rate = |random: &mut Random, least: u64| {
             let every = election_us * random.within(least, least * 12);
             if random.chance(0.5) { every } else { 0 }
         };
         let some = |random: &mut Random, most: f64| {
             if random.chance(0.5) {
-                random.unit() * random.unit() * most
+                random.unit() * most
             } else {
                 0.0
             }
@@ -233,7 +233,7 @@ impl Plan {
             } else {
                 random.within(1, 8)
             },
-            think_us: *random.pick(&[20_000, 100_000, 300_000]),
+            think_us: *random.pick(&[100_000, 400_000, 1_500_000]),
             keys: random.within(1, 40),
             packets: PacketFaults {
                 loss: some(&mut random, 0.3),
@@ -257,10 +257,10 @@ impl Plan {
             },
             recovery: some(&mut random, 1.0),
             rot: some(&mut random, 0.3),
-            amnesia: some(&mut random, 0.2),
-            data_loss: some(&mut random, 0.1),
+            amnesia: some(&mut random, 0.3),
+            data_loss: some(&mut random, 0.2),
             quit: some(&mut random, 0.1),
-            large: some(&mut random, 0.2),
+            large: some(&mut random, 0.1),
             job_us: if random.chance(0.4) {
                 3 * SECOND
             } else {

@@ -211,6 +211,11 @@ impl World {
         }
         match linear::check(&self.load.history) {
             Ok(_) => Ok(()),
+            // Too many operations of unknown outcome on one key at once: counted, and no evidence of anything.
+            Err(linear::CheckError::Undecided { .. }) => {
+                self.undecided = true;
+                Ok(())
+            }
             Err(error) => Err(Broken(error.to_string())),
         }
     }

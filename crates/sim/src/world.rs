@@ -79,6 +79,8 @@ pub struct Report {
     pub checks: u64,
     /// Datagrams sent.
     pub datagrams: u64,
+    /// Runs whose history was too hard to check.
+    pub undecided: u64,
     /// Faults by kind.
     pub struck: Struck,
     /// A hash over everything that happened, for telling whether two runs were the same.
@@ -118,6 +120,8 @@ pub struct World {
     roles: BTreeMap<u64, (cyclone_consensus::Role, u64)>,
     /// Whether faults strike and clients begin operations.
     pub(crate) rough: bool,
+    /// The checker gave up on a key.
+    pub(crate) undecided: bool,
 }
 
 /// Steps of one replica without time passing; more would be an endless loop in the product.
@@ -160,6 +164,7 @@ impl World {
             trace: false,
             roles: BTreeMap::new(),
             rough: true,
+            undecided: false,
             machines,
             plan,
         };
@@ -500,6 +505,7 @@ impl World {
             committed: self.checks.committed(),
             checks: self.checks.made,
             datagrams,
+            undecided: u64::from(self.undecided),
             struck,
             fingerprint: self.fingerprint,
         }

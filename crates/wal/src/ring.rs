@@ -368,6 +368,11 @@ impl Ring {
         self.used
     }
 
+    /// How many entries it can hold at most.
+    pub fn slots(&self) -> u64 {
+        u64::from(self.spec.slots)
+    }
+
     /// Entries that still fit by their number.
     pub fn free_slots(&self) -> u64 {
         u64::from(self.spec.slots) - 1 - self.metas.len() as u64
