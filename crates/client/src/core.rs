@@ -22,6 +22,8 @@ use crate::pack::{Buffers, MESSAGE_REQUESTS, OVERHEAD_BYTES, Pack};
 use crate::request::{
     Completion, Kind, MAX_ATTEMPTS, MAX_SLOTS, Slab, Stage, Ticket, split_id, wire_id,
 };
+use cyclone_wire::planted::{self, Bug};
+
 use crate::session::{self, Opening, Session, State};
 use crate::time::ResponseTime;
 
@@ -224,7 +226,7 @@ impl ClientCore {
             return false;
         };
         if request.kind != Kind::Write
-            || request.session != 0
+            || (request.session != 0 && !planted::has(Bug::RetryRenumbered))
             || self.session.state == State::Unsupported
         {
             return true;
@@ -392,7 +394,7 @@ impl ClientCore {
         let Some(request) = self.requests.get(ticket) else {
             return;
         };
-        let error = if !request.attempts.in_doubt() {
+        let error = if !request.attempts.in_doubt() || planted::has(Bug::UnknownIsNotDone) {
             ClientError::NotDone(request.last_refusal)
         } else if request.kind == Kind::Write {
             ClientError::Unknown

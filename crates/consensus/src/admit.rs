@@ -2,6 +2,7 @@
 //! that contradict committed ones, a vote that was never asked for, or a gap between entries make it panic.
 
 use cyclone_pmem::Payload;
+use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
 use raft::StateRole;
 
@@ -86,6 +87,9 @@ impl Group {
     fn check_leadership(&self, message: &RaftMessage) -> Result<(), StepError> {
         let raft = &self.raw.raft;
         let other = raft.leader_id != raft::INVALID_ID && raft.leader_id != message.from;
+        if planted::has(Bug::OldTermAccepted) && raft.state != StateRole::Leader {
+            return Ok(());
+        }
         if message.term == raft.term && (raft.state == StateRole::Leader || other) {
             return Err(StepError::TwoLeaders {
                 from: message.from,

@@ -2,6 +2,7 @@
 
 use cyclone_pmem::Payload;
 use cyclone_wal::ring::{Batch, Ring};
+use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::{Members, RaftKind, RaftMessage, SnapshotMeta};
 use raft::eraftpb::{Entry, Message, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
@@ -232,6 +233,9 @@ impl Group {
         let bytes = payload_bytes + entries * record_bound(0, 1);
         let limit = ring.capacity_bytes() / 2;
         // A single entry is bounded by the ring's own limit.
+        if planted::has(Bug::UncommittedUnbounded) {
+            return Ok(());
+        }
         if entries > 1 && (bytes > limit || entries > ring.slots() / 2) {
             return Err(ProposeError::Uncommitted { bytes, limit });
         }
@@ -262,11 +266,14 @@ impl Group {
         mut payloads: Payload,
     ) -> Result<(), StepError> {
         self.flush_proposals();
+        self.planted_step(&mut message, &payloads);
         let new = loop {
             match self.admit(&message, &payloads) {
                 // As many entries as there is room for: were all refused, a leader that has filled its log while this
                 // one was away would send all of them again, for ever.
-                Err(StepError::Full { .. }) if message.entries.len() > 1 => {
+                Err(StepError::Full { .. })
+                    if message.entries.len() > 1 && !planted::has(Bug::AppendsAllOrNothing) =>
+                {
                     message.entries.truncate(message.entries.len() / 2);
                     payloads = payloads.slice(0..message.payload_bytes() as usize);
                 }
@@ -281,6 +288,25 @@ impl Group {
         }
         self.settle();
         Ok(())
+    }
+
+    /// The planted bugs of this place.
+    fn planted_step(&mut self, message: &mut RaftMessage, payloads: &Payload) {
+        let raft = &mut self.raw.raft;
+        let append = message.kind == RaftKind::Append;
+        if planted::has(Bug::OldTermAccepted) && append && message.term < raft.term {
+            message.term = raft.term;
+            raft.leader_id = message.from;
+        }
+        if planted::has(Bug::VoteTwice)
+            && message.kind == RaftKind::Vote
+            && message.term == raft.term
+        {
+            (raft.vote, raft.leader_id) = (0, 0);
+        }
+        if planted::has(Bug::FramesLeaked) && append && message.index < raft.raft_log.committed {
+            std::mem::forget(payloads.clone());
+        }
     }
 
     /// Keeps the payloads of the entries that raft-rs has just appended.
@@ -327,8 +353,22 @@ impl Group {
             }
             self.settle();
         }
+        self.planted_tick();
         let raft = &self.raw.raft;
         self.commit_due = raft.raft_log.committed > raft.store().ring.hard_state().commit;
+    }
+
+    /// The planted bugs of this place.
+    fn planted_tick(&mut self) {
+        if !planted::has(Bug::AckInvented) || !self.is_leader() {
+            return;
+        }
+        let (own, raft) = (self.config.id, &mut self.raw.raft);
+        let peer = raft.prs().iter().map(|(id, _)| *id).find(|id| *id != own);
+        let persisted = raft.raft_log.persisted;
+        if let Some(progress) = peer.and_then(|peer| raft.mut_prs().get_mut(peer)) {
+            progress.maybe_update(persisted);
+        }
     }
 
     /// Follows up on what raft-rs did by itself. The entry a new leader begins its term with needs its (empty) place in

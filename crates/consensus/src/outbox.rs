@@ -3,6 +3,7 @@
 
 use cyclone_pmem::Payload;
 use cyclone_wal::ring::{Batch, NewEntry, Persisted};
+use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::ring::HardState;
 use raft::StateRole;
 use raft::eraftpb::{Entry, Message};
@@ -186,6 +187,9 @@ impl Group {
         }
         let mut state = old.clone();
         (state.term, state.vote) = (raft.term, raft.vote);
+        if planted::has(Bug::VoteNotWritten) {
+            state.vote = 0;
+        }
         state.commit = raft.raft_log.committed.max(old.commit);
         if let Some(meta) = snapshot {
             view::set_members(&mut state, &meta.members, meta.index);

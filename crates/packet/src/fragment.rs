@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use cyclone_pmem::payload::Payload;
 use cyclone_pmem::pool::Frame;
+use cyclone_wire::planted::{self, Bug};
 
 use crate::header::DataHeader;
 
@@ -125,7 +126,10 @@ impl Reassembler {
         {
             return Outcome::Refused;
         }
-        let key = (header.assoc, header.seq - u64::from(header.index));
+        let mut key = (header.assoc, header.seq - u64::from(header.index));
+        if planted::has(Bug::FragmentsMixed) {
+            key.1 = 0;
+        }
         let cost = match &piece {
             Piece::Frame(_) => self.frame_bytes,
             Piece::Bytes(bytes) => bytes.len(),

@@ -18,6 +18,7 @@ use std::os::fd::RawFd;
 
 use cyclone_pmem::payload::Payload;
 use cyclone_pmem::pool::{Frame, Pool};
+use cyclone_wire::planted::{self, Bug};
 
 use crate::auth::{Authenticator, CHALLENGE_LIFE_US, CONFIRM_BYTES, HELLO_BYTES, Keys, Security};
 use crate::driver::{Driver, DriverStats, HEADROOM};
@@ -444,7 +445,7 @@ impl Port {
             Security::Authenticated => assoc.receive.verify(&nonce, [covered, payload], &[], &tag),
             Security::Encrypted => assoc.receive.verify(&nonce, [covered], payload, &tag),
         };
-        if !good {
+        if !good && !planted::has(Bug::TagNotChecked) {
             self.stats.forged += 1;
             return;
         }

@@ -10,6 +10,7 @@ use cyclone_store::{Applied, ApplyError, Mode, StateMachine};
 use cyclone_wire::client::Status;
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::envelope;
+use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
 use cyclone_wire::reply::Reply;
 
@@ -224,7 +225,10 @@ impl Node {
     pub fn step(&mut self, now: Now) -> Result<usize, NodeError> {
         // A clock that is caught going back stands still instead.
         self.now = Now {
-            steady_us: now.steady_us.max(self.now.steady_us),
+            steady_us: match planted::has(Bug::ClockTrusted) {
+                true => now.steady_us,
+                false => now.steady_us.max(self.now.steady_us),
+            },
             wall_ms: now.wall_ms,
         };
         let now = self.now;
@@ -467,7 +471,14 @@ impl Node {
         physical.propose(now.steady_us, now.wall_ms, &mut self.answers);
         if physical.group.is_leader() {
             let (group, reads) = (&mut physical.group, &mut physical.reads);
-            reads.ask(now.steady_us, |context| group.read_index(context).is_ok());
+            let mut confirmed = None;
+            reads.ask(now.steady_us, |context| {
+                confirmed = planted::has(Bug::ReadsNotConfirmed).then_some(context);
+                confirmed.is_some() || group.read_index(context).is_ok()
+            });
+            if let Some(context) = confirmed {
+                reads.confirm(context, group.commit());
+            }
         }
         let mut work = 0;
         while let Some(ready) = self.logs[log].group.take_ready() {
@@ -485,7 +496,7 @@ impl Node {
             self.send(log, &outbox)?;
             self.logs[log].committed(&mut outbox, &mut self.answers);
         }
-        if self.snapshots.is_installing() {
+        if self.snapshots.is_installing() && !planted::has(Bug::AppliesWhileInstalling) {
             return Ok(work);
         }
         let store = Arc::clone(&self.store);
@@ -503,7 +514,10 @@ impl Node {
     }
 
     fn execute_reads(&mut self, log: usize) -> Result<(), NodeError> {
-        let applied = self.logs[log].applied;
+        let applied = match planted::has(Bug::ReadsNotWaiting) {
+            true => u64::MAX,
+            false => self.logs[log].applied,
+        };
         while let Some(read) = self.logs[log].reads.take(applied) {
             // It was decoded when it was taken in.
             let Ok(query) = Query::decode(&read.query) else {
@@ -573,6 +587,7 @@ impl Node {
         while let Some(done) = self.workers.poll() {
             work += 1;
             match done {
+                Done::Applied { .. } if planted::has(Bug::WorkerForgotten) => {}
                 Done::Applied { log, result } => {
                     self.logs[log].finish_job(result?, &mut self.answers)
                 }

@@ -6,6 +6,8 @@ use cyclone_consensus::{Committed, Group, Outbox, ProposeError};
 use cyclone_pmem::Payload;
 use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
 
+use cyclone_wire::planted::{self, Bug};
+
 use crate::reads::Reads;
 use crate::requests::{BatchBuilder, Origin, Outcome};
 
@@ -205,6 +207,9 @@ impl PhysicalLog {
         if self.group.is_leader() {
             return;
         }
+        if planted::has(Bug::WaitersForgotten) {
+            return;
+        }
         let leader = self.group.leader();
         for read in self.reads.fail() {
             answers.push((read.origin, Outcome::NotLeader(leader)));
@@ -216,6 +221,16 @@ impl PhysicalLog {
                     .into_iter()
                     .map(|origin| (origin, Outcome::NotLeader(leader))),
             );
+        }
+        if planted::has(Bug::InFlightIsLost) {
+            for ours in self.in_flight.drain(..) {
+                self.pending -= ours.origins.len();
+                let lost = ours
+                    .origins
+                    .into_iter()
+                    .map(|origin| (origin, Outcome::Lost));
+                answers.extend(lost);
+            }
         }
         let late = |ours: &InFlight| now_us.saturating_sub(ours.since_us) > OUTCOME_TIMEOUT_US;
         while self.in_flight.front().is_some_and(late) {
@@ -309,7 +324,10 @@ impl PhysicalLog {
         for done in self.apply_queue.drain(..count) {
             self.applied = done.entry.index;
             self.applied_term = done.entry.term;
-            let entry_replies = replies.next().unwrap_or_default();
+            let mut entry_replies = replies.next().unwrap_or_default();
+            if planted::has(Bug::RepliesReversed) {
+                entry_replies.reverse();
+            }
             self.pending -= done.origins.len();
             let answered = done.origins.into_iter().zip(entry_replies);
             answers.extend(answered.map(|(origin, reply)| (origin, Outcome::Done(reply))));

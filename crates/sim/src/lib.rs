@@ -10,6 +10,7 @@
 //!     Checks   what must hold after every step                            check.rs
 //!   hunt       many runs; the smallest plan that still fails              hunt.rs
 //!   history    operations with their times and answers                    history.rs
+//!   interchange  histories for other checkers                           interchange.rs
 //!   linear     is there one order that explains every answer?             linear.rs, linear/
 //! ```
 //!
@@ -22,6 +23,7 @@ mod faults;
 pub mod history;
 pub mod hunt;
 pub mod images;
+pub mod interchange;
 pub mod linear;
 pub mod load;
 pub mod machine;

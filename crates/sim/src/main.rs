@@ -31,6 +31,11 @@ enum Command {
         #[arg(long)]
         planted: Option<String>,
     },
+    /// Judges histories: one key per line, as `CYCLONE_HISTORY=FILE` lets a failing run write them.
+    Check {
+        /// The file to read.
+        file: std::path::PathBuf,
+    },
     /// Writes a memory image of the present formats, to be checked in when they change.
     Image {
         /// The file to write.
@@ -87,6 +92,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(run) => seeds(&run),
         Command::Mutants { seeds, planted } => mutants(seeds, planted.as_deref()),
+        Command::Check { file } => check(&file),
         Command::Image { file } => image(&file),
     }
     .unwrap_or_else(|error| {
@@ -235,7 +241,10 @@ fn print(totals: &Totals, first: u64, json: bool, failed: bool) {
         report.operations, report.answered, report.committed, report.checks, report.datagrams
     );
     if report.undecided > 0 {
-        println!("{} histories were too hard to check within the limit", report.undecided);
+        println!(
+            "{} histories were too hard to check within the limit",
+            report.undecided
+        );
     }
     let faults: Vec<String> = totals
         .struck()
@@ -243,6 +252,18 @@ fn print(totals: &Totals, first: u64, json: bool, failed: bool) {
         .map(|(kind, count)| format!("{kind} {count}"))
         .collect();
     println!("{} faults: {}", totals.struck().total(), faults.join(", "));
+}
+
+fn check(file: &std::path::Path) -> anyhow::Result<ExitCode> {
+    for (number, line) in std::fs::read_to_string(file)?.lines().enumerate() {
+        let key = format!("line {}", number + 1);
+        match cyclone_sim::linear::check(&cyclone_sim::interchange::parse(line, key.as_bytes())?) {
+            Ok(_) => println!("ok"),
+            Err(cyclone_sim::linear::CheckError::Undecided { .. }) => println!("unknown"),
+            Err(_) => println!("illegal"),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn image(file: &std::path::Path) -> anyhow::Result<ExitCode> {

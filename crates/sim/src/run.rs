@@ -72,10 +72,18 @@ impl World {
             .iter()
             .map(|operation| operation.key.clone())
             .collect();
-        let last = self.load.client().map_err(|error| Broken(error.to_string()))?;
+        let last = self
+            .load
+            .client()
+            .map_err(|error| Broken(error.to_string()))?;
         let number = last.number;
         self.clients.insert(number, last);
-        self.insist(number, b"register:last".to_vec(), Op::Set(b"last".to_vec()), bound_us)?;
+        self.insist(
+            number,
+            b"register:last".to_vec(),
+            Op::Set(b"last".to_vec()),
+            bound_us,
+        )?;
         for key in keys {
             self.insist(number, key, Op::Get, bound_us)?;
         }
@@ -216,7 +224,14 @@ impl World {
                 self.undecided = true;
                 Ok(())
             }
-            Err(error) => Err(Broken(error.to_string())),
+            Err(error) => {
+                if let Some(path) = std::env::var_os("CYCLONE_HISTORY") {
+                    let lines = crate::interchange::lines(&self.load.history);
+                    let text: String = lines.iter().map(|(_, line)| format!("{line}\n")).collect();
+                    std::fs::write(path, text).map_err(|error| Broken(error.to_string()))?;
+                }
+                Err(Broken(error.to_string()))
+            }
         }
     }
 }

@@ -382,8 +382,15 @@ impl World {
                             let group = node.group(0);
                             let now = (group.role(), group.term());
                             if self.roles.insert(id, now) != Some(now) {
-                                trace!(self, "replica {id} is {:?} in term {}, entries {}..={}, commit {}",
-                                    now.0, now.1, group.first_index(), group.last_index(), group.commit());
+                                trace!(
+                                    self,
+                                    "replica {id} is {:?} in term {}, entries {}..={}, commit {}",
+                                    now.0,
+                                    now.1,
+                                    group.first_index(),
+                                    group.last_index(),
+                                    group.commit()
+                                );
                             }
                         }
                         self.checks.stepped(node)?;

@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use cyclone_wire::batch;
 use cyclone_wire::command::{Command, Operation, Query};
+use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::commands::{self, Overlay};
@@ -70,7 +71,14 @@ impl<K: Kv> KvMachine<K> {
             places: (0..logs).map(|_| Mutex::new((0, 0))).collect(),
             flushed: (0..logs).map(|_| AtomicU64::new(0)).collect(),
         };
-        machine.load()?;
+        machine.load(!planted::has(Bug::SessionsForgotten))?;
+        if planted::has(Bug::AppliedTwice) {
+            for log in 0..logs {
+                let mut state = machine.log(log)?;
+                state.applied = state.applied.saturating_sub(1);
+                machine.publish(log, &state);
+            }
+        }
         for (flushed, log) in machine.flushed.iter().zip(0..) {
             flushed.store(machine.applied(log).0, Ordering::Release);
         }
@@ -107,7 +115,7 @@ impl<K: Kv> KvMachine<K> {
         }
     }
 
-    fn load(&self) -> Result<(), ApplyError> {
+    fn load(&self, sessions: bool) -> Result<(), ApplyError> {
         for number in 0..self.logs.len() as u16 {
             let mut log = self.log(number)?;
             log.sessions = Sessions::new(number);
@@ -135,7 +143,7 @@ impl<K: Kv> KvMachine<K> {
         }
         let mut damaged = None;
         self.kv.scan(&[space::SESSION], &mut |key, value| {
-            if key[0] != space::SESSION {
+            if key[0] != space::SESSION || !sessions {
                 return false;
             }
             let loaded = (key.len() == 19)
@@ -234,6 +242,10 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                 .map(|(key, value)| Change::Put(key, value));
             let deletes = changes.deletes.iter().map(|key| Change::Delete(key));
             let meta = std::iter::once(Change::Put(&meta_key, &meta_value));
+            if planted::has(Bug::AppliedSeparately) {
+                self.kv
+                    .write(&mut [Change::Put(&meta_key, &meta_value)].into_iter(), mode)?;
+            }
             self.kv.write(
                 &mut overlay.changes().chain(puts).chain(deletes).chain(meta),
                 mode,
@@ -292,13 +304,19 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             .collect();
         self.kv.checkpoint(directory)?;
         Ok(CheckpointMeta {
-            applied: logs.iter().map(|log| (log.applied, log.term)).collect(),
+            applied: logs
+                .iter()
+                .map(|log| {
+                    let ahead = u64::from(planted::has(Bug::CheckpointAhead));
+                    (log.applied + ahead, log.term)
+                })
+                .collect(),
         })
     }
 
     fn install(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
         self.kv.install(directory)?;
-        self.load()?;
+        self.load(!planted::has(Bug::SessionsNotInstalled))?;
         let applied: Vec<(u64, u64)> = (0..self.logs.len() as u16)
             .map(|log| self.applied(log))
             .collect();

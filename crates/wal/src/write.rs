@@ -10,6 +10,7 @@
 //! when one of them rots later, what was acknowledged still stands in the other.
 
 use cyclone_pmem::{Payload, Segment};
+use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::ring::{
     ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, Piece,
     RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot,
@@ -46,13 +47,18 @@ impl Ring {
         };
         if let Some(state) = batch.hard_state {
             // A commit index must not become durable before the entries that it covers.
-            if state.commit > durable_last && !batch.entries.is_empty() {
+            if state.commit > durable_last
+                && !batch.entries.is_empty()
+                && !planted::has(Bug::CommitBeforeEntries)
+            {
                 self.area.fence();
             }
             self.write_hard_state(state);
-            self.area.fence();
+            if !planted::has(Bug::AckBeforeFence) {
+                self.area.fence();
+            }
             self.copy_hard_state();
-        } else if !batch.entries.is_empty() {
+        } else if !batch.entries.is_empty() && !planted::has(Bug::AckBeforeFence) {
             self.area.fence();
         }
         Ok(Persisted::after_fence(self.last_index()))
@@ -107,14 +113,18 @@ impl Ring {
                 return Err(error);
             }
         }
-        self.area.fence();
+        if !planted::has(Bug::RecordsNotFenced) {
+            self.area.fence();
+        }
         for entry in entries {
             let at = self.slot_at(entry.index);
             // Just written, so it is there.
             let offset = self.meta(entry.index).map_or(0, |meta| meta.offset);
             self.area.store_u64(at, slot(offset, entry.index));
         }
-        self.flush_slots(entries[0].index, entries.len() as u64);
+        if !planted::has(Bug::SlotsNotFlushed) {
+            self.flush_slots(entries[0].index, entries.len() as u64);
+        }
         Ok(())
     }
 
@@ -154,7 +164,9 @@ impl Ring {
         for (place, part) in entry.payload.parts().iter().enumerate() {
             match (part, pieces.get(place)) {
                 (Segment::Frame(frame), Some(Piece::Extent { .. })) => {
-                    frame.flush();
+                    if !planted::has(Bug::FramesNotFlushed) {
+                        frame.flush();
+                    }
                     parts.push(Part::Extent(frame.clone()));
                 }
                 (part, piece) => {
@@ -168,8 +180,10 @@ impl Ring {
                 }
             }
         }
-        self.area
-            .flush(self.records_at + offset, at - self.records_at - offset);
+        if !planted::has(Bug::RecordsNotFlushed) {
+            self.area
+                .flush(self.records_at + offset, at - self.records_at - offset);
+        }
         self.tail = offset + bytes;
         self.used += bytes + skipped;
         self.metas.push_back(Meta {
@@ -266,8 +280,12 @@ impl Ring {
     /// crash in between leaves a log that ends there.
     fn truncate(&mut self, from: u64) {
         let count = self.last_index() + 1 - from;
-        self.null_slots(from, 1);
-        if count > 1 {
+        if planted::has(Bug::SuffixNotNulled) {
+            // Nothing.
+        } else if count == 1 {
+            self.null_slots(from, 1);
+        } else {
+            self.null_slots(from, 1);
             self.null_slots(from + 1, count - 1);
         }
         let keep = (from - self.anchor.first) as usize;
@@ -297,7 +315,11 @@ impl Ring {
         }
         let prev_term = self.term(through).unwrap_or(0);
         let count = through + 1 - first;
-        self.write_anchor(self.anchor_at(through + 1, prev_term, false));
+        if planted::has(Bug::TrimNotWritten) {
+            self.anchor = self.anchor_at(through + 1, prev_term, false);
+        } else {
+            self.write_anchor(self.anchor_at(through + 1, prev_term, false));
+        }
         self.null_slots(first, count);
         let freed: u64 = self
             .metas
@@ -355,12 +377,17 @@ impl Ring {
     pub(crate) fn write_hard_state(&mut self, state: HardState) {
         self.hard_seq += 1;
         self.hard_state = state;
-        self.put_hard_state(self.hard_seq % 2);
+        self.put_hard_state(match planted::has(Bug::HardStateInPlace) {
+            true => 0,
+            false => self.hard_seq % 2,
+        });
     }
 
     /// Copies the hard state, durable in its own slot, into the other; the next fence waits for it.
     pub(crate) fn copy_hard_state(&mut self) {
-        self.put_hard_state((self.hard_seq + 1) % 2);
+        if !planted::has(Bug::HardStateInPlace) {
+            self.put_hard_state((self.hard_seq + 1) % 2);
+        }
     }
 
     pub(crate) fn put_hard_state(&mut self, slot: u64) {

@@ -9,6 +9,7 @@ pub mod command;
 mod command_codec;
 pub mod envelope;
 pub mod glob;
+pub mod planted;
 pub mod raftmsg;
 pub mod reply;
 mod reply_codec;

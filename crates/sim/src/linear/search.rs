@@ -196,9 +196,12 @@ impl<'a> Search<'a> {
             let Some(leaves) = item.leaves else { continue };
             item.plain = leaves == unseen
                 || (counted(&self.producers, leaves) == 1 && !chained.contains(&leaves));
-            item.block_us = earliest
-                .get(&leaves)
-                .map_or(item.return_us, |first| item.return_us.min(*first));
+            // Readers belong to a write's block only where no other write can serve them.
+            if item.plain {
+                item.block_us = earliest
+                    .get(&leaves)
+                    .map_or(item.return_us, |first| item.return_us.min(*first));
+            }
         }
     }
 

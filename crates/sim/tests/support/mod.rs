@@ -42,16 +42,19 @@ pub enum Mix {
     Counter,
     /// Reads and appends.
     Appends,
+    /// Strings of few different values, every kind of write.
+    Values,
     /// Everything, with few values.
     Everything,
 }
 
-pub const MIXES: [Mix; 5] = [
+pub const MIXES: [Mix; 6] = [
     Mix::Register,
     Mix::Removable,
     Mix::Counter,
     Mix::Appends,
     Mix::Everything,
+    Mix::Values,
 ];
 
 pub fn random_op(random: &mut Random, mix: Mix, unique: u64) -> Op {
@@ -67,6 +70,11 @@ pub fn random_op(random: &mut Random, mix: Mix, unique: u64) -> Op {
         (Mix::Everything, 6) => Op::GetDel,
         (Mix::Everything, 7) => Op::Len,
         (Mix::Everything, _) | (_, 5..) => Op::Get,
+        (Mix::Values, 0) => Op::SetAbsent(few),
+        (Mix::Values, 1) => Op::GetSet(few),
+        (Mix::Values, 2) => Op::Del,
+        (Mix::Values, 3) => Op::GetDel,
+        (Mix::Values, _) => Op::Set(few),
         (Mix::Removable, 4) => Op::Del,
         (Mix::Register | Mix::Removable, _) => Op::Set(fresh),
         (Mix::Counter, _) => Op::Incr(1 + random.below(3) as i64),

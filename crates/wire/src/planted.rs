@@ -1,0 +1,141 @@
+//! Bugs on purpose. A build with the feature `planted` can switch one of them on, and the simulator must notice it; in every
+//! other build [`has`] is the constant `false` and nothing of this remains.
+
+/// Whether a bug is planted. Stands beside the code that it breaks.
+#[cfg(not(feature = "planted"))]
+#[inline(always)]
+pub const fn has(_: Bug) -> bool {
+    false
+}
+
+/// Whether a bug is planted. Stands beside the code that it breaks.
+#[cfg(feature = "planted")]
+pub fn has(bug: Bug) -> bool {
+    CURRENT.load(std::sync::atomic::Ordering::Relaxed) == bug as usize + 1
+}
+
+#[cfg(feature = "planted")]
+static CURRENT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+/// Plants a bug for the whole process, or none.
+#[cfg(feature = "planted")]
+pub fn plant(bug: Option<Bug>) {
+    let number = bug.map_or(0, |bug| bug as usize + 1);
+    CURRENT.store(number, std::sync::atomic::Ordering::Relaxed);
+}
+
+macro_rules! bugs {
+    ($($(#[doc = $doc:literal])* $bug:ident = $name:literal,)*) => {
+        /// The bugs that can be planted.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Bug { $($(#[doc = $doc])* $bug,)* }
+
+        impl Bug {
+            /// All of them.
+            pub const ALL: &[Bug] = &[$(Bug::$bug,)*];
+
+            /// The name on command lines.
+            pub const fn name(self) -> &'static str {
+                match self { $(Bug::$bug => $name,)* }
+            }
+        }
+    };
+}
+
+bugs! {
+    /// wal: slots are stored before the records they point at are fenced.
+    RecordsNotFenced = "records-not-fenced",
+    /// wal: records are not flushed at all.
+    RecordsNotFlushed = "records-not-flushed",
+    /// wal: frames that records name are not flushed.
+    FramesNotFlushed = "frames-not-flushed",
+    /// wal: slots are not flushed.
+    SlotsNotFlushed = "slots-not-flushed",
+    /// wal: acknowledged before the last fence.
+    AckBeforeFence = "ack-before-fence",
+    /// wal: the hard state has one place, which is overwritten.
+    HardStateInPlace = "hard-state-in-place",
+    /// wal: a conflicting suffix is not invalidated before its slots are used again.
+    SuffixNotNulled = "suffix-not-nulled",
+    /// wal: recovery leaves slots outside the log as they are.
+    StaleSlotsKept = "stale-slots-kept",
+    /// wal: a record that does not read back ends the log.
+    RotTruncates = "rot-truncates",
+    /// wal: trimmed space is used again before the new head is written.
+    TrimNotWritten = "trim-not-written",
+    /// wal: a commit index becomes durable before the entries it covers.
+    CommitBeforeEntries = "commit-before-entries",
+    /// consensus: the vote is not part of what is written.
+    VoteNotWritten = "vote-not-written",
+    /// consensus: an append of an old term's leader is taken.
+    OldTermAccepted = "old-term-accepted",
+    /// consensus: a second vote in the same term.
+    VoteTwice = "vote-twice",
+    /// consensus: one follower's acknowledgement is taken for granted.
+    AckInvented = "ack-invented",
+    /// consensus: appends are refused unless all their entries fit.
+    AppendsAllOrNothing = "appends-all-or-nothing",
+    /// consensus: a leader may fill its log with entries that are not committed.
+    UncommittedUnbounded = "uncommitted-unbounded",
+    /// consensus: payloads of duplicates are never released.
+    FramesLeaked = "frames-leaked",
+    /// replica: reads do not wait until a majority has confirmed the leader.
+    ReadsNotConfirmed = "reads-not-confirmed",
+    /// replica: reads do not wait for the entries they must see.
+    ReadsNotWaiting = "reads-not-waiting",
+    /// replica: what a deposed leader had under way counts as not done.
+    InFlightIsLost = "in-flight-is-lost",
+    /// replica: an entry's replies go to its commands in the wrong order.
+    RepliesReversed = "replies-reversed",
+    /// replica: requests of a deposed leader are never answered.
+    WaitersForgotten = "waiters-forgotten",
+    /// replica: what a worker has applied is not taken back.
+    WorkerForgotten = "worker-forgotten",
+    /// replica: entries go as soon as they are applied, flushed or not.
+    TrimIgnoresFlush = "trim-ignores-flush",
+    /// replica: a replica that has lost its memory comes back under its old id.
+    AmnesiaAccepted = "amnesia-accepted",
+    /// replica: entries are applied while a checkpoint is being installed.
+    AppliesWhileInstalling = "applies-while-installing",
+    /// replica: a checkpoint is installed before its last piece has come.
+    PieceMissing = "piece-missing",
+    /// replica: the steady clock is trusted never to go back.
+    ClockTrusted = "clock-trusted",
+    /// store: a checkpoint claims an entry that it does not hold.
+    CheckpointAhead = "checkpoint-ahead",
+    /// store: sessions are not taken over from an installed checkpoint.
+    SessionsNotInstalled = "sessions-not-installed",
+    /// store: sessions are forgotten at a restart.
+    SessionsForgotten = "sessions-forgotten",
+    /// store: a command whose reply is known is executed again.
+    DuplicatesExecuted = "duplicates-executed",
+    /// store: a command of an expired session is executed.
+    ExpiredExecuted = "expired-executed",
+    /// store: the last entry before a restart is applied again.
+    AppliedTwice = "applied-twice",
+    /// store: the applied index is written before the data.
+    AppliedSeparately = "applied-separately",
+    /// client: an unknown outcome is reported as not done.
+    UnknownIsNotDone = "unknown-is-not-done",
+    /// client: a repeated command gets a new number.
+    RetryRenumbered = "retry-renumbered",
+    /// packet: packets are not authenticated.
+    TagNotChecked = "tag-not-checked",
+    /// packet: pieces of different messages are put together.
+    FragmentsMixed = "fragments-mixed",
+}
+
+impl std::str::FromStr for Bug {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Bug, String> {
+        let found = Bug::ALL.iter().copied().find(|bug| bug.name() == name);
+        found.ok_or_else(|| {
+            let names: Vec<_> = Bug::ALL.iter().map(|bug| bug.name()).collect();
+            format!(
+                "no planted bug called {name:?}; there are {}",
+                names.join(", ")
+            )
+        })
+    }
+}
