@@ -6,6 +6,7 @@
 //! here survives there, with one exception: on a real CPU a fence waits for its own thread's flushes only, while here it
 //! waits for everybody's.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -44,9 +45,14 @@ struct State {
     open: Vec<Line>,
     /// Lines that the next fence looks at.
     flushing: Vec<u32>,
+    /// Lines that became durable last, newest first.
+    recent: VecDeque<u32>,
     events: u64,
     stop_after: Option<u64>,
 }
+
+/// How many of the lines that became durable last are remembered.
+const RECENT: usize = 64;
 
 impl State {
     /// Counts an event; `false` when the simulated machine has crashed already.
@@ -128,6 +134,25 @@ impl Line {
     }
 }
 
+/// Copies page by page what is not zero: fresh zeroed memory costs nothing until it is touched.
+pub(crate) fn copy_pages(from: &[u8], mut put: impl FnMut(usize, &[u8])) {
+    const PAGE: usize = 4096;
+    const ZEROS: [u8; PAGE] = [0; PAGE];
+    for (number, page) in from.chunks(PAGE).enumerate() {
+        if page != &ZEROS[..page.len()] {
+            put(number * PAGE, page);
+        }
+    }
+}
+
+fn sparse_copy(image: &[u8]) -> Vec<u8> {
+    let mut copy = vec![0; image.len()];
+    copy_pages(image, |at, page| {
+        copy[at..at + page.len()].copy_from_slice(page)
+    });
+    copy
+}
+
 pub(crate) struct Tracker(Arc<Mutex<State>>);
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -137,7 +162,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 impl Tracker {
     pub(crate) fn new(image: &[u8]) -> (Tracker, CrashSim) {
         let state = Arc::new(Mutex::new(State {
-            durable: image.to_vec(),
+            durable: sparse_copy(image),
             place: vec![NONE; image.len().div_ceil(LINE_BYTES)],
             ..State::default()
         }));
@@ -222,8 +247,13 @@ impl Tracker {
                 durable,
                 place,
                 open,
+                recent,
                 ..
             } = &mut *state;
+            if recent.front() != Some(&number) {
+                recent.truncate(RECENT - 1);
+                recent.push_front(number);
+            }
             let line = &mut open[place[number as usize] as usize];
             line.flushing = false;
             let at = number as usize * LINE_BYTES;
@@ -267,26 +297,37 @@ impl CrashSim {
         self.image(|ways| ways - 1)
     }
 
+    /// Where the lines begin that became durable last, newest first.
+    pub fn recent_lines(&self) -> Vec<u64> {
+        let state = lock(&self.0);
+        let lines = state
+            .recent
+            .iter()
+            .map(|&line| u64::from(line) * LINE_BYTES as u64);
+        lines.collect()
+    }
+
     /// Words whose content after a crash is open, by offset, with the number of values each may hold.
     pub fn open_words(&self) -> Vec<(u64, usize)> {
         let words = lock(&self.0).words().into_iter();
-        words
-            .map(|(at, values)| (at, values.len() + 1))
-            .collect()
+        words.map(|(at, values)| (at, values.len() + 1)).collect()
     }
 
     /// In how many ways a crash now can end; saturates.
     pub fn outcomes(&self) -> u64 {
-        lock(&self.0).words().iter().fold(1u64, |ways, (_, values)| {
-            ways.saturating_mul(values.len() as u64 + 1)
-        })
+        lock(&self.0)
+            .words()
+            .iter()
+            .fold(1u64, |ways, (_, values)| {
+                ways.saturating_mul(values.len() as u64 + 1)
+            })
     }
 
     /// The memory after a crash, each open word decided by `choose(ways)`, which answers less than `ways`: 0 is the
     /// durable value, `ways - 1` the newest.
     pub fn image(&self, mut choose: impl FnMut(usize) -> usize) -> Vec<u8> {
         let state = lock(&self.0);
-        let mut image = state.durable.clone();
+        let mut image = sparse_copy(&state.durable);
         for (at, values) in state.words() {
             let chosen = choose(values.len() + 1);
             if chosen > 0 {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, io, ptr};
 
 use crate::area::Area;
-use crate::crash::{CrashSim, Tracker};
+use crate::crash::{CrashSim, Tracker, copy_pages};
 use crate::flush::{FlushPolicy, Method};
 use crate::probe::{dax_size, map, persistent_caches, probe, reserve};
 
@@ -283,6 +283,34 @@ impl Region {
         })
     }
 
+    /// Maps the whole of a region that somebody else has open: shared, found out by trying like [`Region::open`], but
+    /// without its lock. Who may store where is between the processes; [`Region::take`] knows only of this one.
+    ///
+    /// # Errors
+    /// See [`RegionError`]; each names the path and the reason.
+    pub fn attach(path: &Path, flush: FlushPolicy) -> Result<Region, RegionError> {
+        let fail = |action, source| RegionError::Io {
+            path: path.to_path_buf(),
+            action,
+            source,
+        };
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let file = file.map_err(|error| fail("open", error))?;
+        let metadata = file.metadata().map_err(|error| fail("stat", error))?;
+        let len = if metadata.is_file() {
+            metadata.len()
+        } else {
+            dax_size(&metadata).ok_or_else(|| RegionError::NotMappable(path.to_path_buf()))?
+        };
+        let options = RegionOptions {
+            path: path.to_path_buf(),
+            len,
+            create: false,
+            flush,
+        };
+        Region::open_locked(file, &options)
+    }
+
     fn open_locked(file: File, options: &RegionOptions) -> Result<Region, RegionError> {
         let path = &options.path;
         let fail = |action, source| RegionError::Io {
@@ -381,8 +409,12 @@ impl Region {
     pub fn from_image(image: &[u8]) -> Result<(Region, CrashSim), RegionError> {
         let (tracker, sim) = Tracker::new(image);
         let mapping = anonymous_mapping(image.len() as u64, Some(Box::new(tracker)))?;
-        // SAFETY: the mapping is as long as the image and nobody else knows of it yet.
-        unsafe { ptr::copy_nonoverlapping(image.as_ptr(), mapping.start, image.len()) };
+        copy_pages(image, |at, page| {
+            // SAFETY: the mapping is as long as the image, the page lies in it, and nobody else knows of it yet.
+            unsafe {
+                ptr::copy_nonoverlapping(page.as_ptr(), mapping.start.add(at), page.len());
+            }
+        });
         Ok((
             Region::from_mapping(mapping, Kind::Simulated, "memory"),
             sim,

@@ -17,6 +17,8 @@ struct Seen {
     term: u64,
     vote: u64,
     leads: bool,
+    /// Index and term of the log's end: all of it is durable once a step is over.
+    last: (u64, u64),
     /// Checked up to here in this life.
     commit: u64,
 }
@@ -27,6 +29,8 @@ pub struct Checks {
     leaders: BTreeMap<u64, u64>,
     committed: Vec<Entry>,
     seen: BTreeMap<u64, Seen>,
+    /// Applied entries, index and term, that nobody was seen to commit yet.
+    claims: BTreeMap<u64, u64>,
     scratch: Vec<u8>,
     /// Comparisons made.
     pub made: u64,
@@ -47,12 +51,22 @@ impl Checks {
         self.committed.len() as u64
     }
 
-    /// A replica has started: what it told others before must still hold.
-    pub fn started(&mut self, node: &Node) -> Result<(), Broken> {
+    /// A replica has started: what it told others before must still hold. Unless it went down within a step, which may
+    /// have replaced the log's end, that means the whole log.
+    pub fn started(&mut self, node: &Node, interrupted: bool) -> Result<(), Broken> {
         let (id, group) = (node.config().id, node.group(0));
         let seen = self.seen.entry(id).or_default();
         (seen.leads, seen.commit) = (false, 0);
         self.made += 1;
+        let (last, term) = seen.last;
+        if !interrupted && last >= group.first_index() {
+            let found = group.entry_term(last);
+            require(found == Some(term), || {
+                format!(
+                    "replica {id} came back with entry {last} of term {found:?}; it had told of term {term}"
+                )
+            })?;
+        }
         require(group.term() >= seen.term, || {
             format!(
                 "replica {id} came back in term {} after term {}",
@@ -91,6 +105,8 @@ impl Checks {
         )?;
         let elected = leads && (!seen.leads || term > seen.term);
         (seen.term, seen.vote, seen.leads) = (term, vote, leads);
+        let last = group.last_index();
+        seen.last = (last, group.entry_term(last).unwrap_or(0));
         if elected {
             self.elected(node)?;
         }
@@ -118,20 +134,31 @@ impl Checks {
                 group.commit()
             )
         })?;
-        if applied.0 > 0 {
-            let known = self
-                .committed
-                .get(applied.0 as usize - 1)
-                .map(|entry| entry.term);
-            require(known == Some(applied.1), || {
-                format!(
-                    "replica {id} applied entry {} of term {}, committed was {known:?}",
-                    applied.0, applied.1
-                )
-            })?;
-        }
+        self.applied(id, applied)?;
         self.seen.insert(id, seen);
         Ok(())
+    }
+
+    /// What a replica has applied is what was committed. A machine that lost power right after it applied an entry may be
+    /// the only one to know that it was committed; then the entry must turn out to be.
+    fn applied(&mut self, id: u64, (index, term): (u64, u64)) -> Result<(), Broken> {
+        if index == 0 {
+            return Ok(());
+        }
+        let Some(entry) = self.committed.get(index as usize - 1) else {
+            let claimed = *self.claims.entry(index).or_insert(term);
+            return require(claimed == term, || {
+                format!(
+                    "replica {id} applied entry {index} of term {term}, another one that of term {claimed}"
+                )
+            });
+        };
+        require(entry.term == term, || {
+            format!(
+                "replica {id} applied entry {index} of term {term}; that of term {} was committed",
+                entry.term
+            )
+        })
     }
 
     /// One leader per term; it has every committed entry.
@@ -182,6 +209,12 @@ impl Checks {
             format!("replica {id} commits entry {index}, but {next} is the next that anybody may")
         })?;
         if index == next {
+            let claimed = self.claims.remove(&index).unwrap_or(term);
+            require(claimed == term, || {
+                format!(
+                    "entry {index} of term {claimed} was applied, that of term {term} is committed by replica {id}"
+                )
+            })?;
             self.committed.push(Entry {
                 term,
                 payload: self.scratch.clone(),
@@ -196,6 +229,11 @@ impl Checks {
                 known.term
             )
         })
+    }
+
+    /// Entries that were applied and never seen committed.
+    pub fn unproven(&self) -> usize {
+        self.claims.len()
     }
 
     /// The state after all committed entries up to `applied`, computed by a state machine of its own, as a hash.

@@ -73,6 +73,7 @@ impl World {
                 trace!(self, "replica {id} is killed");
                 self.finish_some_jobs(victim);
                 self.stop(victim, false);
+                self.rot(victim);
             }
             Kind::Power => {
                 let events = self.random.below(60);
@@ -206,6 +207,26 @@ impl World {
         self.after(delay_us, Event::Start(position));
     }
 
+    /// A bit rots while the machine is off. Only after the death of a process, when all of memory is settled: one fault at
+    /// a time is what two copies can survive.
+    fn rot(&mut self, position: usize) {
+        let lost = self
+            .machines
+            .iter()
+            .filter(|machine| machine.is_lost())
+            .count();
+        if 2 * (lost + 1) < self.machines.len()
+            && self.random.chance(self.plan.rot)
+            && self.machines[position].rot()
+        {
+            trace!(
+                self,
+                "a bit of replica {}'s memory rots", self.machines[position].id
+            );
+            self.struck.note(Kind::Rot);
+        }
+    }
+
     /// What a power failure does to memory and disk beyond losing lines. Never to so many machines that a majority's
     /// memory is gone: that is reported, not survived.
     pub(crate) fn damage(&mut self, position: usize) {
@@ -225,8 +246,6 @@ impl World {
         } else if self.random.chance(self.plan.data_loss) {
             machine.lose_data();
             Kind::DataLoss
-        } else if self.random.chance(self.plan.rot) && machine.rot() {
-            Kind::Rot
         } else {
             return;
         };

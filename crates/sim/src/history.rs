@@ -148,6 +148,11 @@ impl History {
         self.operations.push(operation);
     }
 
+    /// Takes back the operation that was added last.
+    pub fn pop(&mut self) -> Option<Operation> {
+        self.operations.pop()
+    }
+
     /// Adds all operations of another history, taken on the same clock.
     pub fn merge(&mut self, other: History) {
         self.operations.extend(other.operations);

@@ -26,6 +26,25 @@ struct Pending {
     invoke_us: u64,
 }
 
+/// Where a client's packets come from.
+fn address_of(number: u64) -> SocketAddr {
+    let ip = Ipv4Addr::new(
+        10,
+        78 + (number >> 16) as u8,
+        (number >> 8) as u8,
+        number as u8,
+    );
+    (ip, 9000).into()
+}
+
+/// The client that [`address_of`] names.
+pub(crate) fn number_of(address: SocketAddr) -> u64 {
+    match address {
+        SocketAddr::V4(address) => u64::from(u32::from(*address.ip()).wrapping_sub(0x0a4e_0000)),
+        SocketAddr::V6(_) => u64::MAX,
+    }
+}
+
 /// One client.
 pub struct Client {
     /// Its number, unique in the run.
@@ -72,9 +91,7 @@ impl Load {
         self.born += 1;
         let number = self.born;
         let mut random = self.random.fork(number);
-        let (high, low) = ((number >> 8) as u8, number as u8);
-        let ip = Ipv4Addr::new(10, 77, 1 + high, low);
-        let from: SocketAddr = (ip, 9000).into();
+        let from = address_of(number);
         let nodes = (1..=self.plan.nodes).map(|id| (id, address(id))).collect();
         let mut config = ClientConfig::new(nodes, CLIENT_KEY);
         config.max_message = 4 * self.plan.max_value_bytes + 4096;

@@ -123,9 +123,13 @@ pub struct Machine {
     pub life: u64,
     /// Whether memory or disk was damaged since the last successful start: a refusal to start is then right.
     pub damaged: bool,
+    /// Whether it went down within a step since the last successful start.
+    pub interrupted: bool,
     /// Until when it stands still.
     pub paused_until_us: u64,
     image: Option<Vec<u8>>,
+    /// Lines of the image that were made durable last.
+    recent: Vec<u64>,
     identity: Option<Identity>,
     directory: PathBuf,
     config: Config,
@@ -181,8 +185,10 @@ impl Machine {
             disk: FakeDisk::default(),
             life: 0,
             damaged: false,
+            interrupted: false,
             paused_until_us: 0,
             image: None,
+            recent: Vec::new(),
             identity: None,
             directory,
             config,
@@ -310,6 +316,7 @@ impl Machine {
             let keep = if self.random.chance(0.5) { 0 } else { keep };
             let seed = self.random.draw();
             let memory = &process.memory;
+            self.recent = memory.recent_lines();
             self.image = Some(match power_lost {
                 true => memory.sampled(seed),
                 false => memory.newest(),
@@ -327,7 +334,11 @@ impl Machine {
             return false;
         };
         for _ in 0..400 {
-            let at = self.random.below(image.len() as u64) as usize;
+            // The end of the log is where damage could be taken for an end.
+            let at = match self.recent.is_empty() || self.random.chance(0.4) {
+                true => self.random.below(image.len() as u64),
+                false => *self.random.pick(&self.recent) + self.random.below(64),
+            } as usize;
             if image[at] != 0 {
                 image[at] ^= 1 << self.random.below(8);
                 self.damaged = true;

@@ -174,7 +174,7 @@ pub struct Plan {
     pub rates: Rates,
     /// Chance per restart to lose power again while recovering.
     pub recovery: f64,
-    /// Chance per power failure that a bit rots.
+    /// Chance per killed process that a bit rots.
     pub rot: f64,
     /// Chance per power failure that the region is gone.
     pub amnesia: f64,
@@ -233,7 +233,7 @@ impl Plan {
             } else {
                 random.within(1, 8)
             },
-            think_us: *random.pick(&[100_000, 400_000, 1_500_000]),
+            think_us: *random.pick(&[150_000, 500_000, 1_500_000]),
             keys: random.within(1, 40),
             packets: PacketFaults {
                 loss: some(&mut random, 0.3),
@@ -247,16 +247,16 @@ impl Plan {
                 partition_us: rate(&mut random, 8),
                 one_way_us: rate(&mut random, 8),
                 clog_us: rate(&mut random, 8),
-                kill_us: rate(&mut random, 10),
-                power_us: rate(&mut random, 10),
-                blackout_us: rate(&mut random, 40),
+                kill_us: rate(&mut random, 5),
+                power_us: rate(&mut random, 3),
+                blackout_us: rate(&mut random, 20),
                 pause_us: rate(&mut random, 12),
                 store_error_us: rate(&mut random, 40),
                 store_stall_us: rate(&mut random, 10),
                 jump_us: rate(&mut random, 20),
             },
             recovery: some(&mut random, 1.0),
-            rot: some(&mut random, 0.3),
+            rot: some(&mut random, 0.6),
             amnesia: some(&mut random, 0.3),
             data_loss: some(&mut random, 0.2),
             quit: some(&mut random, 0.1),
@@ -273,6 +273,7 @@ impl Plan {
         };
         plan.fit();
         if crowd {
+            plan.duration_us = plan.duration_us.min(20 * election_us);
             plan.think_us = plan.duration_us / 2;
             plan.keys = 200;
         }

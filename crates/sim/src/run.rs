@@ -5,7 +5,8 @@ use std::path::Path;
 use cyclone_store::Limits;
 
 use crate::check::Broken;
-use crate::history::Op;
+use crate::history::{Answer, Op, Outcome};
+use crate::images;
 use crate::linear;
 use crate::plan::Plan;
 use crate::world::{Failure, Report, World};
@@ -87,7 +88,26 @@ impl World {
         for key in keys {
             self.insist(number, key, Op::Get, bound_us)?;
         }
+        if self.plan.old_format {
+            self.old_keys(number, bound_us)?;
+        }
         self.wait(bound_us, "all replicas to apply the same", World::agree)
+    }
+
+    /// What the cluster's earlier life wrote is there.
+    fn old_keys(&mut self, number: u64, bound_us: u64) -> Result<(), Broken> {
+        for key in 0..images::OLD_KEYS {
+            self.insist(number, images::old_key(key), Op::Get, bound_us)?;
+            // Judged here: the checker believes that keys start absent.
+            let last = self.load.history.pop();
+            let found = last.map(|operation| operation.outcome);
+            let value = images::old_value(key);
+            let right = matches!(&found, Some(Outcome::Done { answer: Answer::Bytes(bytes), .. }) if *bytes == value);
+            if !right {
+                return Err(Broken(format!("old key {key} reads {found:?}")));
+            }
+        }
+        Ok(())
     }
 
     /// Lets a client ask until it is answered. A cluster without faults does so within the bound.
@@ -198,6 +218,11 @@ impl World {
         let limits = Limits {
             max_value_bytes: self.plan.max_value_bytes,
         };
+        if self.checks.unproven() > 0 {
+            return Err(Broken(
+                "entries were applied that were never committed".into(),
+            ));
+        }
         let applied = self.checks.committed();
         let broken = |error: anyhow::Error| Broken(error.to_string());
         let replayed = self.checks.replayed(applied, limits).map_err(broken)?;
@@ -217,7 +242,10 @@ impl World {
                 return Err(Broken(format!("replica {}: {leak}", machine.id)));
             }
         }
-        match linear::check(&self.load.history) {
+        let limits = linear::Limits {
+            steps_per_key: 500_000,
+        };
+        match linear::check_with(&self.load.history, limits) {
             Ok(_) => Ok(()),
             // Too many operations of unknown outcome on one key at once: counted, and no evidence of anything.
             Err(linear::CheckError::Undecided { .. }) => {

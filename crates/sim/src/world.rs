@@ -328,8 +328,9 @@ impl World {
                         node.group(0).last_index(),
                         node.applied(0).0
                     );
-                    self.checks.started(node)?;
+                    self.checks.started(node, machine.interrupted)?;
                 }
+                self.machines[position].interrupted = false;
                 self.step(position, None)
             }
             Err(fault) => {
@@ -353,6 +354,7 @@ impl World {
             }
             Fault::Error(text) => return Err(Broken(format!("replica {id} gave up: {text}"))),
             Fault::PowerLost => {
+                self.machines[position].interrupted = true;
                 self.machines[position].stop(&net, true);
                 self.damage(position);
             }
@@ -466,12 +468,7 @@ impl World {
     }
 
     fn client_at(&mut self, to: std::net::SocketAddr) -> Result<(), Broken> {
-        let number = self
-            .clients
-            .iter()
-            .find(|(_, client)| client.address == to)
-            .map(|(n, _)| *n);
-        number.map_or(Ok(()), |number| self.client_step(number))
+        self.client_step(crate::load::number_of(to))
     }
 
     pub(crate) fn client_step(&mut self, number: u64) -> Result<(), Broken> {

@@ -84,6 +84,22 @@ pub enum RingError {
         /// The first index.
         first: u64,
     },
+    /// A commit index that the log would not reach: it would read as corrupt at the next start.
+    #[error("commit index {commit} is beyond the log's last index {last}")]
+    CommitBeyondEnd {
+        /// The commit index given.
+        commit: u64,
+        /// The last index after the batch.
+        last: u64,
+    },
+    /// Entries that are durably committed would be overwritten.
+    #[error("entry {index} would overwrite what is committed up to {commit}")]
+    TruncatesCommitted {
+        /// First index given.
+        index: u64,
+        /// Durable commit index.
+        commit: u64,
+    },
     /// An entry's term lies below its predecessor's: recovery would take that for corruption.
     #[error("entry {index} has term {term}, its predecessor has {previous}")]
     TermBackwards {

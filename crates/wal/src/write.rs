@@ -28,10 +28,19 @@ impl Ring {
     ///
     /// # Errors
     /// [`RingError::Full`], [`RingError::TooLarge`], [`RingError::NotConsecutive`], [`RingError::TermBackwards`],
-    /// [`RingError::TooManyMembers`].
+    /// [`RingError::TooManyMembers`], [`RingError::CommitBeyondEnd`], [`RingError::TruncatesCommitted`].
     pub fn persist(&mut self, batch: Batch<'_>) -> Result<Persisted, RingError> {
         if let Some(state) = &batch.hard_state {
             check_members(state)?;
+            let added = batch.entries.len() as u64;
+            let last = match batch.entries.first() {
+                Some(entry) => entry.index.saturating_add(added) - 1,
+                None => self.last_index(),
+            };
+            if state.commit > last {
+                let commit = state.commit;
+                return Err(RingError::CommitBeyondEnd { commit, last });
+            }
         }
         let durable_last = match batch.entries.first() {
             Some(entry) => {
@@ -98,6 +107,13 @@ impl Ring {
                 return Err(RingError::TooLarge { len, limit });
             }
             previous = term;
+        }
+        let commit = self.hard_state.commit;
+        if start <= commit {
+            return Err(RingError::TruncatesCommitted {
+                index: start,
+                commit,
+            });
         }
         Ok(())
     }

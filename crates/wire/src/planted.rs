@@ -73,8 +73,6 @@ bugs! {
     VoteTwice = "vote-twice",
     /// consensus: one follower's acknowledgement is taken for granted.
     AckInvented = "ack-invented",
-    /// consensus: appends are refused unless all their entries fit.
-    AppendsAllOrNothing = "appends-all-or-nothing",
     /// consensus: a leader may fill its log with entries that are not committed.
     UncommittedUnbounded = "uncommitted-unbounded",
     /// consensus: payloads of duplicates are never released.
@@ -93,6 +91,8 @@ bugs! {
     WorkerForgotten = "worker-forgotten",
     /// replica: entries go as soon as they are applied, flushed or not.
     TrimIgnoresFlush = "trim-ignores-flush",
+    /// replica: messages may take more datagrams than the receiver has frames.
+    MessagesTooLong = "messages-too-long",
     /// replica: a replica that has lost its memory comes back under its old id.
     AmnesiaAccepted = "amnesia-accepted",
     /// replica: entries are applied while a checkpoint is being installed.

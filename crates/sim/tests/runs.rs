@@ -1,0 +1,70 @@
+//! Whole runs: the fixed seeds, and what a run must be for a failure to be repeatable.
+
+use cyclone_sim::{Kind, Plan, run};
+
+/// Seeds with a story: each failed once, or is the first to fail when the bug that it is named after is planted again
+/// (`make mutants` prints them). docs/testing.md tells the stories.
+const STORIES: &[(u64, &str)] = &[STORY_SEEDS];
+
+#[test]
+fn seeds_with_a_story_hold() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    for &(seed, story) in STORIES {
+        if let Err(failure) = run(&Plan::draw(seed), place.path(), false) {
+            panic!(
+                "seed {seed} ({story}) fails again after {} µs: {}\nrepeat it with: cyclone-sim run --seed {seed} --trace",
+                failure.at_us, failure.what
+            );
+        }
+    }
+}
+
+#[test]
+fn a_run_repeats_exactly() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    for seed in [3, 5, 8, 13, 21, 34] {
+        let plan = Plan::draw(seed);
+        let reports = [(); 2].map(|()| run(&plan, place.path(), false).expect("holds"));
+        let [one, two] = &reports;
+        assert_eq!(
+            one.fingerprint, two.fingerprint,
+            "seed {seed} is not deterministic"
+        );
+        assert_eq!(one.struck, two.struck, "seed {seed}");
+        assert_eq!(one.committed, two.committed, "seed {seed}");
+    }
+}
+
+#[test]
+fn without_faults_every_operation_is_answered() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    for nodes in [1, 3, 5] {
+        let mut plan = Kind::ALL
+            .iter()
+            .fold(Plan::draw(77), |plan, &kind| plan.without(kind));
+        plan.nodes = nodes;
+        let report = run(&plan, place.path(), false).expect("holds");
+        assert_eq!(report.struck.total(), 0, "{:?}", report.struck);
+        assert!(report.answered > 50, "{report:?}");
+        // Operations that begin before there is a leader may give up.
+        assert!(report.answered * 20 > report.operations * 19, "{report:?}");
+    }
+}
+
+#[test]
+fn a_cluster_starts_from_images_of_the_first_formats() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let mut plan = Kind::ALL
+        .iter()
+        .fold(Plan::draw(5), |plan, &kind| plan.without(kind));
+    (
+        plan.nodes,
+        plan.nvm_bytes,
+        plan.datagram_bytes,
+        plan.old_format,
+    ) = (3, 2 << 20, 8972, true);
+    plan.max_value_bytes = 4 << 10;
+    // The run reads every old key in the end.
+    let report = run(&plan, place.path(), false).expect("holds");
+    assert!(report.committed > cyclone_sim::images::OLD_KEYS);
+}
