@@ -49,6 +49,8 @@ struct State {
     recent: VecDeque<u32>,
     events: u64,
     stop_after: Option<u64>,
+    /// Fences of at least so many lines, of which so many still take effect before the power fails right before one.
+    fences_left: Option<(usize, u64)>,
 }
 
 /// How many of the lines that became durable last are remembered.
@@ -239,6 +241,15 @@ impl Tracker {
 
     pub(crate) fn fence(&self) {
         let mut state = lock(&self.0);
+        let flushing = state.flushing.len();
+        match &mut state.fences_left {
+            Some((lines, 0)) if flushing >= *lines => {
+                state.fences_left = None;
+                state.stop_after = Some(state.events);
+            }
+            Some((lines, left)) if flushing >= *lines => *left -= 1,
+            _ => {}
+        }
         if !state.event() {
             return;
         }
@@ -286,7 +297,14 @@ impl CrashSim {
         lock(&self.0).stop_after = Some(events);
     }
 
-    /// Whether something was stored, flushed or fenced after the crash set by [`CrashSim::crash_after`].
+    /// Crashes right before a fence, when most is open; only fences that wait for at least `lines` lines count, and
+    /// `fences` of them still take effect.
+    pub fn crash_before_fence(&self, lines: usize, fences: u64) {
+        lock(&self.0).fences_left = Some((lines, fences));
+    }
+
+    /// Whether something was stored, flushed or fenced after the crash set by [`CrashSim::crash_after`] or
+    /// [`CrashSim::crash_before_fence`].
     pub fn has_crashed(&self) -> bool {
         let state = lock(&self.0);
         state.stop_after.is_some_and(|stop| state.events > stop)
@@ -341,6 +359,22 @@ impl CrashSim {
     pub fn sampled(&self, seed: u64) -> Vec<u8> {
         let mut state = seed;
         self.image(|ways| (split_mix(&mut state) % ways as u64) as usize)
+    }
+
+    /// The memory after a crash that keeps or loses each line whole, decided by a seed: where much must have happened
+    /// for something to show, word by word it hardly ever does.
+    pub fn sampled_lines(&self, seed: u64) -> Vec<u8> {
+        let mut random = seed;
+        let state = lock(&self.0);
+        let mut image = sparse_copy(&state.durable);
+        for line in &state.open {
+            if split_mix(&mut random).is_multiple_of(2) {
+                let at = line.number as usize * LINE_BYTES;
+                let end = image.len().min(at + LINE_BYTES);
+                image[at..end].copy_from_slice(&line.newest[..end - at]);
+            }
+        }
+        image
     }
 
     /// Every outcome, if there are at most `limit`.

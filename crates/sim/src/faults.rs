@@ -3,9 +3,13 @@
 use std::net::IpAddr;
 
 use crate::check::Broken;
-use crate::machine::address;
+use crate::load::address_of as client_address;
+use crate::machine::{Machine, address};
 use crate::plan::Kind;
 use crate::world::{Ending, Event, World, trace};
+
+/// Clients that a partition puts on a side; of a crowd, the others reach everybody.
+const MOST_CLIENTS_CUT: usize = 16;
 
 fn ip(id: u64) -> IpAddr {
     address(id).ip()
@@ -43,10 +47,14 @@ impl World {
         }
     }
 
-    /// How long a fault lasts: often short, sometimes many election time-outs.
+    /// How long a fault lasts: shorter than an election, about as long as some, or much longer.
     fn span_us(&mut self) -> u64 {
-        self.random
-            .tail(self.plan.election_us / 4, 20 * self.plan.election_us)
+        let election_us = self.plan.election_us;
+        match self.random.below(10) {
+            0..4 => self.random.within(election_us / 8, election_us),
+            4..9 => self.random.within(election_us, 6 * election_us),
+            _ => self.random.within(6 * election_us, 20 * election_us),
+        }
     }
 
     pub(crate) fn strike(&mut self, kind: Kind) -> Result<(), Broken> {
@@ -54,7 +62,7 @@ impl World {
             return Ok(());
         }
         self.next_strike(kind);
-        let victim = self.random.below(self.machines.len() as u64) as usize;
+        let victim = self.victim();
         let id = self.machines[victim].id;
         self.mix(&[4, kind as u64, id]);
         let runs = self.machines[victim].node().is_some();
@@ -76,12 +84,21 @@ impl World {
                 self.rot(victim);
             }
             Kind::Power => {
-                let events = self.random.below(60);
-                trace!(
-                    self,
-                    "replica {id} will lose power after {events} more stores, flushes and fences"
-                );
-                self.machines[victim].lose_power_after(events);
+                if self.random.chance(0.5) {
+                    let events = self.random.below(60);
+                    trace!(
+                        self,
+                        "replica {id} will lose power after {events} more stores, flushes and fences"
+                    );
+                    self.machines[victim].lose_power_after(events);
+                } else {
+                    let (lines, fences) = (self.random.within(1, 8), self.random.below(6));
+                    trace!(
+                        self,
+                        "replica {id} will lose power before a fence of {lines} lines, after {fences} more"
+                    );
+                    self.machines[victim].lose_power_before_fence(lines as usize, fences);
+                }
             }
             Kind::Pause => {
                 let span_us = self.span_us();
@@ -132,24 +149,49 @@ impl World {
         }
     }
 
+    /// A machine; more often one that leads, or believes to: its failures move the most.
+    fn victim(&mut self) -> usize {
+        let leads =
+            |machine: &Machine| machine.node().is_some_and(|node| node.group(0).is_leader());
+        let leader = self.machines.iter().position(leads);
+        let any = self.random.below(self.machines.len() as u64) as usize;
+        match leader {
+            Some(leader) if self.random.chance(0.3) => leader,
+            _ => any,
+        }
+    }
+
+    /// Two sides that do not hear each other, for half of the clients too: often a single machine on one of them.
+    fn partition(&mut self, span_us: u64) -> Vec<(IpAddr, IpAddr)> {
+        let mut sides = self.random.draw();
+        if self.random.chance(0.5) {
+            let victim = self.victim();
+            let alone = self.machines[victim].id;
+            sides = 1 << alone;
+        }
+        let side = |id: u64| (sides >> id) & 1;
+        let nodes = 1..=self.plan.nodes;
+        let left: Vec<u64> = nodes.clone().filter(|&id| side(id) == 0).collect();
+        trace!(self, "partition for {span_us} µs: {left:?} and the others");
+        let odd = self.random.draw() & 1;
+        let clients = self.clients.keys().take(MOST_CLIENTS_CUT);
+        let ends = nodes.clone().map(|id| (ip(id), side(id)));
+        let clients = clients.map(|&number| (client_address(number).ip(), (number ^ odd) & 1));
+        let mut cut = Vec::new();
+        for (end, one) in ends.chain(clients) {
+            for id in nodes.clone().filter(|&id| side(id) != one) {
+                cut.extend([(end, ip(id)), (ip(id), end)]);
+            }
+        }
+        cut
+    }
+
     fn links(&mut self, kind: Kind) -> Result<(), Broken> {
         let nodes = self.plan.nodes;
         let span_us = self.span_us();
         let mut cut = Vec::new();
         match kind {
-            Kind::Partition => {
-                // A side for every replica and for half of the clients each.
-                let sides = self.random.draw();
-                let side = |id: u64| (sides >> id) & 1;
-                for from in 1..=nodes {
-                    for to in 1..=nodes {
-                        if side(from) != side(to) {
-                            cut.push((from, to));
-                        }
-                    }
-                }
-                trace!(self, "partition for {span_us} µs: {cut:?} are cut");
-            }
+            Kind::Partition => cut = self.partition(span_us),
             _ => {
                 let from = self.random.within(1, nodes);
                 let to = self.random.within(1, nodes);
@@ -157,13 +199,20 @@ impl World {
                     return Ok(());
                 }
                 if kind == Kind::Clog {
-                    trace!(self, "the link {from} -> {to} clogs for {span_us} µs");
-                    self.net.clog(ip(from), ip(to), self.now_us + span_us);
+                    // One link, or a machine's uplink: what a leader sent then arrives when there is another leader.
+                    let all = self.random.chance(0.5);
+                    let held: Vec<u64> = (1..=nodes)
+                        .filter(|&id| id != from && (all || id == to))
+                        .collect();
+                    trace!(self, "the links {from} -> {held:?} clog for {span_us} µs");
+                    for to in held {
+                        self.net.clog(ip(from), ip(to), self.now_us + span_us);
+                    }
                     self.struck.note(kind);
                     return Ok(());
                 }
                 trace!(self, "the link {from} -> {to} is cut for {span_us} µs");
-                cut.push((from, to));
+                cut.push((ip(from), ip(to)));
             }
         }
         if cut.is_empty() {
@@ -171,7 +220,7 @@ impl World {
         }
         self.struck.note(kind);
         for &(from, to) in &cut {
-            self.net.cut(ip(from), ip(to));
+            self.net.cut(from, to);
         }
         self.after(span_us, Event::End(Ending::Mend(cut)));
         Ok(())
@@ -181,7 +230,7 @@ impl World {
         match ending {
             Ending::Mend(links) => {
                 for (from, to) in links {
-                    self.net.mend(ip(from), ip(to));
+                    self.net.mend(from, to);
                 }
                 Ok(())
             }

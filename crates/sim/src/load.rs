@@ -27,7 +27,7 @@ struct Pending {
 }
 
 /// Where a client's packets come from.
-fn address_of(number: u64) -> SocketAddr {
+pub(crate) fn address_of(number: u64) -> SocketAddr {
     let ip = Ipv4Addr::new(
         10,
         78 + (number >> 16) as u8,
@@ -54,6 +54,8 @@ pub struct Client {
     steps: StepClient,
     pending: BTreeMap<u64, Pending>,
     written: u64,
+    /// Whether it never writes: a leader that nobody writes to has nothing to notice its fall by.
+    only_reads: bool,
     random: Random,
 }
 
@@ -113,6 +115,7 @@ impl Load {
             steps,
             pending: BTreeMap::new(),
             written: 0,
+            only_reads: random.chance(0.4),
             random,
         })
     }
@@ -223,32 +226,29 @@ impl Client {
             true => self.random.below(2.min(plan.keys)),
             false => self.random.below(plan.keys),
         };
-        match self.random.below(10) {
-            0 | 1 => (format!("counter:{number}").into_bytes(), Op::Incr(1)),
-            2 => {
-                // Deleted now and then: it must not grow beyond the longest value, whose refusal the checker does not know.
-                let op = match self.random.below(30) {
-                    0 => Op::Del,
-                    1..=9 => Op::Len,
-                    10..=19 => Op::Get,
-                    _ => {
-                        self.written += 1;
-                        Op::Append(format!("{}.{};", self.number, self.written).into_bytes())
-                    }
-                };
-                (format!("log:{number}").into_bytes(), op)
+        let register = || format!("register:{number}").into_bytes();
+        let log = || format!("log:{number}").into_bytes();
+        if self.only_reads || self.random.chance(plan.reads) {
+            return match self.random.below(10) {
+                0 => (log(), Op::Len),
+                1 => (log(), Op::Get),
+                _ => (register(), Op::Get),
+            };
+        }
+        match self.random.below(12) {
+            0..3 => (format!("counter:{number}").into_bytes(), Op::Incr(1)),
+            // Deleted now and then: it must not grow beyond the longest value, whose refusal the checker does not know.
+            3 if self.random.below(15) == 0 => (log(), Op::Del),
+            3 => {
+                self.written += 1;
+                let piece = format!("{}.{};", self.number, self.written).into_bytes();
+                (log(), Op::Append(piece))
             }
-            3..=5 => (format!("register:{number}").into_bytes(), Op::Get),
-            _ => {
-                let op = match self.random.below(12) {
-                    0 => Op::Del,
-                    1 => Op::GetDel,
-                    2 | 3 => Op::SetAbsent(self.value(plan)),
-                    4 | 5 => Op::GetSet(self.value(plan)),
-                    _ => Op::Set(self.value(plan)),
-                };
-                (format!("register:{number}").into_bytes(), op)
-            }
+            4 => (register(), Op::Del),
+            5 => (register(), Op::GetDel),
+            6 => (register(), Op::SetAbsent(self.value(plan))),
+            7 => (register(), Op::GetSet(self.value(plan))),
+            _ => (register(), Op::Set(self.value(plan))),
         }
     }
 

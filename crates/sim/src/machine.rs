@@ -307,6 +307,13 @@ impl Machine {
         }
     }
 
+    /// Lets the power fail right before a fence of so many lines, after so many more of them.
+    pub fn lose_power_before_fence(&mut self, lines: usize, fences: u64) {
+        if let Power::On(process) = &self.power {
+            process.memory.crash_before_fence(lines, fences);
+        }
+    }
+
     /// The process ends. With `power_lost` each line that was not flushed and fenced is kept or lost by chance, without,
     /// all stores have reached memory. The store keeps some of what it had not flushed.
     pub fn stop(&mut self, net: &Net, power_lost: bool) {
@@ -317,9 +324,10 @@ impl Machine {
             let seed = self.random.draw();
             let memory = &process.memory;
             self.recent = memory.recent_lines();
-            self.image = Some(match power_lost {
-                true => memory.sampled(seed),
-                false => memory.newest(),
+            self.image = Some(match (power_lost, seed % 2) {
+                (true, 0) => memory.sampled(seed),
+                (true, _) => memory.sampled_lines(seed),
+                (false, _) => memory.newest(),
             });
             self.disk.crash(keep);
             drop(process);

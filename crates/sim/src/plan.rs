@@ -73,6 +73,8 @@ kinds! {
     Drift = "drift",
     /// A steady clock jumps.
     Jump = "jump",
+    /// A process gets the CPU late and finds many datagrams at once.
+    Late = "late",
     /// A client gives up, and another one takes its place.
     Quit = "quit",
     /// Many clients at once.
@@ -168,6 +170,8 @@ pub struct Plan {
     pub think_us: u64,
     /// Keys.
     pub keys: u64,
+    /// Share of operations that only read.
+    pub reads: f64,
     /// Per datagram.
     pub packets: PacketFaults,
     /// Per time.
@@ -190,6 +194,8 @@ pub struct Plan {
     pub skew_ms: u64,
     /// Largest difference of steady clocks' rates, parts per million.
     pub drift_ppm: u64,
+    /// Longest time until a process sees a datagram; 0: none.
+    pub late_us: u64,
     /// Whether nearly all operations go to two keys.
     pub hot: bool,
     /// Whether to start from checked-in images.
@@ -233,8 +239,10 @@ impl Plan {
             } else {
                 random.within(1, 8)
             },
-            think_us: *random.pick(&[150_000, 500_000, 1_500_000]),
-            keys: random.within(1, 40),
+            // In election time-outs: what is done while leaders change is what may go wrong.
+            think_us: election_us * *random.pick(&[1, 2, 6]) / 8,
+            keys: *random.pick(&[1, 3, 10, 40]),
+            reads: *random.pick(&[0.4, 0.4, 0.9]),
             packets: PacketFaults {
                 loss: some(&mut random, 0.3),
                 duplicate: some(&mut random, 0.2),
@@ -244,7 +252,7 @@ impl Plan {
                 truncate: some(&mut random, 0.05),
             },
             rates: Rates {
-                partition_us: rate(&mut random, 8),
+                partition_us: rate(&mut random, 6),
                 one_way_us: rate(&mut random, 8),
                 clog_us: rate(&mut random, 8),
                 kill_us: rate(&mut random, 5),
@@ -267,7 +275,8 @@ impl Plan {
                 2_000
             },
             skew_ms: if random.chance(0.5) { 100_000 } else { 0 },
-            drift_ppm: if random.chance(0.5) { 50_000 } else { 0 },
+            drift_ppm: *random.pick(&[0, 0, 1_000, 50_000, 300_000]),
+            late_us: *random.pick(&[0, 0, heartbeat_us / 8, heartbeat_us / 2]),
             hot: random.chance(0.3),
             old_format: random.chance(0.1),
         };
@@ -323,6 +332,7 @@ impl Plan {
             Kind::Skew => self.skew_ms > 0,
             Kind::Drift => self.drift_ppm > 0,
             Kind::Jump => rates.jump_us > 0,
+            Kind::Late => self.late_us > 0,
             Kind::Quit => self.quit > 0.0,
             Kind::Crowd => self.clients > 100,
             Kind::Hot => self.hot,
@@ -358,6 +368,7 @@ impl Plan {
             Kind::Skew => self.skew_ms = 0,
             Kind::Drift => self.drift_ppm = 0,
             Kind::Jump => rates.jump_us = 0,
+            Kind::Late => self.late_us = 0,
             Kind::Quit => self.quit = 0.0,
             Kind::Crowd => self.clients = self.clients.min(8),
             Kind::Hot => self.hot = false,

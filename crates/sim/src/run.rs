@@ -91,6 +91,15 @@ impl World {
         if self.plan.old_format {
             self.old_keys(number, bound_us)?;
         }
+        // A deposed leader answers what nobody will ever commit only when it has waited for its fate long enough.
+        let at_rest = |world: &World| {
+            let mut nodes = world.machines.iter().filter_map(|machine| machine.node());
+            nodes.all(|node| node.leak().is_none())
+        };
+        let until_us = self.now_us + bound_us;
+        while !at_rest(self) && self.now_us < until_us {
+            self.run_until(self.now_us + self.plan.heartbeat_us)?;
+        }
         self.wait(bound_us, "all replicas to apply the same", World::agree)
     }
 

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use std::net::IpAddr;
 
 use anyhow::Context;
 
@@ -36,7 +37,7 @@ pub(crate) enum Event {
 /// What undoes a fault.
 #[derive(Debug)]
 pub(crate) enum Ending {
-    Mend(Vec<(u64, u64)>),
+    Mend(Vec<(IpAddr, IpAddr)>),
     Unstall(usize),
     Resume(usize),
 }
@@ -186,6 +187,7 @@ impl World {
             Kind::Crowd,
             Kind::Hot,
             Kind::SlowJob,
+            Kind::Late,
         ] {
             if world.plan.has(kind) {
                 world.struck.note(kind);
@@ -248,6 +250,11 @@ impl World {
                     .iter()
                     .position(|machine| address(machine.id) == to)
                 {
+                    Some(machine) if self.rough && self.plan.late_us > 0 => {
+                        let at_us = self.now_us + self.random.below(self.plan.late_us) + 1;
+                        self.wake_at(machine, at_us);
+                        Ok(())
+                    }
                     Some(machine) => self.step(machine, None),
                     None => self.client_at(to),
                 }
@@ -266,6 +273,11 @@ impl World {
                 if self.is_paused(machine) {
                     let until_us = self.machines[machine].paused_until_us;
                     self.at(until_us, Event::Job(machine, life));
+                    return Ok(());
+                }
+                if self.machines[machine].disk.is_stalled() {
+                    let pause_us = self.plan.election_us / 4;
+                    self.after(pause_us, Event::Job(machine, life));
                     return Ok(());
                 }
                 self.jobs[machine] = self.jobs[machine].saturating_sub(1);
@@ -350,6 +362,7 @@ impl World {
         match fault {
             Fault::Panic(text) => return Err(Broken(format!("replica {id} panicked: {text}"))),
             Fault::Error(text) if text.contains("simulated write error") => {
+                self.machines[position].interrupted = true;
                 self.machines[position].stop(&net, false);
             }
             Fault::Error(text) => return Err(Broken(format!("replica {id} gave up: {text}"))),
@@ -417,6 +430,14 @@ impl World {
         self.flights = flights;
     }
 
+    fn wake_at(&mut self, position: usize, at_us: u64) {
+        if at_us < self.wake_us[position] {
+            self.wake_us[position] = at_us;
+            let life = self.machines[position].life;
+            self.at(at_us, Event::Timer(position, life));
+        }
+    }
+
     fn schedule(&mut self, position: usize) {
         let machine = &self.machines[position];
         let (life, Some(node)) = (machine.life, machine.node()) else {
@@ -424,10 +445,7 @@ impl World {
         };
         let waiting = node.waiting_jobs();
         let due_us = machine.clock.when(node.deadline_us()).max(self.now_us + 1);
-        if due_us < self.wake_us[position] {
-            self.wake_us[position] = due_us;
-            self.at(due_us, Event::Timer(position, life));
-        }
+        self.wake_at(position, due_us);
         while self.jobs[position] < waiting {
             self.jobs[position] += 1;
             let delay_us = self.random.tail(50, self.plan.job_us);

@@ -91,6 +91,11 @@ impl FakeDisk {
         self.lock().fail_after = Some(calls);
     }
 
+    /// Whether writes would wait.
+    pub fn is_stalled(&self) -> bool {
+        self.lock().stalled
+    }
+
     /// While set, writes that must not wait are told that they would have to.
     pub fn stall(&self, stalled: bool) {
         self.lock().stalled = stalled;
