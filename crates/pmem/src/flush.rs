@@ -1,6 +1,7 @@
 //! Getting stores out of the CPU's caches: flush writes lines back, fence waits until they have arrived.
 
 use std::arch::asm;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Bytes of a cache line, the unit of flushing.
 pub const LINE_BYTES: usize = 64;
@@ -122,6 +123,52 @@ pub(crate) unsafe fn copy_streaming(to: *mut u8, from: &[u8], method: Method) {
     }
 }
 
+/// Stores zeros past the caches; whole lines of them need only a fence, `method` sees to the rest. Aligned words are
+/// stored whole, in no order.
+///
+/// # Safety
+/// `to..to + len` is mapped and writable.
+pub(crate) unsafe fn zero_streaming(to: *mut u8, len: usize, method: Method) {
+    let head = (to as usize).wrapping_neg() & (LINE_BYTES - 1);
+    let head = head.min(len);
+    let lines = (len - head) / LINE_BYTES;
+    let tail = head + lines * LINE_BYTES;
+    // SAFETY: all three parts lie within what the caller vouches for. The lines' stores are hidden from the compiler,
+    // as a device's would be; each is of an aligned word, so that others who look at the same time see old or new words.
+    unsafe {
+        each_byte(to, head);
+        for line in 0..lines {
+            asm!(
+                "movnti [{0}], {1}",
+                "movnti [{0} + 8], {1}",
+                "movnti [{0} + 16], {1}",
+                "movnti [{0} + 24], {1}",
+                "movnti [{0} + 32], {1}",
+                "movnti [{0} + 40], {1}",
+                "movnti [{0} + 48], {1}",
+                "movnti [{0} + 56], {1}",
+                in(reg) to.add(head + line * LINE_BYTES),
+                in(reg) 0u64,
+                options(nostack, preserves_flags)
+            );
+        }
+        each_byte(to.add(tail), len - tail);
+        method.flush(to, head);
+        method.flush(to.add(tail), len - tail);
+    }
+}
+
+/// Zeroes bytes singly.
+///
+/// # Safety
+/// As [`zero_streaming`].
+unsafe fn each_byte(to: *mut u8, len: usize) {
+    for at in 0..len {
+        // SAFETY: the caller vouches for the range; atomic, because others may look.
+        unsafe { AtomicU8::from_ptr(to.add(at)) }.store(0, Ordering::Relaxed);
+    }
+}
+
 struct Features {
     clwb: bool,
     clflushopt: bool,
@@ -206,6 +253,26 @@ mod tests {
             fence();
         }
         assert!(bytes.iter().enumerate().all(|(at, &byte)| byte == at as u8));
+    }
+
+    #[test]
+    fn streaming_zeroes_exactly_the_bytes() {
+        for policy in ALL {
+            let Some(method) = Method::choose(policy, false) else {
+                continue;
+            };
+            for start in 0..66 {
+                for len in (0..200).step_by(7).chain([63, 64, 65, 127, 128, 129, 500]) {
+                    let mut to = vec![0xee; 640];
+                    // SAFETY: the range lies within `to`, which nobody else sees.
+                    unsafe { zero_streaming(to.as_mut_ptr().add(start), len, method) };
+                    fence();
+                    assert!(to[start..start + len].iter().all(|&byte| byte == 0));
+                    let mut rest = to[..start].iter().chain(&to[start + len..]);
+                    assert!(rest.all(|&byte| byte == 0xee), "{policy:?} {start}+{len}");
+                }
+            }
+        }
     }
 
     #[test]

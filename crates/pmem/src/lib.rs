@@ -7,6 +7,7 @@
 //!   Pool    an area cut into frames, counted by reference                         pool.rs, frame.rs
 //!   Payload a rope over frames and heap buffers                                   payload.rs
 //!   CrashSim what memory may hold after a crash                                   crash.rs
+//!   media    a model of what stores cost on the media: write amplification, time  media/
 //! ```
 //!
 //! Knows no formats and no protocols.
@@ -15,6 +16,7 @@ mod area;
 mod crash;
 mod flush;
 mod frame;
+pub mod media;
 pub mod payload;
 pub mod pool;
 mod probe;

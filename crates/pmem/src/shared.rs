@@ -154,6 +154,25 @@ impl SharedArea {
         }
     }
 
+    /// Stores zeros past the caches, for ranges too large to be of use in them; durable after the next
+    /// [`SharedArea::fence`].
+    pub fn zero_streaming(&self, offset: u64, len: u64) {
+        self.check(offset, len);
+        std::sync::atomic::fence(Ordering::Release);
+        let (to, method) = (
+            self.mapping.pointer(self.base + offset),
+            self.mapping.method(),
+        );
+        // SAFETY: the range was checked, and is mapped for the life of `self`.
+        unsafe { flush::zero_streaming(to, len as usize, method) };
+        const ZEROS: [u8; 4096] = [0; 4096];
+        for at in (0..len).step_by(ZEROS.len()) {
+            let step = (len - at).min(ZEROS.len() as u64);
+            self.note(offset + at, &ZEROS[..step as usize]);
+        }
+        self.mapping.note_flush(self.base + offset, len);
+    }
+
     /// Loads 8 bytes atomically.
     #[inline]
     pub fn load_u64(&self, offset: u64) -> u64 {
@@ -243,6 +262,9 @@ mod tests {
                 assert_eq!(part.read_vec(offset, len), bytes);
                 assert_eq!(area.read_vec(64 + offset, len), bytes);
                 assert_eq!(part.read_vec(offset + len, 8), [0; 8]);
+                part.zero_streaming(offset, len);
+                part.fence();
+                assert_eq!(part.read_vec(0, 80), [0; 80]);
             }
         }
         assert!(!part.contains(u64::MAX, 2));
@@ -258,9 +280,16 @@ mod tests {
         area.write(128, b"kept, and for good");
         area.persist(128, 64);
         area.store_u64(256, 9);
+        area.write(512, &[7; 100]);
+        area.persist(512, 100);
+        area.zero_streaming(520, 80);
+        assert!((0..50).any(|seed| sim.sampled(seed)[576] == 7));
+        area.fence();
         for seed in 0..20 {
             let image = sim.sampled(seed);
             assert_eq!(&image[128..146], b"kept, and for good");
+            assert_eq!(&image[519..521], [7, 0]);
+            assert_eq!(&image[599..601], [0, 7]);
         }
         assert!((0..50).any(|seed| sim.sampled(seed)[256] == 0));
     }
