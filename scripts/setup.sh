@@ -13,6 +13,9 @@ installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'install o
 need g++ command -v g++
 need clang command -v clang
 need libclang-dev installed libclang-dev
+need libfabric-dev installed libfabric-dev
+need libfabric-bin command -v fi_info
+need golang-go command -v go
 need redis-tools command -v redis-cli
 need python3-venv installed python3-venv
 

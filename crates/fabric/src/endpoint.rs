@@ -69,6 +69,10 @@ pub trait Endpoint: Send {
         members: &[(ConnectionId, MemoryKey)],
     ) -> Result<ChainId, FabricError>;
 
+    /// Ends a chain: its name is not used again, and what of it is under way may or may not take effect, unheard of.
+    /// The connections stay. Providers that keep nothing per chain need not do anything.
+    fn close_chain(&mut self, _chain: ChainId) {}
+
     /// Posts a chain operation; operations of one chain take effect at each member in order of posting.
     fn post_chain(
         &mut self,

@@ -6,6 +6,9 @@
 //!   Operation     what an initiator asks for                                      operation.rs
 //!   Event         what came of it                                                 event.rs
 //!   Capabilities  what a provider promises, and what it costs the target          capabilities.rs
+//!   shm           other processes' regions on one machine                         shm/
+//!   ofi           NICs and sockets through libfabric (feature `libfabric`)        ofi/
+//!   sim           a whole network in one process, from a seed                     sim/
 //! ```
 //!
 //! An operation is *complete* when its effect is in the target's memory; it is *durable* only after a flush of the
@@ -19,7 +22,11 @@ pub mod capabilities;
 pub mod endpoint;
 pub mod event;
 pub mod key;
+#[cfg(feature = "libfabric")]
+pub mod ofi;
 pub mod operation;
+pub mod shm;
+pub mod sim;
 
 pub use capabilities::{AppendBy, Capabilities, ChainBy, FlushBy, WriteOrder};
 pub use endpoint::{AppendSpec, Endpoint, FabricError};
