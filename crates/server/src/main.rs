@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use cyclone::{bench, cluster, config, ctl, demo, serve};
+use cyclone_bench::cli::Experiment;
 
 /// Replicated durability for key-value stores at memory speed.
 #[derive(Parser)]
@@ -150,6 +151,8 @@ enum BenchCommand {
         #[arg(long, default_value = "authenticated")]
         security: String,
     },
+    #[command(flatten)]
+    Experiment(Experiment),
 }
 
 #[derive(Args)]
@@ -241,6 +244,9 @@ fn run(cli: Cli) -> Result<()> {
                 security,
             })
         }
+        Command::Bench(Bench {
+            command: BenchCommand::Experiment(experiment),
+        }) => experiment.run(&["bench"]),
         Command::Cluster(ClusterArgs {
             command:
                 ClusterCommand::Start {

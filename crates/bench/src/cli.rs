@@ -1,0 +1,48 @@
+//! The experiments as subcommands, for the programs that offer them.
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::children::Launcher;
+use crate::output::Common;
+use crate::{chain, child, replication, streams, tenants};
+
+/// One experiment.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Experiment {
+    /// Modelled write amplification against the number of remote writers (rowan fig. 2, 8).
+    Streams {
+        /// Shared options.
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Every replication protocol: throughput, latency, backups' CPU time, modelled write amplification.
+    Replication(replication::Options),
+    /// A durable write at every member of groups of growing size: HyperLoop's chain and the naive ones.
+    Chain(chain::Options),
+    /// Replication while other tenants burn the backups' CPU.
+    Tenants(tenants::Options),
+    /// What the others start.
+    #[command(hide = true)]
+    Child {
+        /// The role, as JSON.
+        role: String,
+    },
+}
+
+impl Experiment {
+    /// Runs it. `before` are the arguments that lead from this program to these subcommands.
+    pub fn run(&self, before: &[&str]) -> Result<()> {
+        let launcher = || {
+            let arguments: Vec<&str> = before.iter().copied().chain(["child"]).collect();
+            Launcher::this(&arguments)
+        };
+        match self {
+            Experiment::Streams { common } => streams::run(common),
+            Experiment::Replication(options) => replication::run(options, launcher()?),
+            Experiment::Chain(options) => chain::run(options, launcher()?),
+            Experiment::Tenants(options) => tenants::run(options, launcher()?),
+            Experiment::Child { role } => child::run(role),
+        }
+    }
+}

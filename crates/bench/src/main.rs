@@ -1,0 +1,28 @@
+//! The experiments without the rest of Cyclone: `cyclone-bench streams`, as `cyclone bench streams`.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use cyclone_bench::cli::Experiment;
+
+#[derive(Parser)]
+#[command(
+    name = "cyclone-bench",
+    version,
+    about = "Experiments on one-sided replication"
+)]
+struct Cli {
+    #[command(subcommand)]
+    experiment: Experiment,
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().experiment.run(&[]) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cyclone-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
