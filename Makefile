@@ -7,37 +7,62 @@ ifdef CI
 export CARGO_TARGET_DIR ?= $(HOME)/.cache/cyclone/target
 endif
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-CARGO_BUILD := cargo build --release --locked --workspace
+# libfabric: the one-sided family also over libfabric, whose package `setup` installs.
+WORKSPACE := --release --locked --workspace --features libfabric
 BIN := $(TARGET)/release/cyclone
-SEEDS ?= 20
+SEEDS ?= 300
+HOURS ?= 8
+SIM := $(TARGET)/release/cyclone-sim
 
-.PHONY: demo test bench bench-peers clean setup build fmt lint layout unit system deny
+.PHONY: sim soak mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
 
 demo: build
 	$(BIN) demo
 
 build: setup
-	$(CARGO_BUILD)
+	cargo build $(WORKSPACE)
 
 setup:
 	@scripts/setup.sh
 
-test: setup fmt lint layout unit system
+test: setup fmt lint layout unit simulate system
 	@echo "all tests passed"
 
 fmt:
 	cargo fmt --all --check
 
 lint:
-	cargo clippy --release --locked --workspace --all-targets -- -D warnings
+	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
+	cargo clippy --release --locked -p cyclone-fabric -p cyclone-replication --all-targets -- -D warnings
+	cargo clippy --release --locked -p cyclone-sim --features planted --all-targets -- -D warnings
 
 layout:
 	@scripts/layout.sh
 
 # Unit, integration and documentation tests; the crash and fault tests print their seeds.
 unit:
-	$(CARGO_BUILD)
-	cargo test --release --locked --workspace
+	cargo build $(WORKSPACE)
+	cargo test $(WORKSPACE)
+
+# About a minute of fresh seeds; the fixed ones are among the tests above.
+simulate:
+	$(SIM) run --seeds 1000000 --seconds 60
+
+# SEEDS=n fresh seeds of the simulated cluster.
+sim: setup
+	cargo build --release --locked -p cyclone-sim
+	$(SIM) run --seeds $(SEEDS)
+
+# HOURS=h of fresh seeds, one process per CPU. One that finds a failure prints it and stops; the others go on, and the
+# whole fails in the end.
+soak: setup
+	cargo build --release --locked -p cyclone-sim
+	seq $$(nproc) | xargs -P 0 -I{} $(SIM) run --seeds 1000000000 --seconds $$(( $(HOURS) * 3600 ))
+
+# Plants one bug after another and asks whether the simulator notices.
+mutants: setup
+	cargo build --release --locked -p cyclone-sim --features planted --target-dir $(TARGET)/planted
+	$(TARGET)/planted/release/cyclone-sim mutants
 
 # Unmodified Redis clients against a real cluster.
 system:

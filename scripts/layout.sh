@@ -12,7 +12,7 @@ ROOMS = [
     {"cyclone-wal", "cyclone-packet", "cyclone-fabric"},
     {"cyclone-consensus", "cyclone-store", "cyclone-replication"},
     {"cyclone-replica"},
-    {"cyclone-client", "cyclone-gateway"},
+    {"cyclone-client", "cyclone-gateway", "cyclone-bench"},
     {"cyclone", "cyclone-sim"},
 ]
 room_of = {name: level for level, names in enumerate(ROOMS) for name in names}

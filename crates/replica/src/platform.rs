@@ -120,6 +120,7 @@ impl Platform for Os {
     fn store(&mut self, config: &Config) -> Result<Arc<dyn StateMachine>, StartError> {
         let limits = Limits {
             max_value_bytes: config.max_value_bytes,
+            max_sessions: Limits::MAX_SESSIONS,
         };
         let directory = config.data.join("store");
         Ok(match config.engine {

@@ -133,6 +133,7 @@ pub struct Machine {
     identity: Option<Identity>,
     directory: PathBuf,
     config: Config,
+    max_sessions: usize,
     random: Random,
 }
 
@@ -192,6 +193,7 @@ impl Machine {
             identity: None,
             directory,
             config,
+            max_sessions: plan.max_sessions,
             random,
         }
     }
@@ -429,6 +431,7 @@ impl Platform for Parts<'_> {
     fn store(&mut self, config: &Config) -> Result<Arc<dyn StateMachine>, StartError> {
         let limits = Limits {
             max_value_bytes: config.max_value_bytes,
+            max_sessions: self.machine.max_sessions,
         };
         let memory = self.memory.clone();
         let kv = self

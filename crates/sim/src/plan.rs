@@ -83,6 +83,8 @@ kinds! {
     Hot = "hot",
     /// Values up to the limit.
     Large = "large",
+    /// More clients than the state machine remembers sessions.
+    Forget = "forget",
 }
 
 impl fmt::Display for Kind {
@@ -162,6 +164,8 @@ pub struct Plan {
     pub nvm_bytes: u64,
     /// Longest value.
     pub max_value_bytes: usize,
+    /// Sessions that the state machine remembers.
+    pub max_sessions: usize,
     /// Largest datagram: small ones make fragments of nearly everything.
     pub datagram_bytes: usize,
     /// Clients.
@@ -233,6 +237,7 @@ impl Plan {
             election_us,
             nvm_bytes: *random.pick(&[2 << 20, 2 << 20, 4 << 20]),
             max_value_bytes: 0,
+            max_sessions: *random.pick(&[3, 10_000, 10_000, 10_000]),
             datagram_bytes: *random.pick(&[1472, 8972]),
             clients: if crowd {
                 random.within(300, 2000)
@@ -268,7 +273,7 @@ impl Plan {
             amnesia: some(&mut random, 0.3),
             data_loss: some(&mut random, 0.2),
             quit: some(&mut random, 0.1),
-            large: some(&mut random, 0.1),
+            large: *random.pick(&[0.0, 0.0, 0.0, 0.02, 0.1, 0.4]),
             job_us: if random.chance(0.4) {
                 3 * SECOND
             } else {
@@ -299,7 +304,7 @@ impl Plan {
     /// The longest value that region and datagrams allow.
     pub(crate) fn fit(&mut self) {
         self.max_value_bytes = match self.datagram_bytes {
-            ..8000 => 4 << 10,
+            ..8000 => 8 << 10,
             _ => (self.nvm_bytes / 16) as usize,
         };
     }
@@ -337,6 +342,7 @@ impl Plan {
             Kind::Crowd => self.clients > 100,
             Kind::Hot => self.hot,
             Kind::Large => self.large > 0.0,
+            Kind::Forget => self.max_sessions < 10_000,
         }
     }
 
@@ -373,6 +379,7 @@ impl Plan {
             Kind::Crowd => self.clients = self.clients.min(8),
             Kind::Hot => self.hot = false,
             Kind::Large => self.large = 0.0,
+            Kind::Forget => self.max_sessions = 10_000,
         }
         self
     }

@@ -226,6 +226,7 @@ impl World {
     fn reckon(&mut self) -> Result<(), Broken> {
         let limits = Limits {
             max_value_bytes: self.plan.max_value_bytes,
+            max_sessions: self.plan.max_sessions,
         };
         if self.checks.unproven() > 0 {
             return Err(Broken(

@@ -188,6 +188,7 @@ impl World {
             Kind::Hot,
             Kind::SlowJob,
             Kind::Late,
+            Kind::Forget,
         ] {
             if world.plan.has(kind) {
                 world.struck.note(kind);

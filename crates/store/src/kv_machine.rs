@@ -19,6 +19,13 @@ use crate::session::{SessionChanges, Sessions, Verdict};
 pub struct Limits {
     /// Longest value that a command may produce, in bytes.
     pub max_value_bytes: usize,
+    /// Sessions per log; opening one more forgets the one unused for longest. At least 1.
+    pub max_sessions: usize,
+}
+
+impl Limits {
+    /// The usual number of sessions.
+    pub const MAX_SESSIONS: usize = 10_000;
 }
 
 struct Log {
@@ -61,7 +68,7 @@ impl<K: Kv> KvMachine<K> {
             Mutex::new(Log {
                 applied: 0,
                 term: 0,
-                sessions: Sessions::new(log),
+                sessions: Sessions::new(log, limits.max_sessions),
             })
         };
         let machine = KvMachine {
@@ -118,7 +125,7 @@ impl<K: Kv> KvMachine<K> {
     fn load(&self, sessions: bool) -> Result<(), ApplyError> {
         for number in 0..self.logs.len() as u16 {
             let mut log = self.log(number)?;
-            log.sessions = Sessions::new(number);
+            log.sessions = Sessions::new(number, self.limits.max_sessions);
             (log.applied, log.term) = match self.kv.get(&meta_key(number), Mode::Blocking)? {
                 None => (0, 0),
                 Some(value) => {
@@ -413,6 +420,7 @@ mod tests {
                 1,
                 Limits {
                     max_value_bytes: 100,
+                    max_sessions: Limits::MAX_SESSIONS,
                 },
             )
             .unwrap(),

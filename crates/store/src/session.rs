@@ -16,8 +16,6 @@ use cyclone_wire::reply::{Failure, Reply};
 
 use crate::kv::space;
 
-/// Sessions per log; opening one more forgets the one unused for longest.
-pub(crate) const MAX_SESSIONS: usize = 10_000;
 /// Replies kept per session; beyond, the oldest count as acknowledged.
 pub(crate) const MAX_REPLIES: usize = 4096;
 /// Bytes of replies kept per session, the newest excepted.
@@ -57,6 +55,7 @@ enum Undo {
 #[derive(Default)]
 pub(crate) struct Sessions {
     log: u16,
+    limit: usize,
     table: HashMap<u64, Session>,
     /// How to take back what the current call has done, newest last.
     undo: Vec<Undo>,
@@ -80,9 +79,11 @@ pub(crate) enum Verdict {
 }
 
 impl Sessions {
-    pub(crate) fn new(log: u16) -> Sessions {
+    /// `limit`: opening one more forgets the one unused for longest.
+    pub(crate) fn new(log: u16, limit: usize) -> Sessions {
         Sessions {
             log,
+            limit,
             ..Sessions::default()
         }
     }
@@ -126,7 +127,7 @@ impl Sessions {
 
     /// Opens a session.
     pub(crate) fn open(&mut self, session: u64, index: u64, changes: &mut SessionChanges) {
-        if self.table.len() >= MAX_SESSIONS
+        if self.table.len() >= self.limit
             && let Some(oldest) = self
                 .table
                 .iter()

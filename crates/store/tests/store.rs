@@ -423,6 +423,7 @@ fn cursors_survive_a_failover() {
 fn memory_without_a_file_promises_nothing() {
     let limits = Limits {
         max_value_bytes: 100,
+        max_sessions: Limits::MAX_SESSIONS,
     };
     let machine = KvMachine::open(MemoryKv::open(None).unwrap(), 1, limits).unwrap();
     one(&machine, 0, 1, &[command(None, set(b"k", b"v"))]);

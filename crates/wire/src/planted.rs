@@ -75,6 +75,8 @@ bugs! {
     AckInvented = "ack-invented",
     /// consensus: a leader may fill its log with entries that are not committed.
     UncommittedUnbounded = "uncommitted-unbounded",
+    /// consensus: an append for which there is room in part only is refused as a whole.
+    FullAppendRefused = "full-append-refused",
     /// consensus: payloads of duplicates are never released.
     FramesLeaked = "frames-leaked",
     /// replica: reads do not wait until a majority has confirmed the leader.

@@ -31,6 +31,7 @@ impl Engine {
     pub fn open(self, directory: &Path, logs: u16) -> Box<dyn StateMachine> {
         let limits = Limits {
             max_value_bytes: MAX_VALUE_BYTES,
+            max_sessions: Limits::MAX_SESSIONS,
         };
         match self {
             Engine::Memory => Box::new(
