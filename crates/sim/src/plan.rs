@@ -428,7 +428,7 @@ mod tests {
         let plans: Vec<Plan> = (0..500).map(Plan::draw).collect();
         for &kind in Kind::ALL {
             let with = plans.iter().filter(|plan| plan.has(kind)).count();
-            assert!(with >= 5 && with <= 450, "{kind}: in {with} plans");
+            assert!((5..=450).contains(&with), "{kind}: in {with} plans");
             assert!(
                 plans
                     .iter()

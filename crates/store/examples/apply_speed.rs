@@ -68,6 +68,7 @@ fn main() {
     for per_call in [1, 8] {
         let limits = Limits {
             max_value_bytes: 1 << 20,
+            max_sessions: Limits::MAX_SESSIONS,
         };
         let memory =
             KvMachine::open(MemoryKv::open(None).expect("opens"), 1, limits).expect("opens");

@@ -522,7 +522,7 @@ fn what_a_recovery_executes_it_has_made_durable_before() {
         ..ClientOptions::default()
     };
     let mut replayed = 0;
-    for seed in 0..400 {
+    for seed in 0..3000 {
         let shape = [ChainShape::Chain, ChainShape::FanOut][seed as usize % 2];
         let mut town = Town::new(seed, SimConfig::default(), shape, options);
         let history = Rc::clone(&town.history);
@@ -546,7 +546,7 @@ fn what_a_recovery_executes_it_has_made_durable_before() {
             assert!(actor.poll().is_none(), "too early");
             town.poll_all();
         }
-        for _ in 0..town.random.below(150) {
+        for _ in 0..town.random.below(60) {
             if actor.poll().is_some() {
                 break;
             }
@@ -559,7 +559,7 @@ fn what_a_recovery_executes_it_has_made_durable_before() {
             machine,
             future: Box::pin(async move { recover_client(&io, 0).await.map(drop) }),
         };
-        let steps = town.random.below(900);
+        let steps = 40 + town.random.below(140);
         let done = (0..steps).any(|_| {
             town.poll_all();
             actor.poll().is_some()
