@@ -157,10 +157,22 @@ fn reads_are_confirmed_by_a_majority_and_transfers_move_the_leader() {
 fn a_full_ring_refuses_and_lives_on() {
     let mut cluster = Cluster::new(3, 3);
     let leader = elect(&mut cluster);
+    // While nothing is committed, half of the ring stays free for the next leader.
+    let (mut taken, mut refused) = (0, 0);
+    for round in 0..200 {
+        match cluster.nodes[leader].group.propose(payload(round, 2000)) {
+            Ok(_) => taken += 2000,
+            Err(ProposeError::Uncommitted { .. }) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+        cluster.drain(leader);
+    }
+    assert!(refused > 100 && taken < AREA / 2 && taken > AREA / 4);
+    cluster.quiesce();
     let mut refused = 0;
     for round in 0..600 {
         match cluster.nodes[leader].group.propose(payload(round, 2000)) {
-            Ok(_) => cluster.drain(leader),
+            Ok(_) => cluster.quiesce(),
             Err(ProposeError::Full { .. }) => refused += 1,
             Err(other) => panic!("{other}"),
         }

@@ -134,12 +134,12 @@ async fn replay<M: GroupMemory>(
         copies.push(read_copy(io, layout, client, member).await?);
     }
     let plan = plan(&copies, layout)?;
+    // All are written, also those that every member has: whoever appended them may have died before it flushed, and what
+    // is executed below must be durable in the log before the first byte of it can be in the data.
     let mut repairs = Vec::new();
     for (record, source, everywhere) in &plan.records {
-        if !everywhere || kept.len() < io.members() {
-            repairs.extend(rewrite(io, layout, client, record, &copies[*source].ring));
-            recovered.repaired += 1;
-        }
+        repairs.extend(rewrite(io, layout, client, record, &copies[*source].ring));
+        recovered.repaired += u64::from(!everywhere || kept.len() < io.members());
     }
     repairs.push(GroupOp::Flush);
     run_all(io, repairs).await?;
