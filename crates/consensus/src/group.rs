@@ -271,9 +271,7 @@ impl Group {
             match self.admit(&message, &payloads) {
                 // As many entries as there is room for: were all refused, a leader that has filled its log while this
                 // one was away would send all of them again, for ever.
-                Err(StepError::Full { .. })
-                    if message.entries.len() > 1 && !planted::has(Bug::FullAppendRefused) =>
-                {
+                Err(StepError::Full { .. }) if message.entries.len() > 1 => {
                     message.entries.truncate(message.entries.len() / 2);
                     payloads = payloads.slice(0..message.payload_bytes() as usize);
                 }

@@ -99,6 +99,11 @@ impl PhysicalLog {
         self.sealed.len() < SEALED_LIMIT
     }
 
+    /// Whether commands wait because the log has no room for their entry.
+    pub(crate) fn is_starved(&self) -> bool {
+        !self.sealed.is_empty()
+    }
+
     /// Index of the last entry that holds a write submitted so far.
     pub(crate) fn barrier(&self) -> u64 {
         self.group.last_index() + self.sealed.len() as u64 + u64::from(!self.open.is_empty())

@@ -71,7 +71,9 @@ impl Node {
             let entries = (status.last + 1 - status.first) as f64;
             let keep = (entries * TRIM_AT / used) as u64;
             let mut through = flushed.min(log.applied).min(status.last - keep);
-            if used < LAGGARDS_UNTIL {
+            // An entry may be too long for what is free below that mark.
+            let starved = log.is_starved();
+            if used < LAGGARDS_UNTIL && !starved {
                 let slowest = status.peers.iter().map(|peer| peer.matched).min();
                 through = slowest.map_or(through, |slowest| through.min(slowest));
             }
@@ -79,7 +81,7 @@ impl Node {
                 log.group.trim(through)?;
             }
             // Only what has been applied since the last flush can be freed by another one.
-            flush |= used >= FLUSH_AT && log.applied > flushed;
+            flush |= (used >= FLUSH_AT || starved) && log.applied > flushed;
         }
         if flush && !self.flushing {
             self.flushing = true;

@@ -5,8 +5,22 @@ use cyclone_sim::{Kind, Plan, run};
 /// Seeds with a story: each failed once, or is the first to fail when the bug that it is named after is planted again
 /// (`make mutants` prints them). docs/testing.md tells the stories.
 const STORIES: &[(u64, &str)] = &[
-    (2, "memory is written in the wrong order"),
-    (12, "stale slots are kept"),
+    (2, "memory written in the wrong order"),
+    (12, "a disk that refuses a write in the middle of a step"),
+    (31, "commands of an expired session executed"),
+    (35, "fragments of different messages put together"),
+    (75, "a conflicting suffix not invalidated"),
+    (
+        105,
+        "a deposed leader's last requests, overwritten and never committed",
+    ),
+    (247, "rot taken for the log's end"),
+    (461, "a commit index durable before its entries"),
+    (544, "a log full of uncommitted entries"),
+    (
+        1084,
+        "a log kept for a dead replica until a long entry did not fit",
+    ),
 ];
 
 #[test]

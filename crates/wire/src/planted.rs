@@ -75,8 +75,6 @@ bugs! {
     AckInvented = "ack-invented",
     /// consensus: a leader may fill its log with entries that are not committed.
     UncommittedUnbounded = "uncommitted-unbounded",
-    /// consensus: an append for which there is room in part only is refused as a whole.
-    FullAppendRefused = "full-append-refused",
     /// consensus: payloads of duplicates are never released.
     FramesLeaked = "frames-leaked",
     /// replica: reads do not wait until a majority has confirmed the leader.
@@ -93,8 +91,6 @@ bugs! {
     WorkerForgotten = "worker-forgotten",
     /// replica: entries go as soon as they are applied, flushed or not.
     TrimIgnoresFlush = "trim-ignores-flush",
-    /// replica: messages may take more datagrams than the receiver has frames.
-    MessagesTooLong = "messages-too-long",
     /// replica: a replica that has lost its memory comes back under its old id.
     AmnesiaAccepted = "amnesia-accepted",
     /// replica: entries are applied while a checkpoint is being installed.
