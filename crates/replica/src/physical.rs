@@ -68,6 +68,8 @@ pub(crate) struct PhysicalLog {
     pub(crate) applied_term: u64,
     pub(crate) reads: Reads,
     pending: usize,
+    /// The log had no room for the front of `sealed`.
+    starved: bool,
     scratch: Vec<u8>,
 }
 
@@ -85,6 +87,7 @@ impl PhysicalLog {
             applied_term,
             reads: Reads::new(salt),
             pending: 0,
+            starved: false,
             scratch: Vec::new(),
         }
     }
@@ -99,9 +102,9 @@ impl PhysicalLog {
         self.sealed.len() < SEALED_LIMIT
     }
 
-    /// Whether commands wait because the log has no room for their entry.
+    /// Whether an entry waits because the log has no room for it.
     pub(crate) fn is_starved(&self) -> bool {
-        !self.sealed.is_empty()
+        self.starved
     }
 
     /// Index of the last entry that holds a write submitted so far.
@@ -148,6 +151,7 @@ impl PhysicalLog {
         answers: &mut Vec<(Origin, Outcome)>,
     ) {
         self.seal(now_ms);
+        self.starved = false;
         while let Some((payload, origins)) = self.sealed.pop_front() {
             match self.group.propose(payload.clone()) {
                 Ok(index) => {
@@ -160,9 +164,10 @@ impl PhysicalLog {
                     });
                 }
                 // The log is full for the moment: what was accepted waits, new requests are refused at the door.
-                Err(ProposeError::Full { .. } | ProposeError::Uncommitted { .. })
+                Err(error @ (ProposeError::Full { .. } | ProposeError::Uncommitted { .. }))
                     if self.group.is_leader() =>
                 {
+                    self.starved = matches!(error, ProposeError::Full { .. });
                     self.sealed.push_front((payload, origins));
                     return;
                 }

@@ -91,6 +91,8 @@ bugs! {
     WorkerForgotten = "worker-forgotten",
     /// replica: entries go as soon as they are applied, flushed or not.
     TrimIgnoresFlush = "trim-ignores-flush",
+    /// replica: followers that lag hold entries back even when a long one has no room.
+    LaggardsHoldOn = "laggards-hold-on",
     /// replica: a replica that has lost its memory comes back under its old id.
     AmnesiaAccepted = "amnesia-accepted",
     /// replica: entries are applied while a checkpoint is being installed.
