@@ -194,8 +194,8 @@ pub enum Operation<'a> {
     /// [`Failure::ConditionFailed`](crate::reply::Failure::ConditionFailed). An operation that is refused (an INCR of text) does
     /// not stop the others, as in Redis.
     ///
-    /// At most [`MAX_BATCH_ITEMS`] of each kind and [`MAX_BATCH_BYTES`] altogether. Sessions, sweeps, versions and
-    /// batches within are refused.
+    /// At most [`MAX_BATCH_ITEMS`] of each kind and [`MAX_BATCH_BYTES`] altogether. It may hold batches, which succeed or fail for
+    /// themselves and hold none. Sessions, sweeps and versions within are refused.
     Batch {
         /// What must hold.
         expectations: Vec<Expectation<'a>>,

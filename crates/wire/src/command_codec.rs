@@ -90,6 +90,8 @@ fn read_keys<'a>(reader: &mut Reader<'a>) -> Result<Vec<&'a [u8]>, DecodeError> 
 enum Where {
     Entry,
     Batch,
+    /// In a batch within a batch.
+    Inner,
 }
 
 fn put_condition(out: &mut Vec<u8>, condition: Condition) {
@@ -113,7 +115,19 @@ fn read_condition(reader: &mut Reader<'_>) -> Result<Condition, DecodeError> {
 }
 
 impl<'a> Operation<'a> {
-    fn encode(&self, out: &mut Vec<u8>) {
+    /// Reads an operation that takes up all of `bytes`; within a command it has the same form.
+    ///
+    /// # Errors
+    /// Anything that [`Operation::encode`] would not write.
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let operation = Operation::read(&mut reader, Where::Entry)?;
+        reader.finish()?;
+        Ok(operation)
+    }
+
+    /// Appends the operation's bytes to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Operation::Noop => out.put_u8(tag::NOOP),
             Operation::OpenSession => out.put_u8(tag::OPEN_SESSION),
@@ -212,7 +226,7 @@ impl<'a> Operation<'a> {
 
     fn read(reader: &mut Reader<'a>, place: Where) -> Result<Self, DecodeError> {
         let tag = reader.u8()?;
-        if place == Where::Batch && !batch::may_hold(tag) {
+        if !batch::may_stand(tag, place) {
             return Err(DecodeError::Unknown {
                 what: "operation of a batch",
                 value: u64::from(tag),
@@ -279,7 +293,7 @@ impl<'a> Operation<'a> {
                 key: reader.bytes()?,
                 expiry: batch::read_expiry(reader)?,
             },
-            tag::BATCH => batch::read(reader)?,
+            tag::BATCH => batch::read(reader, place)?,
             tag::SWEEP => Operation::Sweep {
                 limit: reader.u32()?,
             },

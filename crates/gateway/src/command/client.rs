@@ -155,7 +155,7 @@ fn line(text: &mut String, session: &Session, now_us: u64) {
     // Writing to a string does not fail.
     let _ = writeln!(
         text,
-        "id={} addr={} laddr={} name={} age={} idle={} flags={}{} db=0 sub=0 psub=0 ssub=0 multi=-1 qbuf={} omem={} \
+        "id={} addr={} laddr={} name={} age={} idle={} flags={}{} db=0 sub=0 psub=0 ssub=0 multi={} qbuf={} omem={} \
          cmd={} user=default lib-name={} lib-ver={} resp={}",
         session.id,
         session.peer,
@@ -165,6 +165,10 @@ fn line(text: &mut String, session: &Session, now_us: u64) {
         now_us.saturating_sub(session.active_us) / 1_000_000,
         if session.readonly { "r" } else { "N" },
         if session.no_evict { "e" } else { "" },
+        session
+            .multi
+            .as_ref()
+            .map_or(-1, |multi| multi.count as i64),
         session.request_bytes,
         session.unsent(),
         session.last_command,

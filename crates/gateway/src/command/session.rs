@@ -42,6 +42,7 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
             session.readonly = false;
             session.no_evict = false;
             session.no_touch = false;
+            super::transaction::forget(session);
             encode::simple(context.out, "RESET");
         }
         Id::ReadOnly | Id::ReadWrite => {

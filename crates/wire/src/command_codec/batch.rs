@@ -10,12 +10,13 @@ use crate::command::{
 const SHORTEST_OPERATION: usize = 1;
 const SHORTEST_EXPECTATION: usize = 5;
 
-/// Whether a batch may hold an operation of this tag.
-pub(super) fn may_hold(tag: u8) -> bool {
-    !matches!(
-        tag,
-        tag::OPEN_SESSION | tag::CLOSE_SESSION | tag::BATCH | tag::SWEEP
-    )
+/// Whether an operation of this tag may stand there.
+pub(super) fn may_stand(tag: u8, place: Where) -> bool {
+    match tag {
+        tag::OPEN_SESSION | tag::CLOSE_SESSION | tag::SWEEP => place == Where::Entry,
+        tag::BATCH => place != Where::Inner,
+        _ => true,
+    }
 }
 
 pub(super) fn encode(
@@ -61,16 +62,35 @@ fn count(
 }
 
 /// Reads what follows the tag. Vectors grow as items are read, so that a count alone reserves nothing.
-pub(super) fn read<'a>(reader: &mut Reader<'a>) -> Result<Operation<'a>, DecodeError> {
+pub(super) fn read<'a>(
+    reader: &mut Reader<'a>,
+    place: Where,
+) -> Result<Operation<'a>, DecodeError> {
     let before = reader.left();
     let expected = count(reader, SHORTEST_EXPECTATION, "batch expectations")?;
     let expectations = (0..expected)
         .map(|_| read_expectation(reader))
         .collect::<Result<Vec<_>, _>>()?;
     let held = count(reader, SHORTEST_OPERATION, "batch operations")?;
+    let inside = match place {
+        Where::Entry => Where::Batch,
+        Where::Batch | Where::Inner => Where::Inner,
+    };
     let mut operations = Vec::new();
+    // Those of batches within count too, or few bytes would become a lot of memory.
+    let mut items = held;
     for _ in 0..held {
-        operations.push(Operation::read(reader, Where::Batch)?);
+        let operation = Operation::read(reader, inside)?;
+        if let Operation::Batch { operations, .. } = &operation {
+            items += operations.len();
+        }
+        if items > MAX_BATCH_ITEMS {
+            return Err(DecodeError::OutOfRange {
+                what: "batch operations",
+                value: items as u64,
+            });
+        }
+        operations.push(operation);
     }
     let bytes = before - reader.left();
     if bytes > MAX_BATCH_BYTES {

@@ -251,7 +251,7 @@ fn infinite_increments_and_empty_scans_are_refused() {
 }
 
 #[test]
-fn a_batch_holds_no_sessions_no_sweeps_no_versions_and_no_batches() {
+fn a_batch_holds_no_sessions_no_sweeps_no_versions_and_no_deeper_batches() {
     let inner = |operation: Operation<'_>| {
         let mut bytes = Vec::new();
         let operation = Operation::Batch {
@@ -266,6 +266,11 @@ fn a_batch_holds_no_sessions_no_sweeps_no_versions_and_no_batches() {
         Command::decode(&bytes).map(drop)
     };
     assert_eq!(inner(Operation::FlushAll), Ok(()));
+    let shallow = Operation::Batch {
+        expectations: Vec::new(),
+        operations: vec![Operation::FlushAll],
+    };
+    assert_eq!(inner(shallow), Ok(()));
     for refused in [
         Operation::OpenSession,
         Operation::CloseSession { session: 1 },
@@ -273,7 +278,10 @@ fn a_batch_holds_no_sessions_no_sweeps_no_versions_and_no_batches() {
         Operation::Read(Query::Versions { keys: vec![b"a"] }),
         Operation::Batch {
             expectations: Vec::new(),
-            operations: Vec::new(),
+            operations: vec![Operation::Batch {
+                expectations: Vec::new(),
+                operations: Vec::new(),
+            }],
         },
     ] {
         let answer = inner(refused.clone());
