@@ -374,8 +374,8 @@ impl Node {
                 cyclone_wire::client::Request::Command(range) => {
                     self.native_write(origin, body, range, bytes);
                 }
-                cyclone_wire::client::Request::Query { query, through_log } => {
-                    self.native_read(origin, &bytes[query], through_log);
+                cyclone_wire::client::Request::Query { query, mode, terms } => {
+                    self.native_read(origin, &bytes[query], mode, terms);
                 }
                 cyclone_wire::client::Request::Ping => {
                     let outcome = match self.logs[0].group.is_leader() {
@@ -412,7 +412,7 @@ impl Node {
         }
     }
 
-    fn native_read(&mut self, origin: Origin, query: &[u8], through_log: bool) {
+    fn native_read(&mut self, origin: Origin, query: &[u8], mode: ReadMode, terms: Vec<u64>) {
         let Ok(decoded) = Query::decode(query) else {
             self.counters.malformed += 1;
             self.clients.refuse(origin, &Status::Malformed);
