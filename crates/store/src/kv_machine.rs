@@ -169,15 +169,17 @@ impl<K: Kv> KvMachine<K> {
         })
     }
 
+    /// Executes an entry's commands. `logs` are the sessions of the logs it is an entry of, each with the entry's index
+    /// there; the first, lowest one keeps the replies.
     fn run<'a>(
         &self,
         overlay: &mut Overlay<'a>,
-        sessions: &mut Sessions,
+        logs: &mut [(&mut Sessions, u64)],
         changes: &mut SessionChanges,
-        entry: &EntryInput<'a>,
+        payload: &'a [u8],
     ) -> Result<Vec<Reply>, ApplyError> {
         // What does not decode was refused by the leader already; here it is only answered, on all replicas alike.
-        let Ok(commands) = batch::iter(entry.payload) else {
+        let Ok(commands) = batch::iter(payload) else {
             return Ok(vec![Reply::Failed(Failure::Unsupported)]);
         };
         let mut replies = Vec::with_capacity(commands.len());
@@ -186,8 +188,9 @@ impl<K: Kv> KvMachine<K> {
                 replies.push(Reply::Failed(Failure::Unsupported));
                 continue;
             };
+            let (lowest, index) = &mut logs[0];
             if let Some(tag) = &command.session {
-                match sessions.admit(tag, entry.index) {
+                match lowest.admit(tag, *index) {
                     Verdict::Answer(reply) => {
                         replies.push(reply);
                         continue;
@@ -197,23 +200,62 @@ impl<K: Kv> KvMachine<K> {
             }
             let reply = match command.operation {
                 Operation::OpenSession => {
-                    let session = (entry.index << 12) | position as u64;
-                    sessions.open(session, entry.index, changes);
+                    let session = (*index << 12) | position as u64;
+                    for (sessions, index) in logs.iter_mut() {
+                        sessions.open(session, *index, changes);
+                    }
                     Reply::Int(session as i64)
                 }
                 Operation::CloseSession { session } => {
-                    sessions.close(session, changes);
+                    for (sessions, _) in logs.iter_mut() {
+                        sessions.close(session, changes);
+                    }
                     Reply::Ok
                 }
                 ref operation => overlay.execute(operation)?,
             };
             if let Some(tag) = &command.session {
-                sessions.record(tag, &reply);
+                logs[0].0.record(tag, &reply);
             }
             replies.push(reply);
         }
-        sessions.end_entry(entry.index, changes);
+        for (sessions, index) in logs.iter_mut() {
+            sessions.end_entry(*index, changes);
+        }
         Ok(replies)
+    }
+
+    /// Writes one call's changes and the applied places of its logs as one batch.
+    fn write(
+        &self,
+        overlay: &Overlay<'_>,
+        changes: &SessionChanges,
+        places: &[([u8; 3], [u8; 16])],
+        mode: Mode,
+    ) -> Result<(), ApplyError> {
+        let puts = changes
+            .puts
+            .iter()
+            .map(|(key, value)| Change::Put(key, value));
+        let deletes = changes.deletes.iter().map(|key| Change::Delete(key));
+        let mut first = places;
+        if planted::has(Bug::AppliedSeparately) {
+            let mut all = places.iter().map(|(key, value)| Change::Put(key, value));
+            self.kv.write(&mut all, mode)?;
+        }
+        if planted::has(Bug::GangHalfApplied) || planted::has(Bug::GangEvidenceLost) {
+            first = &places[..1];
+        }
+        let metas = first.iter().map(|(key, value)| Change::Put(key, value));
+        self.kv.write(
+            &mut overlay.changes().chain(puts).chain(deletes).chain(metas),
+            mode,
+        )?;
+        if planted::has(Bug::GangHalfApplied) && places.len() > 1 {
+            let mut rest = places[1..].iter().map(|(key, value)| Change::Put(key, value));
+            self.kv.write(&mut rest, Mode::Blocking)?;
+        }
+        Ok(())
     }
 }
 
@@ -236,27 +278,15 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                     answers.push(Vec::new());
                     continue;
                 }
-                answers.push(self.run(&mut overlay, &mut state.sessions, &mut changes, entry)?);
+                let mut logs = [(&mut state.sessions, entry.index)];
+                answers.push(self.run(&mut overlay, &mut logs, &mut changes, entry.payload)?);
                 (applied, term) = (entry.index, entry.term);
             }
             if applied == state.applied {
                 return Ok(());
             }
-            let (meta_key, meta_value) = (meta_key(log), meta_value(applied, term));
-            let puts = changes
-                .puts
-                .iter()
-                .map(|(key, value)| Change::Put(key, value));
-            let deletes = changes.deletes.iter().map(|key| Change::Delete(key));
-            let meta = std::iter::once(Change::Put(&meta_key, &meta_value));
-            if planted::has(Bug::AppliedSeparately) {
-                self.kv
-                    .write(&mut [Change::Put(&meta_key, &meta_value)].into_iter(), mode)?;
-            }
-            self.kv.write(
-                &mut overlay.changes().chain(puts).chain(deletes).chain(meta),
-                mode,
-            )
+            let place = (meta_key(log), meta_value(applied, term));
+            self.write(&overlay, &changes, &[place], mode)
         };
         match attempt() {
             Ok(()) => {
@@ -270,6 +300,60 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                 Err(error)
             }
         }
+    }
+
+    //= cyclone §5.1
+    fn apply_gang(
+        &self,
+        parts: &[(u16, EntryInput<'_>)],
+        mode: Mode,
+    ) -> Result<Vec<Reply>, ApplyError> {
+        if parts.is_empty() || !parts.is_sorted_by(|(one, _), (next, _)| one < next) {
+            return Err(ApplyError::Fatal("a gang's logs out of order".into()));
+        }
+        // Ascending, as checkpoints take them.
+        let mut guards = Vec::with_capacity(parts.len());
+        for (log, _) in parts {
+            guards.push(self.log_for(*log, mode)?);
+        }
+        let passed = |(guard, (_, entry)): &(&MutexGuard<'_, Log>, &(u16, EntryInput<'_>))| {
+            entry.index <= guard.applied
+        };
+        match guards.iter().zip(parts).filter(passed).count() {
+            0 => {}
+            all if all == parts.len() => return Ok(Vec::new()),
+            some => {
+                let what = format!("{some} of {} logs are past a gang's entry", parts.len());
+                return Err(ApplyError::Fatal(what));
+            }
+        }
+        let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes);
+        let mut changes = SessionChanges::default();
+        let mut attempt = || -> Result<Vec<Reply>, ApplyError> {
+            let mut logs: Vec<(&mut Sessions, u64)> = guards
+                .iter_mut()
+                .zip(parts)
+                .map(|(guard, (_, entry))| (&mut guard.sessions, entry.index))
+                .collect();
+            let replies = self.run(&mut overlay, &mut logs, &mut changes, parts[0].1.payload)?;
+            let place = |(log, entry): &(u16, EntryInput<'_>)| {
+                (meta_key(*log), meta_value(entry.index, entry.term))
+            };
+            let places: Vec<_> = parts.iter().map(place).collect();
+            self.write(&overlay, &changes, &places, mode)?;
+            Ok(replies)
+        };
+        let result = attempt();
+        for (guard, (log, entry)) in guards.iter_mut().zip(parts) {
+            if result.is_ok() {
+                guard.sessions.commit();
+                (guard.applied, guard.term) = (entry.index, entry.term);
+                self.publish(*log, guard);
+            } else {
+                guard.sessions.roll_back();
+            }
+        }
+        result
     }
 
     fn query(&self, query: &Query<'_>, mode: Mode) -> Result<Reply, ApplyError> {
