@@ -125,7 +125,7 @@ impl Colocation {
             }
         }
         self.apart = self.apart.saturating_add(ticks);
-        let patience = self.election_ticks * PATIENCE << self.given_away.min(MOST_PATIENCE);
+        let patience = (self.election_ticks * PATIENCE) << self.given_away.min(MOST_PATIENCE);
         if self.apart < patience {
             return;
         }
@@ -137,7 +137,9 @@ impl Colocation {
             .find_map(|view| view.leader.filter(|id| home.ready.contains(id)));
         let turn = || {
             let count = home.ready.len().max(1);
-            home.ready.get(self.given_away as usize / 2 % count).copied()
+            home.ready
+                .get(self.given_away as usize / 2 % count)
+                .copied()
         };
         let to = match self.given_away.is_multiple_of(2) {
             true => there.or_else(turn),
@@ -168,7 +170,9 @@ mod tests {
             World {
                 leaders: leaders.iter().map(|id| (*id > 0).then_some(*id)).collect(),
                 cannot: cannot.to_vec(),
-                minds: (1..=3).map(|id| Colocation::new(id, leaders.len(), TICKS)).collect(),
+                minds: (1..=3)
+                    .map(|id| Colocation::new(id, leaders.len(), TICKS))
+                    .collect(),
             }
         }
 
@@ -291,7 +295,10 @@ mod tests {
             ready: vec![2],
         };
         let views = [home, free];
-        assert_eq!(mind.clone().decide(0, &views), [Action::Campaign { log: 1 }]);
+        assert_eq!(
+            mind.clone().decide(0, &views),
+            [Action::Campaign { log: 1 }]
+        );
         mind.leave();
         assert_eq!(mind.decide(0, &views), []);
     }

@@ -140,7 +140,10 @@ impl GangBook {
         let Some(log) = self.logs.get(usize::from(member)) else {
             return Vote::Moved;
         };
-        let found = log.waiting.iter().find(|(_, other)| other.nonce == head.nonce);
+        let found = log
+            .waiting
+            .iter()
+            .find(|(_, other)| other.nonce == head.nonce);
         match found {
             Some((index, other)) if other.view == head.view => match other.kind {
                 Kind::Part => Vote::Part(*index),

@@ -53,10 +53,15 @@ fn logs(random: &mut Random, count: usize) -> Vec<Vec<Entry>> {
                 boot: 2,
                 counter,
             },
-            view: members.iter().map(|&log| (log as u16, terms[log])).collect(),
+            view: members
+                .iter()
+                .map(|&log| (log as u16, terms[log]))
+                .collect(),
         };
         let (part, abort) = (head(Kind::Part), head(Kind::Abort));
-        let cannot = random.chance(15).then(|| random.below(members.len() as u64) as usize);
+        let cannot = random
+            .chance(15)
+            .then(|| random.below(members.len() as u64) as usize);
         for (position, &log) in members.iter().enumerate() {
             if random.chance(8) {
                 // Another leader: what was to come is lost.
@@ -67,7 +72,10 @@ fn logs(random: &mut Random, count: usize) -> Vec<Vec<Entry>> {
                 continue;
             }
             let aborts = cannot == Some(position);
-            logs[log].push((terms[log], Some(if aborts { abort.clone() } else { part.clone() })));
+            logs[log].push((
+                terms[log],
+                Some(if aborts { abort.clone() } else { part.clone() }),
+            ));
         }
     }
     for (log, term) in logs.iter_mut().zip(&terms) {
@@ -91,7 +99,11 @@ fn truth(logs: &[Vec<Entry>]) -> BTreeSet<Nonce> {
     };
     gangs
         .iter()
-        .filter(|(nonce, head)| head.view.iter().all(|(log, term)| takes_part(nonce, *log, *term)))
+        .filter(|(nonce, head)| {
+            head.view
+                .iter()
+                .all(|(log, term)| takes_part(nonce, *log, *term))
+        })
         .map(|(nonce, _)| *nonce)
         .collect()
 }
@@ -130,12 +142,17 @@ impl<'a> Replica<'a> {
             return false;
         };
         self.known[log] += 1;
-        self.book.committed(log, self.known[log], *term, head.as_ref());
+        self.book
+            .committed(log, self.known[log], *term, head.as_ref());
         true
     }
 
     fn move_to(&mut self, log: usize, index: u64) {
-        assert_eq!(index, self.durable.applied[log].0 + 1, "one after the other");
+        assert_eq!(
+            index,
+            self.durable.applied[log].0 + 1,
+            "one after the other"
+        );
         self.durable.applied[log] = (index, self.logs[log][index as usize - 1].0);
         self.book.passed(log, index);
     }
@@ -164,7 +181,10 @@ impl<'a> Replica<'a> {
                 if !entries.iter().all(ready) {
                     return false;
                 }
-                let head = self.logs[log][next as usize - 1].1.as_ref().expect("a gang");
+                let head = self.logs[log][next as usize - 1]
+                    .1
+                    .as_ref()
+                    .expect("a gang");
                 if apply {
                     self.durable.effects.push(head.nonce);
                 }
@@ -215,7 +235,11 @@ fn all_replicas_decide_alike_whatever_happens_to_them() {
         for _ in 0..random.below(12) {
             let who = random.below(3) as usize;
             // A crash keeps what was written; a checkpoint is another replica's, whole.
-            let from = if random.chance(20) { random.below(3) as usize } else { who };
+            let from = if random.chance(20) {
+                random.below(3) as usize
+            } else {
+                who
+            };
             let mut replica = Replica::start(&logs, survivors[from].clone());
             let steps = random.below(120);
             replica.run(random, steps);
@@ -223,7 +247,10 @@ fn all_replicas_decide_alike_whatever_happens_to_them() {
         }
         for (position, durable) in survivors.into_iter().enumerate() {
             let mut replica = Replica::start(&logs, durable);
-            assert!(replica.finish(), "seed {seed}: replica {position} stands still");
+            assert!(
+                replica.finish(),
+                "seed {seed}: replica {position} stands still"
+            );
             let effects: BTreeSet<Nonce> = replica.durable.effects.iter().copied().collect();
             assert_eq!(
                 effects.len(),
@@ -274,7 +301,9 @@ fn every_combination_of_votes() {
                 .collect();
             let moved = held.contains(&Moved);
             let decided = moved || !held.contains(&Nothing);
-            let nobody = !held.iter().any(|held| matches!(held, Part | Abort | PartThenMoved));
+            let nobody = !held
+                .iter()
+                .any(|held| matches!(held, Part | Abort | PartThenMoved));
             let applied = decided && !nobody && !moved && !held.contains(&Abort);
             for seed in 0..20 {
                 let random = &mut Random(seed);

@@ -96,7 +96,11 @@ impl Node {
         self.counters.gangs += 1;
         let number = self.gangs.counter;
         for log in logs.iter() {
-            let waiting = if log == logs.lowest() { origins.len() } else { 0 };
+            let waiting = if log == logs.lowest() {
+                origins.len()
+            } else {
+                0
+            };
             self.logs[log].queue_gang(now_ms, number, waiting);
         }
         self.gangs.queue.push_back(Queued {
@@ -236,7 +240,11 @@ impl Node {
 
     /// Nothing of this gang was proposed: its client may try again.
     pub(crate) fn refuse_gang(&mut self, number: u64, outcome: &Outcome) {
-        let position = self.gangs.queue.iter().position(|gang| gang.number == number);
+        let position = self
+            .gangs
+            .queue
+            .iter()
+            .position(|gang| gang.number == number);
         let Some(gang) = position.and_then(|position| self.gangs.queue.remove(position)) else {
             return;
         };
@@ -301,9 +309,8 @@ impl Node {
     }
 
     fn go_together(&mut self, apply: bool, entries: &[(u16, u64)]) -> Result<bool, NodeError> {
-        let there = |(log, index): &(u16, u64)| {
-            self.logs[usize::from(*log)].front() == Some(*index)
-        };
+        let there =
+            |(log, index): &(u16, u64)| self.logs[usize::from(*log)].front() == Some(*index);
         if !entries.iter().all(there) {
             return Ok(false);
         }

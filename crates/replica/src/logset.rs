@@ -19,7 +19,12 @@ impl LogSet {
     //= cyclone §5
     pub(crate) fn of_keys(keys: &[&[u8]], count: usize) -> LogSet {
         let bit = |key: &&[u8]| 1 << (usize::from(cyclone_wire::slot::slot(key)) % count);
-        LogSet(keys.iter().map(bit).fold(0, |set, bit: u64| set | bit).max(1))
+        LogSet(
+            keys.iter()
+                .map(bit)
+                .fold(0, |set, bit: u64| set | bit)
+                .max(1),
+        )
     }
 
     /// The logs that an operation concerns. What has no key but touches all of them, or is to be known in all of them,
@@ -81,7 +86,9 @@ mod tests {
         let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
         assert_eq!(LogSet::of_keys(&keys, 4), LogSet::all(4));
         for key in &keys {
-            let log = LogSet::of_keys(&[key], 4).single().expect("one key, one log");
+            let log = LogSet::of_keys(&[key], 4)
+                .single()
+                .expect("one key, one log");
             assert_eq!(log, usize::from(cyclone_wire::slot::slot(key)) % 4);
         }
         assert_eq!(LogSet::of(&Operation::Noop, 4).single(), Some(0));

@@ -342,11 +342,7 @@ impl Node {
             return;
         }
         let from = offer.from;
-        tracing::info!(
-            from,
-            index = meta.index,
-            "fetching a checkpoint"
-        );
+        tracing::info!(from, index = meta.index, "fetching a checkpoint");
         let list = Piece {
             file: 0,
             offset: 0,

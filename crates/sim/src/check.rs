@@ -81,7 +81,8 @@ impl Checks {
     /// A replica has started: what it told others before must still hold.
     pub fn started(&mut self, node: &Node, interrupted: bool) -> Result<(), Broken> {
         for log in &mut self.logs {
-            log.started(node, interrupted).map_err(|error| log.told(error))?;
+            log.started(node, interrupted)
+                .map_err(|error| log.told(error))?;
         }
         self.count();
         Ok(())

@@ -252,7 +252,9 @@ impl<K: Kv> KvMachine<K> {
             mode,
         )?;
         if planted::has(Bug::GangHalfApplied) && places.len() > 1 {
-            let mut rest = places[1..].iter().map(|(key, value)| Change::Put(key, value));
+            let mut rest = places[1..]
+                .iter()
+                .map(|(key, value)| Change::Put(key, value));
             self.kv.write(&mut rest, Mode::Blocking)?;
         }
         Ok(())
