@@ -35,7 +35,15 @@ impl LogSet {
                 LogSet::all(count)
             }
             Operation::Read(query) => LogSet::of_query(query, count),
-            other => LogSet::of_keys(other.keys(), count),
+            Operation::Batch { operations, .. } => {
+                // Its keys, and whatever an operation without keys concerns.
+                let keyless = operations.iter().filter(|operation| {
+                    operation.keys().is_empty() && !matches!(operation, Operation::Noop)
+                });
+                let bits = LogSet::of_keys(&operation.keys(), count).0;
+                LogSet(keyless.fold(bits, |set, one| set | LogSet::of(one, count).0))
+            }
+            other => LogSet::of_keys(&other.keys(), count),
         }
     }
 

@@ -464,10 +464,7 @@ impl Node {
             .keys()
             .iter()
             .all(|key| key.len() <= self.config.max_key_bytes);
-        keys_fit
-            && operation
-                .value()
-                .is_none_or(|value| value.len() <= self.config.max_value_bytes)
+        keys_fit && operation.longest_value() <= self.config.max_value_bytes
     }
 
     fn tick(&mut self) {

@@ -421,6 +421,9 @@ impl Node {
             group.seed = salt ^ u64::from(log);
             group.max_message_bytes = group.max_message_bytes.min(message_bytes);
             group.max_append_bytes = group.max_append_bytes.min(message_bytes);
+            // A batch of many values may be longer than the longest value.
+            let half = (u64::from(pool.count()) / 2).saturating_sub(2) * port.chunk_bytes() as u64;
+            group.max_entry_bytes = group.max_entry_bytes.min(half);
             logs.push(PhysicalLog::new(
                 log,
                 Group::open(group, ring)?,

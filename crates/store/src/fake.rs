@@ -144,6 +144,14 @@ impl Kv for FakeKv {
         Ok(self.disk.lock().current.get(key).cloned())
     }
 
+    fn get_many(&self, keys: &[Vec<u8>], _mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
+        let state = self.disk.lock();
+        Ok(keys
+            .iter()
+            .map(|key| state.current.get(key).cloned())
+            .collect())
+    }
+
     fn write(
         &self,
         changes: &mut dyn Iterator<Item = Change<'_>>,

@@ -34,6 +34,11 @@ pub enum ApplyError {
     /// It would have to wait; nothing was done. Call again from a thread that may.
     #[error("the store would block")]
     WouldBlock,
+    /// A key's deadline lies between the state's clock and the asker's time: whether the key is still there is for the log to
+    /// say. Apply an entry stamped with that time or later (a no-op will do), and ask again. Only from
+    /// [`StateMachine::query_at`].
+    #[error("the state's clock is behind")]
+    ClockBehind,
     /// The store cannot go on.
     #[error("{0}")]
     Fatal(String),
@@ -77,6 +82,21 @@ pub trait StateMachine: Send + Sync {
     /// # Errors
     /// As for [`StateMachine::apply`].
     fn query(&self, query: &Query<'_>, mode: Mode) -> Result<Reply, ApplyError>;
+
+    /// Answers a question as of `now_ms` (milliseconds since 1970), which may be later than the state's own clock: the latest
+    /// stamp among the entries applied. For reads that must not show a key after its time; [`StateMachine::query`] shows it until
+    /// the log has passed its deadline.
+    ///
+    /// # Errors
+    /// As for [`StateMachine::apply`], and [`ApplyError::ClockBehind`].
+    fn query_at(&self, query: &Query<'_>, _now_ms: u64, mode: Mode) -> Result<Reply, ApplyError> {
+        self.query(query, mode)
+    }
+
+    /// A time before which a sweep of this log finds nothing to remove; `None` while no key has a deadline.
+    fn next_deadline(&self, _log: u16) -> Option<u64> {
+        None
+    }
 
     /// Applied index and term of one log.
     fn applied(&self, log: u16) -> (u64, u64);
