@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cyclone_packet::Security;
+use cyclone_wire::gang::MAX_LOGS;
 
 /// The key-value engine behind the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,11 +134,8 @@ impl Config {
         if !self.members.iter().any(|member| member.id == self.id) {
             return fail(format!("node id {} is not among the members", self.id));
         }
-        if self.logs != 1 {
-            return fail(format!(
-                "logs = {}: this version serves exactly one physical log",
-                self.logs
-            ));
+        if self.logs == 0 || self.logs > MAX_LOGS {
+            return fail(format!("logs = {} is outside 1..={MAX_LOGS}", self.logs));
         }
         if self.nvm_bytes < Self::MIN_NVM_BYTES * u64::from(self.logs) {
             return fail(format!(

@@ -416,9 +416,14 @@ impl Node {
             group.applied_term = applied_term;
             group.heartbeat_ticks = ticks(config.heartbeat);
             group.election_ticks = ticks(config.election);
+            // Log 0's winner is to be the others' too: they leave it the time.
+            group.election_delay_ticks = if log == 0 { 0 } else { ticks(config.election) };
             group.seed = salt ^ u64::from(log);
             group.max_message_bytes = group.max_message_bytes.min(message_bytes);
             group.max_append_bytes = group.max_append_bytes.min(message_bytes);
+            // A batch of many values may be longer than the longest value.
+            let half = (u64::from(pool.count()) / 2).saturating_sub(2) * port.chunk_bytes() as u64;
+            group.max_entry_bytes = group.max_entry_bytes.min(half);
             logs.push(PhysicalLog::new(
                 log,
                 Group::open(group, ring)?,
@@ -429,7 +434,8 @@ impl Node {
         }
         let boot = Boot {
             tick_us,
-            salt: salt & 0xffff_ffff,
+            salt,
+            election_ticks: ticks(config.election),
             survives: region.survives(),
             region: region.describe(),
             pool,

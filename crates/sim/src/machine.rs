@@ -161,7 +161,7 @@ impl Machine {
             cluster_id: CLUSTER,
             members: (1..=plan.nodes).map(member).collect(),
             bootstrap: true,
-            logs: 1,
+            logs: plan.logs,
             data: directory.clone(),
             nvm: PathBuf::from("simulated"),
             nvm_bytes: plan.nvm_bytes,

@@ -153,7 +153,7 @@ impl World {
             clients: BTreeMap::new(),
             load,
             net,
-            checks: Checks::default(),
+            checks: Checks::new(usize::from(plan.logs)),
             struck: Struck::default(),
             queue: BinaryHeap::new(),
             order: 0,
@@ -189,6 +189,7 @@ impl World {
             Kind::SlowJob,
             Kind::Late,
             Kind::Forget,
+            Kind::Logs,
         ] {
             if world.plan.has(kind) {
                 world.struck.note(kind);

@@ -9,13 +9,18 @@ use cyclone_wire::resp::parse_i64;
 
 use crate::deadlines::Records;
 use crate::decimal;
-use crate::kv::{Change, Kv, data_key, read_item, space};
+use crate::kv::{Change, Kv, data_key, read_item, space, stored_place};
 use crate::machine::{ApplyError, Mode};
 use crate::queries::{self, At};
 use crate::value::{Item, encode};
 
 /// Deadlines that one sweep looks at, at most, whatever it asks for.
 const MAX_SWEEP: u32 = 1024;
+
+/// A number that no other command of the same log has: for sessions and versions.
+pub(crate) fn number(index: u64, position: usize) -> u64 {
+    (index << 12) | position as u64
+}
 
 /// The changes of one call, seen by the commands that follow in it.
 pub(crate) struct Overlay<'a> {
@@ -27,13 +32,16 @@ pub(crate) struct Overlay<'a> {
     /// What is to be stored, by stored key; `None`: removed.
     values: HashMap<Vec<u8>, Option<Vec<u8>>>,
     pub(crate) records: Records,
-    log: u16,
+    /// Physical logs in all.
+    count: u16,
+    /// The logs of the entry being executed, ascending, each with the entry's index there.
+    places: Vec<(u16, u64)>,
     clock_ms: u64,
-    version: u64,
+    position: usize,
 }
 
 impl<'a> Overlay<'a> {
-    pub(crate) fn new(kv: &'a dyn Kv, mode: Mode, max_value_bytes: usize, log: u16) -> Self {
+    pub(crate) fn new(kv: &'a dyn Kv, mode: Mode, max_value_bytes: usize, count: u16) -> Self {
         Overlay {
             kv,
             mode,
@@ -41,16 +49,36 @@ impl<'a> Overlay<'a> {
             cleared: false,
             values: HashMap::new(),
             records: Records::default(),
-            log,
+            count,
+            places: Vec::new(),
             clock_ms: 0,
-            version: 0,
+            position: 0,
         }
     }
 
-    /// The next command: the state's time, and the version of what it changes. A key's versions must never repeat, so they
-    /// come from the log that the key lives in.
-    pub(crate) fn begin(&mut self, clock_ms: u64, version: u64) {
-        (self.clock_ms, self.version) = (clock_ms, version);
+    /// The next entry: which logs it is of, ascending, and its index in each.
+    pub(crate) fn enter(&mut self, places: &[(u16, u64)]) {
+        self.places.clear();
+        self.places.extend_from_slice(places);
+    }
+
+    /// The next command of the entry: the state's time, and its place.
+    pub(crate) fn begin(&mut self, clock_ms: u64, position: usize) {
+        (self.clock_ms, self.position) = (clock_ms, position);
+    }
+
+    /// The log that a stored key lives in, and the version that the current command gives it. A key's versions must never
+    /// repeat, so they come from that log.
+    fn home(&self, stored: &[u8]) -> (u16, u64) {
+        let slot = (stored_place(stored) >> 32) as u16;
+        let place = match &self.places[..] {
+            [only] => only,
+            several => several
+                .iter()
+                .find(|(log, _)| *log == slot % self.count.max(1))
+                .unwrap_or(&(0, 0)),
+        };
+        (place.0, number(place.1, self.position))
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Item<'_>>, ApplyError> {
@@ -76,9 +104,9 @@ impl<'a> Overlay<'a> {
                 self.values.insert(stored, None);
                 return;
             }
-            self.records.write(self.log, deadline, &stored);
+            self.records.write(self.home(&stored).0, deadline, &stored);
         }
-        let value = encode(self.version, deadline, parts);
+        let value = encode(self.home(&stored).1, deadline, parts);
         self.values.insert(stored, Some(value));
     }
 
@@ -332,9 +360,10 @@ impl<'a> Overlay<'a> {
     /// Removes keys that have expired. Nobody can tell, but the store gets its room back.
     fn sweep(&mut self, limit: usize) -> Result<Reply, ApplyError> {
         let clock_ms = self.clock_ms;
+        let log = self.places.first().map_or(0, |(log, _)| *log);
         let due = self
             .records
-            .take_due(self.kv, self.mode, self.log, clock_ms, limit)?;
+            .take_due(self.kv, self.mode, log, clock_ms, limit)?;
         let mut removed = 0;
         for (deadline, key) in due {
             let stored = data_key(&key);

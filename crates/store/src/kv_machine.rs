@@ -10,7 +10,7 @@ use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::{Failure, Reply};
 
-use crate::commands::{self, Overlay};
+use crate::commands::{self, Overlay, number};
 use crate::deadlines::{self, Records};
 use crate::kv::{Change, Kv, space};
 use crate::machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, StateMachine};
@@ -77,9 +77,11 @@ fn read_meta(value: &[u8]) -> Result<(u64, u64, u64), DecodeError> {
     Ok((applied, term, clock_ms))
 }
 
-/// A number that no other command of the same log has: for sessions and versions.
-fn number(index: u64, position: usize) -> u64 {
-    (index << 12) | position as u64
+/// One of the logs that an entry is of.
+struct Share<'a> {
+    log: u16,
+    index: u64,
+    sessions: &'a mut Sessions,
 }
 
 #[allow(private_bounds)]
@@ -118,6 +120,10 @@ impl<K: Kv> KvMachine<K> {
             flushed.store(machine.applied(log).0, Ordering::Release);
         }
         Ok(machine)
+    }
+
+    fn count(&self) -> u16 {
+        self.logs.len() as u16
     }
 
     fn log(&self, log: u16) -> Result<MutexGuard<'_, Log>, ApplyError> {
@@ -218,28 +224,35 @@ impl<K: Kv> KvMachine<K> {
         })
     }
 
-    /// Executes an entry. `clock_ms` is moved to its stamp, never back.
+    /// Executes an entry's commands. `shares` are the logs it is an entry of, ascending; the lowest keeps the replies.
+    /// `clock_ms` is moved to the entry's stamp, never back.
     fn run(
         &self,
         overlay: &mut Overlay<'_>,
-        sessions: &mut Sessions,
+        shares: &mut [Share<'_>],
         changes: &mut SessionChanges,
-        entry: &EntryInput<'_>,
+        payload: &[u8],
         clock_ms: &mut u64,
     ) -> Result<Vec<Reply>, ApplyError> {
         // What does not decode was refused by the leader already; here it is only answered, on all replicas alike.
-        let Ok(commands) = batch::iter(entry.payload) else {
+        let Ok(commands) = batch::iter(payload) else {
             return Ok(vec![Reply::Failed(Failure::Unsupported)]);
         };
         *clock_ms = commands.stamp_ms().max(*clock_ms);
+        let places: Vec<(u16, u64)> = shares
+            .iter()
+            .map(|share| (share.log, share.index))
+            .collect();
+        overlay.enter(&places);
         let mut replies = Vec::with_capacity(commands.len());
         for (position, bytes) in commands.enumerate() {
             let Ok(command) = Command::decode(bytes) else {
                 replies.push(Reply::Failed(Failure::Unsupported));
                 continue;
             };
+            let index = shares[0].index;
             if let Some(tag) = &command.session {
-                match sessions.admit(tag, entry.index) {
+                match shares[0].sessions.admit(tag, index) {
                     Verdict::Answer(reply) => {
                         replies.push(reply);
                         continue;
@@ -249,26 +262,67 @@ impl<K: Kv> KvMachine<K> {
             }
             let reply = match command.operation {
                 Operation::OpenSession => {
-                    let session = number(entry.index, position);
-                    sessions.open(session, entry.index, changes);
+                    let session = number(index, position);
+                    for share in shares.iter_mut() {
+                        share.sessions.open(session, share.index, changes);
+                    }
                     Reply::Int(session as i64)
                 }
                 Operation::CloseSession { session } => {
-                    sessions.close(session, changes);
+                    for share in shares.iter_mut() {
+                        share.sessions.close(session, changes);
+                    }
                     Reply::Ok
                 }
                 ref operation => {
-                    overlay.begin(*clock_ms, number(entry.index, position));
+                    overlay.begin(*clock_ms, position);
                     overlay.execute(operation)?
                 }
             };
             if let Some(tag) = &command.session {
-                sessions.record(tag, &reply);
+                shares[0].sessions.record(tag, &reply);
             }
             replies.push(reply);
         }
-        sessions.end_entry(entry.index, changes);
+        for share in shares.iter_mut() {
+            share.sessions.end_entry(share.index, changes);
+        }
         Ok(replies)
+    }
+
+    /// Writes one call's changes and the applied places of its logs as one batch.
+    fn write(
+        &self,
+        overlay: &Overlay<'_>,
+        changes: &SessionChanges,
+        places: &[([u8; 3], [u8; 24])],
+        mode: Mode,
+    ) -> Result<(), ApplyError> {
+        let puts = changes
+            .puts
+            .iter()
+            .map(|(key, value)| Change::Put(key, value));
+        let deletes = changes.deletes.iter().map(|key| Change::Delete(key));
+        let mut first = places;
+        if planted::has(Bug::AppliedSeparately) {
+            let mut all = places.iter().map(|(key, value)| Change::Put(key, value));
+            self.kv.write(&mut all, mode)?;
+        }
+        if planted::has(Bug::GangHalfApplied) || planted::has(Bug::GangEvidenceLost) {
+            first = &places[..1];
+        }
+        let metas = first.iter().map(|(key, value)| Change::Put(key, value));
+        self.kv.write(
+            &mut overlay.changes().chain(puts).chain(deletes).chain(metas),
+            mode,
+        )?;
+        if planted::has(Bug::GangHalfApplied) && places.len() > 1 {
+            let mut rest = places[1..]
+                .iter()
+                .map(|(key, value)| Change::Put(key, value));
+            self.kv.write(&mut rest, Mode::Blocking)?;
+        }
+        Ok(())
     }
 }
 
@@ -281,7 +335,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     ) -> Result<Applied, ApplyError> {
         let mut guard = self.log_for(log, mode)?;
         let state = &mut *guard;
-        let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, log);
+        let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, self.count());
         let mut changes = SessionChanges::default();
         let mut answers = Vec::with_capacity(entries.len());
         let (mut applied, mut term, mut clock_ms) = (state.applied, state.term, state.clock_ms);
@@ -291,11 +345,17 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                     answers.push(Vec::new());
                     continue;
                 }
+                let mut shares = [Share {
+                    log,
+                    index: entry.index,
+                    sessions: &mut state.sessions,
+                }];
+                let (shares, payload) = (&mut shares, entry.payload);
                 answers.push(self.run(
                     &mut overlay,
-                    &mut state.sessions,
+                    shares,
                     &mut changes,
-                    entry,
+                    payload,
                     &mut clock_ms,
                 )?);
                 (applied, term) = (entry.index, entry.term);
@@ -303,21 +363,8 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             if applied == state.applied {
                 return Ok(());
             }
-            let (meta_key, meta_value) = (meta_key(log), meta_value(applied, term, clock_ms));
-            let puts = changes
-                .puts
-                .iter()
-                .map(|(key, value)| Change::Put(key, value));
-            let deletes = changes.deletes.iter().map(|key| Change::Delete(key));
-            let meta = std::iter::once(Change::Put(&meta_key, &meta_value));
-            if planted::has(Bug::AppliedSeparately) {
-                self.kv
-                    .write(&mut [Change::Put(&meta_key, &meta_value)].into_iter(), mode)?;
-            }
-            self.kv.write(
-                &mut overlay.changes().chain(puts).chain(deletes).chain(meta),
-                mode,
-            )
+            let place = (meta_key(log), meta_value(applied, term, clock_ms));
+            self.write(&overlay, &changes, &[place], mode)
         };
         match attempt() {
             Ok(()) => {
@@ -332,6 +379,74 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                 Err(error)
             }
         }
+    }
+
+    //= cyclone §5.1
+    fn apply_gang(
+        &self,
+        parts: &[(u16, EntryInput<'_>)],
+        mode: Mode,
+    ) -> Result<Vec<Reply>, ApplyError> {
+        if parts.is_empty() || !parts.is_sorted_by(|(one, _), (next, _)| one < next) {
+            return Err(ApplyError::Fatal("a gang's logs out of order".into()));
+        }
+        // Ascending, as checkpoints take them.
+        let mut guards = Vec::with_capacity(parts.len());
+        for (log, _) in parts {
+            guards.push(self.log_for(*log, mode)?);
+        }
+        let passed = |(guard, (_, entry)): &(&MutexGuard<'_, Log>, &(u16, EntryInput<'_>))| {
+            entry.index <= guard.applied
+        };
+        match guards.iter().zip(parts).filter(passed).count() {
+            0 => {}
+            all if all == parts.len() => return Ok(Vec::new()),
+            some => {
+                let what = format!("{some} of {} logs are past a gang's entry", parts.len());
+                return Err(ApplyError::Fatal(what));
+            }
+        }
+        let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, self.count());
+        let mut changes = SessionChanges::default();
+        // One moment for all of the gang's logs.
+        let mut clock_ms = guards.iter().map(|guard| guard.clock_ms).max().unwrap_or(0);
+        let mut attempt = || -> Result<Vec<Reply>, ApplyError> {
+            let mut shares = Vec::with_capacity(parts.len());
+            for (guard, (log, entry)) in guards.iter_mut().zip(parts) {
+                shares.push(Share {
+                    log: *log,
+                    index: entry.index,
+                    sessions: &mut guard.sessions,
+                });
+            }
+            let payload = parts[0].1.payload;
+            let replies = self.run(
+                &mut overlay,
+                &mut shares,
+                &mut changes,
+                payload,
+                &mut clock_ms,
+            )?;
+            let place = |(log, entry): &(u16, EntryInput<'_>)| {
+                let value = meta_value(entry.index, entry.term, clock_ms);
+                (meta_key(*log), value)
+            };
+            let places: Vec<_> = parts.iter().map(place).collect();
+            self.write(&overlay, &changes, &places, mode)?;
+            Ok(replies)
+        };
+        let result = attempt();
+        for (guard, (log, entry)) in guards.iter_mut().zip(parts) {
+            if result.is_ok() {
+                guard.sessions.commit();
+                (guard.applied, guard.term, guard.clock_ms) = (entry.index, entry.term, clock_ms);
+                self.note_deadlines(*log, &overlay.records);
+                self.publish(*log, guard);
+            } else {
+                guard.sessions.roll_back();
+            }
+        }
+        result
     }
 
     fn query(&self, query: &Query<'_>, mode: Mode) -> Result<Reply, ApplyError> {

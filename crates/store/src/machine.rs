@@ -65,6 +65,18 @@ pub trait StateMachine: Send + Sync {
         mode: Mode,
     ) -> Result<Applied, ApplyError>;
 
+    /// Applies one gang (cyclone §5.1): an entry in each of several logs, all or nothing, together with every log's
+    /// applied index. `parts` are ascending by log; the first one's payload holds the batch, or nothing if the gang has
+    /// no effect; the others' payloads are not looked at. Answers the batch's replies; none if it was applied before.
+    ///
+    /// # Errors
+    /// As for [`StateMachine::apply`]; fatal where some logs are past their entries and others are not.
+    fn apply_gang(
+        &self,
+        parts: &[(u16, EntryInput<'_>)],
+        mode: Mode,
+    ) -> Result<Vec<Reply>, ApplyError>;
+
     /// Answers a question about the state as applied so far.
     ///
     /// # Errors

@@ -101,6 +101,16 @@ bugs! {
     PieceMissing = "piece-missing",
     /// replica: the steady clock is trusted never to go back.
     ClockTrusted = "clock-trusted",
+    /// consensus: a log whose term has moved past a gang's view does not stop the gang in the others.
+    GangViewIgnored = "gang-view-ignored",
+    /// replica: a gang that is not decided for long is given up, by the replica's own clock.
+    GangTimedOut = "gang-timed-out",
+    /// replica: a gang's other logs are handed their parts without asking whether all of them can be.
+    GangNotReserved = "gang-not-reserved",
+    /// store: a gang's logs are moved on one after the other.
+    GangHalfApplied = "gang-half-applied",
+    /// store: a gang's participants but the lowest are not moved on.
+    GangEvidenceLost = "gang-evidence-lost",
     /// store: a checkpoint claims an entry that it does not hold.
     CheckpointAhead = "checkpoint-ahead",
     /// store: sessions are not taken over from an installed checkpoint.
