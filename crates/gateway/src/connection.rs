@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::reply::{Failure, Reply};
 use cyclone_wire::resp::{Protocol, RequestParser, encode};
 use mio::net::TcpStream;
@@ -112,6 +113,8 @@ pub(crate) struct Session {
     pub(crate) lib_version: Vec<u8>,
     pub(crate) reply_mode: ReplyMode,
     pub(crate) readonly: bool,
+    /// CLIENT READMODE; `None`: as configured.
+    pub(crate) read_mode: Option<ReadMode>,
     pub(crate) no_evict: bool,
     pub(crate) no_touch: bool,
     /// Answer what is pending, then hang up.
@@ -155,6 +158,7 @@ impl Session {
             lib_version: Vec::new(),
             reply_mode: ReplyMode::On,
             readonly: false,
+            read_mode: None,
             no_evict: false,
             no_touch: false,
             closing: false,

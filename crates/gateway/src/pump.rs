@@ -274,6 +274,8 @@ impl Gateway {
             out: &mut out,
             args,
             now_us,
+            reading: false,
+            stale: false,
         };
         let flow = match spec {
             _ if queued => command::transaction::queue(&mut context, spec, input),

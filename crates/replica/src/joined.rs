@@ -2,15 +2,11 @@
 //! store is asked once, so that the answer is of one moment.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-
-use cyclone_store::{ApplyError, Mode};
-use cyclone_wire::command::Query;
 
 use crate::logset::LogSet;
-use crate::node::{Done, Node, NodeError};
-use crate::reads::Read;
-use crate::requests::{Origin, Outcome};
+use crate::node::{Node, NodeError};
+use crate::reads::{How, Read};
+use crate::requests::Origin;
 
 struct Joined {
     origin: Origin,
@@ -28,7 +24,9 @@ pub(crate) struct JoinedReads {
 
 impl Node {
     /// Takes in a read that all `logs` must be ready for. The caller has been admitted to them.
-    pub(crate) fn join_read(&mut self, logs: LogSet, origin: Origin, query: Vec<u8>) {
+    pub(crate) fn join_read(&mut self, logs: LogSet, origin: Origin, query: Vec<u8>, how: How) {
+        // A lease would have to be checked again for all of them.
+        let how = if how == How::Lease { How::Index } else { how };
         self.joined.next += 1;
         let number = self.joined.next;
         let left = logs.len();
@@ -40,18 +38,15 @@ impl Node {
         self.joined.waiting.insert(number, joined);
         for log in logs.iter() {
             let barrier = self.logs[log].barrier();
-            self.logs[log].reads.submit(Read {
-                origin: Origin::Joined(number),
-                query: Vec::new(),
-                barrier,
-            });
+            let part = Read::new(Origin::Joined(number), Vec::new(), barrier, how);
+            self.logs[log].reads.submit(part);
         }
     }
 
     /// A read's log is ready: asks the store, once all of its logs are.
-    pub(crate) fn execute_read(&mut self, read: Read) -> Result<(), NodeError> {
+    pub(crate) fn execute_read(&mut self, log: usize, read: Read) -> Result<(), NodeError> {
         let Origin::Joined(number) = read.origin else {
-            return self.ask_store(read.origin, read.query);
+            return self.ask_store(Some(log), read);
         };
         let Some(joined) = self.joined.waiting.get_mut(&number) else {
             return Ok(());
@@ -61,32 +56,11 @@ impl Node {
             return Ok(());
         }
         match self.joined.waiting.remove(&number) {
-            Some(joined) => self.ask_store(joined.origin, joined.query),
+            Some(joined) => {
+                self.ask_store(None, Read::new(joined.origin, joined.query, 0, read.how))
+            }
             None => Ok(()),
         }
-    }
-
-    fn ask_store(&mut self, origin: Origin, query: Vec<u8>) -> Result<(), NodeError> {
-        // It was decoded when it was taken in.
-        let Ok(decoded) = Query::decode(&query) else {
-            return Ok(());
-        };
-        match self.store.query(&decoded, Mode::NonBlocking) {
-            Ok(reply) => self.answers.push((origin, Outcome::Done(reply))),
-            Err(ApplyError::WouldBlock) => {
-                let store = Arc::clone(&self.store);
-                self.counters.slow_reads += 1;
-                self.workers.run(move || {
-                    let result = match Query::decode(&query) {
-                        Ok(query) => store.query(&query, Mode::Blocking),
-                        Err(_) => Err(ApplyError::WouldBlock),
-                    };
-                    Done::Read { origin, result }
-                });
-            }
-            Err(error) => return Err(error.into()),
-        }
-        Ok(())
     }
 
     /// One log of a read over several has failed; the first one to do so answers for all. `None` for the others.

@@ -20,6 +20,7 @@
 //! May depend on consensus, store, wal, packet, pmem and wire; knows nothing of the Redis protocol.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod clients;
 mod config;
 pub mod embed;
@@ -27,6 +28,7 @@ mod gang;
 pub mod identity;
 mod idle;
 mod joined;
+mod lease;
 mod logset;
 mod node;
 mod physical;

@@ -7,20 +7,21 @@ use cyclone_consensus::{Colocation, OutMessage, StepError};
 use cyclone_packet::{Message, Peer, Port};
 use cyclone_pmem::{Payload, Pool, Survives};
 use cyclone_store::{Applied, ApplyError, StateMachine};
-use cyclone_wire::client::Status;
+use cyclone_wire::client::{ReadMode, Status};
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::envelope;
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
 use cyclone_wire::reply::Reply;
 
+use crate::answers::Unchecked;
 use crate::clients::ClientReplies;
 use crate::config::Config;
 use crate::gang::Gangs;
 use crate::joined::JoinedReads;
 use crate::logset::LogSet;
 use crate::physical::PhysicalLog;
-use crate::reads::Read;
+use crate::reads::{How, Read};
 use crate::requests::{BatchBuilder, Origin, Outcome, Ticket};
 use crate::snapshot::Snapshots;
 use crate::status::Counters;
@@ -61,7 +62,8 @@ pub(crate) enum Done {
         result: Result<Vec<Reply>, ApplyError>,
     },
     Read {
-        origin: Origin,
+        log: Option<usize>,
+        read: Read,
         result: Result<Reply, ApplyError>,
     },
     Digest {
@@ -103,6 +105,14 @@ pub struct Node {
     pub(crate) survives: Survives,
     pub(crate) region_description: String,
     pub(crate) pool: Pool,
+    /// Reads under leases whose answers are to be checked by the next step's clock.
+    pub(crate) unchecked: Vec<Unchecked>,
+    /// Per log the last term in which this replica led.
+    led: Vec<u64>,
+    /// Per log where the last command of the replica's own lies.
+    pub(crate) own_work: Vec<u64>,
+    /// The first step's time.
+    pub(crate) started_us: u64,
     clients: ClientReplies,
     inbox: Vec<Message>,
     pub(crate) answers: Vec<(Origin, Outcome)>,
@@ -141,6 +151,10 @@ impl Node {
         let snapshots = Snapshots::new(config.data.join("snapshots"), salt & 0xffff_ffff)?;
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
         Ok(Node {
+            unchecked: Vec::new(),
+            led: vec![0; logs.len()],
+            own_work: vec![0; logs.len()],
+            started_us: 0,
             gangs: Gangs::new(config.id, salt, &terms),
             colocation: Colocation::new(config.id, logs.len(), election_ticks),
             joined: JoinedReads::default(),
@@ -184,7 +198,7 @@ impl Node {
     }
 
     /// Takes in a command whose bytes are copied.
-    fn submit_write(&mut self, logs: LogSet, origin: Origin, command: &Command<'_>) {
+    pub(crate) fn submit_write(&mut self, logs: LogSet, origin: Origin, command: &Command<'_>) {
         match (self.admit(logs), logs.single()) {
             (Err(outcome), _) => self.answers.push((origin, outcome)),
             (Ok(()), Some(log)) => {
@@ -200,10 +214,7 @@ impl Node {
 
     /// Submits a linearizable read from this process.
     pub fn read(&mut self, ticket: Ticket, query: &Query<'_>) {
-        let mut bytes = Vec::with_capacity(64);
-        query.encode(&mut bytes);
-        let logs = LogSet::of_query(query, self.logs.len());
-        self.submit_read(logs, Origin::Local(ticket), bytes);
+        self.read_as(ticket, query, ReadMode::Index);
     }
 
     /// Takes the outcomes of what this process submitted.
@@ -211,19 +222,16 @@ impl Node {
         self.completions.drain(..)
     }
 
-    fn submit_read(&mut self, logs: LogSet, origin: Origin, query: Vec<u8>) {
+    pub(crate) fn submit_read(&mut self, logs: LogSet, origin: Origin, query: Vec<u8>, how: How) {
         self.counters.reads += 1;
         match (self.admit(logs), logs.single()) {
             (Err(outcome), _) => self.answers.push((origin, outcome)),
             (Ok(()), Some(log)) => {
                 let barrier = self.logs[log].barrier();
-                self.logs[log].reads.submit(Read {
-                    origin,
-                    query,
-                    barrier,
-                });
+                let read = Read::new(origin, query, barrier, how);
+                self.logs[log].reads.submit(read);
             }
-            (Ok(()), None) => self.join_read(logs, origin, query),
+            (Ok(()), None) => self.join_read(logs, origin, query, how),
         }
     }
 
@@ -256,6 +264,10 @@ impl Node {
             wall_ms: now.wall_ms,
         };
         let now = self.now;
+        if self.started_us == 0 {
+            self.started_us = now.steady_us.max(1);
+        }
+        self.check_leases();
         let mut work = self.receive()?;
         work += self.collect()?;
         self.tick();
@@ -270,6 +282,9 @@ impl Node {
 
     /// When [`Node::step`] wants to be called again at the latest, in microseconds of the steady clock.
     pub fn deadline_us(&self) -> u64 {
+        if !self.unchecked.is_empty() {
+            return self.now.steady_us;
+        }
         let pending = self.logs.iter().any(|log| log.reads.is_waiting_to_ask());
         let retry = if pending {
             self.now.steady_us + 1000
@@ -351,6 +366,7 @@ impl Node {
             self.counters.malformed += 1;
             return;
         };
+        let may_vote = self.may_vote();
         let Some(log) = self.logs.get_mut(usize::from(message.log)) else {
             self.counters.malformed += 1;
             return;
@@ -361,6 +377,9 @@ impl Node {
         }
         if !message.entries.is_empty() {
             self.active_us = self.now.steady_us;
+        }
+        if matches!(message.kind, RaftKind::Vote | RaftKind::PreVote) && !may_vote {
+            return;
         }
         if message.kind == RaftKind::Snapshot {
             self.offered_snapshot(message);
@@ -447,15 +466,7 @@ impl Node {
             self.clients.refuse(origin, &Status::Malformed);
             return;
         };
-        let logs = LogSet::of_query(&decoded, self.logs.len());
-        if !through_log {
-            return self.submit_read(logs, origin, query.to_vec());
-        }
-        let command = Command {
-            session: None,
-            operation: Operation::Read(decoded),
-        };
-        self.submit_write(logs, origin, &command);
+        self.submit_read_as(origin, &decoded, query.to_vec(), mode, &terms);
     }
 
     /// The configured limits, checked where a command enters so that all replicas need not agree on them.
@@ -512,8 +523,10 @@ impl Node {
             return;
         }
         let (group, reads) = (&mut physical.group, &mut physical.reads);
-        let mut confirmed = None;
-        reads.ask(now_us, |context| {
+        let (term, mut confirmed) = (group.term(), None);
+        self.led[log] = term;
+        reads.use_lease(now_us, term, group.commit());
+        reads.ask(now_us, term, |context| {
             confirmed = planted::has(Bug::ReadsNotConfirmed).then_some(context);
             confirmed.is_some() || group.read_index(context).is_ok()
         });
@@ -563,7 +576,7 @@ impl Node {
             false => self.logs[log].applied,
         };
         while let Some(read) = self.logs[log].reads.take(applied) {
-            self.execute_read(read)?;
+            self.execute_read(log, read)?;
         }
         Ok(())
     }
@@ -583,9 +596,7 @@ impl Node {
                     apply,
                     result,
                 } => self.gang_applied(&entries, apply, result?),
-                Done::Read { origin, result } => {
-                    self.answers.push((origin, Outcome::Done(result?)))
-                }
+                Done::Read { log, read, result } => self.read_done(log, read, result)?,
                 Done::Digest { ticket, result } => {
                     let reply = Reply::Bytes(result?.into_bytes());
                     self.completions.push((ticket, Outcome::Done(reply)));
@@ -610,6 +621,8 @@ impl Node {
         for gang in gangs {
             self.refuse_gang(gang, &Outcome::NotLeader(leader));
         }
+        self.end_weak_reads();
+        self.keep_time();
         self.keep_in_touch()?;
         self.trim()?;
         self.snapshot_upkeep();
@@ -630,12 +643,12 @@ impl Node {
                 Some(origin @ Origin::Native { .. }) => {
                     self.clients.add(origin, outcome, &self.config.members);
                 }
-                Some(Origin::Joined(_)) | None => {}
+                Some(Origin::Joined(_) | Origin::Nobody) | None => {}
             }
         }
         self.answers = answers;
         self.clients
-            .flush(self.now.steady_us, &mut self.port)
+            .flush(self.now.steady_us, &self.led, &mut self.port)
             .map_err(NodeError::Port)?;
         Ok(work)
     }

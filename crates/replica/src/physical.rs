@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use cyclone_consensus::{Committed, GangBook, Group, Outbox, ProposeError};
+use cyclone_consensus::{Committed, GangBook, Group, Outbox, ProposeError, RequestError};
 use cyclone_pmem::Payload;
 use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
 
@@ -102,6 +102,12 @@ impl PhysicalLog {
             starved: false,
             scratch: Vec::new(),
         }
+    }
+
+    /// Hands leadership over. The lease ends first: the target may campaign as soon as the order reaches it.
+    pub(crate) fn transfer(&mut self, to: u64) -> Result<(), RequestError> {
+        self.reads.lease.bar(self.group.term());
+        self.group.transfer_leader(to)
     }
 
     /// Commands and reads that wait for an answer.

@@ -39,6 +39,8 @@ pub(crate) enum Origin {
     },
     /// One log's part of a read over several, by the read's number.
     Joined(u64),
+    /// Nobody: the replica's own.
+    Nobody,
 }
 
 /// A log entry's payload in the making: up to [`BatchBuilder::MAX_COMMANDS`] commands become one entry

@@ -45,7 +45,7 @@ impl Node {
             // What is refused now is tried again by and by.
             let _ = match action {
                 Action::Campaign { log } => self.logs[log].group.campaign(),
-                Action::Transfer { log, to } => self.logs[log].group.transfer_leader(to),
+                Action::Transfer { log, to } => self.logs[log].transfer(to),
             };
         }
     }
@@ -61,7 +61,7 @@ impl Node {
         let Some(best) = best else { return };
         for log in self.logs.iter_mut().rev() {
             // Refused when leadership is gone already: then there is nothing to hand over.
-            let _ = log.group.transfer_leader(best.id);
+            let _ = log.transfer(best.id);
         }
     }
 }

@@ -178,6 +178,9 @@ impl Machine {
             max_value_bytes: plan.max_value_bytes,
             max_pending: 4096,
             block_cache_bytes: 0,
+            lease_reads: true,
+            clock_drift_ppm: 0,
+            follower_staleness: None,
         };
         Machine {
             id,

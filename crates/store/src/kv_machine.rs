@@ -457,6 +457,12 @@ impl<K: Kv> StateMachine for KvMachine<K> {
         commands::query(&self.kv, query, &|slot| self.at(slot, now_ms), mode)
     }
 
+    fn clock_ms(&self, log: u16) -> u64 {
+        self.clocks
+            .get(usize::from(log))
+            .map_or(0, |clock| clock.load(Ordering::Acquire))
+    }
+
     fn next_deadline(&self, log: u16) -> Option<u64> {
         let noted = self.deadlines.get(usize::from(log))?;
         Some(noted.load(Ordering::Acquire)).filter(|deadline| *deadline < u64::MAX)

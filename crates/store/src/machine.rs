@@ -93,6 +93,11 @@ pub trait StateMachine: Send + Sync {
         self.query(query, mode)
     }
 
+    /// The state's clock of one log: the latest stamp among its entries applied, in milliseconds since 1970.
+    fn clock_ms(&self, _log: u16) -> u64 {
+        0
+    }
+
     /// A time before which a sweep of this log finds nothing to remove; `None` while no key has a deadline.
     fn next_deadline(&self, _log: u16) -> Option<u64> {
         None

@@ -125,6 +125,10 @@ bugs! {
     AppliedTwice = "applied-twice",
     /// store: the applied index is written before the data.
     AppliedSeparately = "applied-separately",
+    /// replica: weak reads do not wait for what is in the log.
+    WeakReadWithoutWaiting = "weak-read-without-waiting",
+    /// replica: what was read under a lease is told without looking at the lease again.
+    LeaseNotCheckedAfter = "lease-not-checked-after",
     /// client: an unknown outcome is reported as not done.
     UnknownIsNotDone = "unknown-is-not-done",
     /// client: a repeated command gets a new number.

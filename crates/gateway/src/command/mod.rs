@@ -54,6 +54,10 @@ pub(crate) struct Context<'c, 'a> {
     pub(crate) out: &'c mut Vec<u8>,
     pub(crate) args: Args<'a>,
     pub(crate) now_us: u64,
+    /// It is a command that only reads.
+    pub(crate) reading: bool,
+    /// It reads what this node has, though another one leads.
+    pub(crate) stale: bool,
 }
 
 impl<'a> Context<'_, 'a> {
@@ -96,6 +100,10 @@ impl<'a> Context<'_, 'a> {
     fn routed(&mut self, slot: u16) -> bool {
         match self.backend.route(slot) {
             Route::Local => true,
+            _ if self.reading && self.session.readonly && self.backend.reads_stale(slot) => {
+                self.stale = true;
+                true
+            }
             elsewhere => {
                 refuse_route(self.out, slot, &elsewhere);
                 false
@@ -158,7 +166,15 @@ impl<'a> Context<'_, 'a> {
     }
 
     pub(crate) fn read(&mut self, slot: u16, shape: Shape, query: &Query<'_>) -> Flow {
-        self.backend.submit_read(self.session.next_ticket(), query);
+        let ticket = self.session.next_ticket();
+        let mode = self
+            .session
+            .read_mode
+            .unwrap_or(self.shared.config.read_mode);
+        match self.stale {
+            true => self.backend.submit_stale_read(ticket, query),
+            false => self.backend.submit_read_as(ticket, query, mode),
+        }
         Flow::Submitted {
             is_read: true,
             shape,
@@ -227,6 +243,7 @@ pub(crate) fn run(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
     if !context.session.authenticated && spec.flags & table::OPEN == 0 {
         return context.error("NOAUTH Authentication required.");
     }
+    context.reading = spec.flags & table::READ != 0;
     let replied = match spec.id {
         Id::Get | Id::MGet | Id::StrLen | Id::GetRange => strings::read(context, spec.id),
         Id::Set => strings::set(context),

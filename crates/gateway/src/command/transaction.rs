@@ -281,6 +281,8 @@ fn replay(context: &mut Context<'_, '_>, multi: &Multi) -> (Vec<Part>, Vec<Vec<u
                 out: &mut out,
                 args,
                 now_us: context.now_us,
+                reading: false,
+                stale: false,
             };
             parts.push(match super::run(&mut inner, spec) {
                 Flow::Submitted { shape, .. } => Part::Next(shape),
