@@ -255,6 +255,10 @@ impl Node {
     /// # Errors
     /// What the replica cannot live on with.
     pub fn step(&mut self, now: Now) -> Result<usize, NodeError> {
+        if now.steady_us < self.now.steady_us {
+            // What it says of a lease cannot be believed either.
+            self.logs.iter_mut().for_each(PhysicalLog::bar_lease);
+        }
         // A clock that is caught going back stands still instead.
         self.now = Now {
             steady_us: match planted::has(Bug::ClockTrusted) {

@@ -106,8 +106,13 @@ impl PhysicalLog {
 
     /// Hands leadership over. The lease ends first: the target may campaign as soon as the order reaches it.
     pub(crate) fn transfer(&mut self, to: u64) -> Result<(), RequestError> {
-        self.reads.lease.bar(self.group.term());
+        self.bar_lease();
         self.group.transfer_leader(to)
+    }
+
+    /// No lease in this term any more.
+    pub(crate) fn bar_lease(&mut self) {
+        self.reads.lease.bar(self.group.term());
     }
 
     /// Commands and reads that wait for an answer.

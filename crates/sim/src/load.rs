@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cyclone_client::{ClientConfig, ClientError, CoreConfig, StepClient};
 use cyclone_pmem::{Pool, Region};
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{self, Condition, Query};
 use cyclone_wire::reply::Reply;
 
@@ -13,6 +14,7 @@ use crate::machine::{CLIENT_KEY, address};
 use crate::net::Net;
 use crate::plan::Plan;
 use crate::random::Random;
+use crate::weak::Weak;
 
 /// Bytes per frame: the largest datagram.
 const FRAME_BYTES: u32 = 9216;
@@ -24,6 +26,8 @@ struct Pending {
     key: Vec<u8>,
     op: Op,
     invoke_us: u64,
+    /// Of a weak read: what it must show.
+    least: Option<i64>,
 }
 
 /// Where a client's packets come from.
@@ -56,6 +60,8 @@ pub struct Client {
     written: u64,
     /// Whether it never writes: a leader that nobody writes to has nothing to notice its fall by.
     only_reads: bool,
+    /// Set for the few that read weakly.
+    weak: Option<Weak>,
     random: Random,
 }
 
@@ -116,6 +122,8 @@ impl Load {
             pending: BTreeMap::new(),
             written: 0,
             only_reads: random.chance(0.4),
+            // By number: drawn, it would change what every seed means.
+            weak: (number % 8 == 7).then(Weak::default),
             random,
         })
     }
@@ -123,7 +131,8 @@ impl Load {
     /// A client gives up: what it had under way may or may not happen.
     pub fn bury(&mut self, client: Client) {
         self.net.remove(client.address);
-        for pending in client.pending.into_values() {
+        let all = client.pending.into_values();
+        for pending in all.filter(|pending| pending.least.is_none()) {
             self.history.push(Operation {
                 client: client.number,
                 key: pending.key,
@@ -136,6 +145,9 @@ impl Load {
 
     /// Lets a client choose an operation and submit it.
     pub fn submit(&mut self, client: &mut Client, now_us: u64) {
+        if client.weak.is_some() {
+            return client.submit_weak(now_us);
+        }
         let (key, op) = client.choose(&self.plan);
         client.submit(key, op, now_us);
     }
@@ -148,6 +160,19 @@ impl Load {
             let Some(pending) = client.pending.remove(&ticket) else {
                 anyhow::bail!("client {} was answered twice", client.number);
             };
+            if let (Some(weak), Some(least)) = (&mut client.weak, pending.least) {
+                ended += 1;
+                match result.map(answer) {
+                    Ok(Ok(Answer::Bytes(value))) => weak.read(least, Some(&value))?,
+                    Ok(Ok(Answer::Nil)) => weak.read(least, None)?,
+                    // A read that was not answered promises nothing.
+                    _ => {}
+                }
+                continue;
+            }
+            if let (Some(weak), Ok(Reply::Int(count))) = (&mut client.weak, &result) {
+                weak.added(*count);
+            }
             let outcome = match result {
                 Ok(reply) => Outcome::Done {
                     return_us: now_us,
@@ -252,6 +277,23 @@ impl Client {
         }
     }
 
+    /// Submits what a client does that reads weakly.
+    fn submit_weak(&mut self, now_us: u64) {
+        let key = format!("weak:{}", self.number).into_bytes();
+        let Some(least) = self.weak.as_mut().and_then(Weak::turn) else {
+            return self.submit(key, Op::Incr(1), now_us);
+        };
+        let query = Query::Get { key: &key };
+        let ticket = self.steps.core.submit_read(now_us, &query, ReadMode::Weak);
+        let pending = Pending {
+            key,
+            op: Op::Get,
+            invoke_us: now_us,
+            least: Some(least),
+        };
+        self.pending.insert(ticket, pending);
+    }
+
     /// Submits an operation.
     pub fn submit(&mut self, key: Vec<u8>, op: Op, now_us: u64) {
         let core = &mut self.steps.core;
@@ -261,10 +303,15 @@ impl Client {
             condition,
             get,
         };
-        let through_log = self.random.chance(0.1);
+        let mode = match self.random.chance(0.1) {
+            true => ReadMode::Log,
+            // Not drawn, for the same reason.
+            false if now_us / 16 % 4 == 0 => ReadMode::Lease,
+            false => ReadMode::Index,
+        };
         let ticket = match &op {
-            Op::Get => core.submit_query(now_us, &Query::Get { key: &key }, through_log),
-            Op::Len => core.submit_query(now_us, &Query::StrLen { key: &key }, through_log),
+            Op::Get => core.submit_read(now_us, &Query::Get { key: &key }, mode),
+            Op::Len => core.submit_read(now_us, &Query::StrLen { key: &key }, mode),
             Op::Set(value) => core.submit(now_us, &set(value, Condition::Always, false)),
             Op::SetAbsent(value) => core.submit(now_us, &set(value, Condition::Absent, false)),
             Op::GetSet(value) => core.submit(now_us, &set(value, Condition::Always, true)),
@@ -285,6 +332,7 @@ impl Client {
             key,
             op,
             invoke_us: now_us,
+            least: None,
         };
         self.pending.insert(ticket, pending);
     }

@@ -96,7 +96,7 @@ impl FakeDisk {
         self.lock().stalled
     }
 
-    /// While set, writes that must not wait are told that they would have to.
+    /// While set, reads and writes that must not wait are told that they would have to.
     pub fn stall(&self, stalled: bool) {
         self.lock().stalled = stalled;
     }
@@ -139,13 +139,25 @@ impl FakeKv {
     }
 }
 
+impl FakeKv {
+    /// The state, unless a read would have to wait for it too.
+    fn reading(&self, mode: Mode) -> Result<MutexGuard<'_, State>, ApplyError> {
+        let state = self.disk.lock();
+        match mode == Mode::NonBlocking && state.stalled {
+            true => Err(ApplyError::WouldBlock),
+            false => Ok(state),
+        }
+    }
+}
+
 impl Kv for FakeKv {
-    fn get(&self, key: &[u8], _mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
-        Ok(self.disk.lock().current.get(key).cloned())
+    fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
+        let state = self.reading(mode)?;
+        Ok(state.current.get(key).cloned())
     }
 
-    fn get_many(&self, keys: &[Vec<u8>], _mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
-        let state = self.disk.lock();
+    fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
+        let state = self.reading(mode)?;
         Ok(keys
             .iter()
             .map(|key| state.current.get(key).cloned())
