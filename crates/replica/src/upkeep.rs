@@ -56,6 +56,10 @@ impl Node {
     /// after that they are brought up with a checkpoint.
     pub(crate) fn trim(&mut self) -> Result<(), NodeError> {
         let mut flush = false;
+        // What is being fetched may lie behind what was applied; the log must not lose what is in between.
+        if self.snapshots.is_fetching() {
+            return Ok(());
+        }
         for log in &mut self.logs {
             let used = log.group.fullness();
             if used < TRIM_AT {
@@ -147,9 +151,9 @@ impl Node {
         self.active_us = self.now.steady_us;
     }
 
-    /// Last index of the log: at or behind every write answered so far.
+    /// The last indexes of all logs, added up: grows with every write.
     pub fn last_index(&self) -> u64 {
-        self.logs[0].group.last_index()
+        self.logs.iter().map(|log| log.group.last_index()).sum()
     }
 
     /// The packet port's counters by name.
@@ -177,36 +181,9 @@ impl Node {
         &self.config
     }
 
-    /// Whether this replica leads every log.
-    pub fn leads(&self) -> bool {
-        self.logs.iter().all(|log| log.group.is_leader())
-    }
-
-    /// The leader of the log that a slot lives in, if known.
-    pub fn leader_of(&self, slot: u16) -> Option<u64> {
-        self.logs[usize::from(slot) % self.logs.len()]
-            .group
-            .leader()
-    }
-
     /// Descriptors that are readable when packets wait.
     pub fn port_descriptors(&self) -> Vec<RawFd> {
         self.port.fds()
-    }
-
-    /// Hands leadership to the follower that has most of the log, log by log.
-    pub fn resign(&mut self) {
-        for log in &mut self.logs {
-            let peers = log.group.status().peers;
-            let best = peers
-                .iter()
-                .filter(|peer| peer.recent_active)
-                .max_by_key(|peer| peer.matched);
-            if let Some(best) = best {
-                // Refused when leadership is gone already: then there is nothing to hand over.
-                let _ = log.group.transfer_leader(best.id);
-            }
-        }
     }
 
     /// A clean end: the store takes over what it has not written, so that the next start replays little.

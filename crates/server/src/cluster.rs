@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::config::{Cluster, File, Limits, MemberEntry, Node, Timing, hex};
+use crate::config::{Cluster, File, Limits, MemberEntry, Node, Reads, Timing, hex};
 
 /// What kind of cluster to start.
 #[derive(Clone, Debug)]
@@ -173,6 +173,7 @@ impl LocalCluster {
                     election_ms: options.election_ms.unwrap_or(Timing::default().election_ms),
                     ..Timing::default()
                 },
+                reads: Reads::default(),
             };
             let config = directory.join(format!("node{}.toml", member.id));
             fs::write(&config, toml::to_string(&file)?)

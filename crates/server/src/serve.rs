@@ -8,6 +8,7 @@ use cyclone_gateway::{
     Backend, Gateway, GatewayConfig, InfoSection, Outcome, Route, Topology, TopologyNode,
 };
 use cyclone_replica::{COMPANION, Companion, Config, Node, Now, Reactor};
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
 use mio::event::Event;
 
@@ -66,6 +67,18 @@ impl Backend for Behind<'_> {
 
     fn submit_read(&mut self, ticket: u64, query: &Query<'_>) {
         self.node.read(ticket, query);
+    }
+
+    fn submit_read_as(&mut self, ticket: u64, query: &Query<'_>, mode: ReadMode) {
+        self.node.read_as(ticket, query, mode);
+    }
+
+    fn submit_stale_read(&mut self, ticket: u64, query: &Query<'_>) {
+        self.node.read_stale(ticket, query);
+    }
+
+    fn reads_stale(&self, _slot: u16) -> bool {
+        self.node.is_fresh_enough()
     }
 
     fn submit_digest(&mut self, ticket: u64) {
@@ -285,6 +298,7 @@ pub fn run(file: &File, bootstrap: bool, stop: &AtomicBool) -> Result<()> {
                 .map(|password| password.clone().into_bytes())
                 .collect();
             settings.max_clients = file.limits.max_clients;
+            settings.read_mode = file.reads.mode()?;
             settings.max_key_bytes = config.max_key_bytes;
             settings.max_value_bytes = config.max_value_bytes;
             settings.node_id = node_name(config.cluster_id, config.id);

@@ -61,6 +61,7 @@ impl Callers {
             key,
             op,
             invoke_us: now_us,
+            least: None,
         };
         self.pending.insert(self.ticket, pending);
     }

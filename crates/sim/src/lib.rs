@@ -32,6 +32,7 @@ pub mod net;
 pub mod plan;
 pub mod random;
 pub mod run;
+pub mod weak;
 pub mod world;
 
 pub use plan::{Kind, Plan};

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cyclone_client::{ClientConfig, ClientError, CoreConfig, StepClient};
 use cyclone_pmem::{Pool, Region};
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{self, Condition, Query};
 use cyclone_wire::reply::Reply;
 
@@ -13,6 +14,7 @@ use crate::machine::{CLIENT_KEY, address};
 use crate::net::Net;
 use crate::plan::Plan;
 use crate::random::Random;
+use crate::weak::Weak;
 
 /// Bytes per frame: the largest datagram.
 const FRAME_BYTES: u32 = 9216;
@@ -24,6 +26,8 @@ pub(crate) struct Pending {
     pub(crate) key: Vec<u8>,
     pub(crate) op: Op,
     pub(crate) invoke_us: u64,
+    /// Of a weak read: what it must show.
+    pub(crate) least: Option<i64>,
 }
 
 /// Where a client's packets come from.
@@ -54,6 +58,8 @@ pub struct Client {
     steps: StepClient,
     pending: BTreeMap<u64, Pending>,
     chooser: Chooser,
+    /// Set for the few that read weakly.
+    weak: Option<Weak>,
 }
 
 /// What a client wants next.
@@ -127,13 +133,16 @@ impl Load {
             steps,
             pending: BTreeMap::new(),
             chooser: Chooser::new(number, random),
+            // By number: drawn, it would change what every seed means.
+            weak: (number % 8 == 7).then(Weak::default),
         })
     }
 
     /// A client gives up: what it had under way may or may not happen.
     pub fn bury(&mut self, client: Client) {
         self.net.remove(client.address);
-        for pending in client.pending.into_values() {
+        let all = client.pending.into_values();
+        for pending in all.filter(|pending| pending.least.is_none()) {
             self.ended(client.number, pending, Outcome::Unknown);
         }
     }
@@ -152,6 +161,9 @@ impl Load {
 
     /// Lets a client choose an operation and submit it.
     pub fn submit(&mut self, client: &mut Client, now_us: u64) {
+        if client.weak.is_some() {
+            return client.submit_weak(now_us);
+        }
         let (key, op) = client.chooser.choose(&self.plan);
         client.submit(key, op, now_us);
     }
@@ -164,6 +176,19 @@ impl Load {
             let Some(pending) = client.pending.remove(&ticket) else {
                 anyhow::bail!("client {} was answered twice", client.number);
             };
+            if let (Some(weak), Some(least)) = (&mut client.weak, pending.least) {
+                ended += 1;
+                match result.map(answer) {
+                    Ok(Ok(Answer::Bytes(value))) => weak.read(least, Some(&value))?,
+                    Ok(Ok(Answer::Nil)) => weak.read(least, None)?,
+                    // A read that was not answered promises nothing.
+                    _ => {}
+                }
+                continue;
+            }
+            if let (Some(weak), Ok(Reply::Int(count))) = (&mut client.weak, &result) {
+                weak.added(*count);
+            }
             let outcome = match result {
                 Ok(reply) => Outcome::Done {
                     return_us: now_us,
@@ -217,8 +242,13 @@ impl Client {
         let core = &mut self.steps.core;
         let ticket = match request(&key, &op) {
             Request::Query(query) => {
-                let through_log = self.chooser.random.chance(0.1);
-                core.submit_query(now_us, &query, through_log)
+                let mode = match self.chooser.random.chance(0.1) {
+                    true => ReadMode::Log,
+                    // Not drawn: it would change what every seed means.
+                    false if now_us / 16 % 4 == 0 => ReadMode::Lease,
+                    false => ReadMode::Index,
+                };
+                core.submit_read(now_us, &query, mode)
             }
             Request::Write(operation) => core.submit(now_us, &operation),
         };
@@ -226,6 +256,24 @@ impl Client {
             key,
             op,
             invoke_us: now_us,
+            least: None,
+        };
+        self.pending.insert(ticket, pending);
+    }
+
+    /// Submits what a client does that reads weakly.
+    fn submit_weak(&mut self, now_us: u64) {
+        let key = format!("weak:{}", self.number).into_bytes();
+        let Some(least) = self.weak.as_mut().and_then(Weak::turn) else {
+            return self.submit(key, Op::Incr(1), now_us);
+        };
+        let query = Query::Get { key: &key };
+        let ticket = self.steps.core.submit_read(now_us, &query, ReadMode::Weak);
+        let pending = Pending {
+            key,
+            op: Op::Get,
+            invoke_us: now_us,
+            least: Some(least),
         };
         self.pending.insert(ticket, pending);
     }

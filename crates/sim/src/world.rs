@@ -163,7 +163,7 @@ impl World {
             callers,
             load,
             net,
-            checks: Checks::default(),
+            checks: Checks::new(usize::from(plan.logs)),
             struck: Struck::default(),
             queue: BinaryHeap::new(),
             order: 0,
@@ -204,6 +204,7 @@ impl World {
             Kind::SlowJob,
             Kind::Late,
             Kind::Forget,
+            Kind::Logs,
         ] {
             if world.plan.has(kind) {
                 world.struck.note(kind);
