@@ -8,6 +8,7 @@ use cyclone_pmem::{Pool, Region};
 use cyclone_wire::command::{self, Condition, Query};
 use cyclone_wire::reply::Reply;
 
+use crate::bank::Teller;
 use crate::history::{Answer, History, Op, Operation, Outcome};
 use crate::machine::{CLIENT_KEY, address};
 use crate::net::Net;
@@ -54,6 +55,8 @@ pub struct Client {
     steps: StepClient,
     pending: BTreeMap<u64, Pending>,
     written: u64,
+    /// Moves money instead.
+    teller: Option<Teller>,
     /// Whether it never writes: a leader that nobody writes to has nothing to notice its fall by.
     only_reads: bool,
     random: Random,
@@ -115,6 +118,8 @@ impl Load {
             steps,
             pending: BTreeMap::new(),
             written: 0,
+            teller: (self.plan.logs > 1 && number.is_multiple_of(2))
+                .then(|| Teller::new(random.fork(number))),
             only_reads: random.chance(0.4),
             random,
         })
@@ -123,6 +128,9 @@ impl Load {
     /// A client gives up: what it had under way may or may not happen.
     pub fn bury(&mut self, client: Client) {
         self.net.remove(client.address);
+        if let Some(teller) = client.teller {
+            teller.bury(client.number, &mut self.history);
+        }
         for pending in client.pending.into_values() {
             self.history.push(Operation {
                 client: client.number,
@@ -136,6 +144,9 @@ impl Load {
 
     /// Lets a client choose an operation and submit it.
     pub fn submit(&mut self, client: &mut Client, now_us: u64) {
+        if let Some(teller) = &mut client.teller {
+            return teller.act(&mut client.steps.core, now_us);
+        }
         let (key, op) = client.choose(&self.plan);
         client.submit(key, op, now_us);
     }
@@ -145,6 +156,13 @@ impl Load {
         client.steps.step(now_us)?;
         let mut ended = 0;
         for (ticket, result) in client.steps.core.completions() {
+            if let Some(teller) = &mut client.teller
+                && teller.ended(client.number, ticket, now_us, &result, &mut self.history)?
+            {
+                self.answered += u64::from(result.is_ok());
+                ended += 1;
+                continue;
+            }
             let Some(pending) = client.pending.remove(&ticket) else {
                 anyhow::bail!("client {} was answered twice", client.number);
             };
@@ -185,7 +203,12 @@ fn answer(reply: Reply) -> anyhow::Result<Answer> {
 impl Client {
     /// Operations without an outcome.
     pub fn pending(&self) -> usize {
-        self.pending.len()
+        self.pending.len() + self.teller.as_ref().map_or(0, Teller::pending)
+    }
+
+    /// Whether it moves money between logs.
+    pub fn is_teller(&self) -> bool {
+        self.teller.is_some()
     }
 
     /// When it wants to be stepped again at the latest.

@@ -217,6 +217,13 @@ impl Machine {
         }
     }
 
+    /// Lets a log of the replica find that it cannot take its share of the next gang.
+    pub fn refuse_share(&mut self, log: usize) {
+        if let Power::On(process) = &mut self.power {
+            process.node.refuse_share(log);
+        }
+    }
+
     /// Whether it is off and will come back.
     pub fn is_off(&self) -> bool {
         matches!(self.power, Power::Off)
