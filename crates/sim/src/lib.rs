@@ -22,6 +22,8 @@
 pub mod bank;
 pub mod check;
 mod faults;
+#[cfg(test)]
+mod gathered;
 pub mod history;
 pub mod hunt;
 pub mod images;
