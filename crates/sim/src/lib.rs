@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bank;
+mod callers;
 pub mod check;
 mod faults;
 #[cfg(test)]
