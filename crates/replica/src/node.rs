@@ -1,6 +1,7 @@
 //! The replica as a step function. [`Node::step`] does everything that is ready: packets, timers, finished work of
 //! threads, proposals, persistence, sending, applying, answering. It never blocks and reads no clock.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cyclone_consensus::{Colocation, OutMessage, StepError};
@@ -97,6 +98,8 @@ pub struct Node {
     pub(crate) gangs: Gangs,
     pub(crate) colocation: Colocation,
     pub(crate) joined: JoinedReads,
+    /// Where the logs ended now and then: the sum of their last indexes, and each.
+    pub(crate) marks: VecDeque<(u64, Vec<u64>)>,
     /// Messages of this step, with the log they are of.
     pub(crate) outgoing: Vec<(usize, OutMessage)>,
     pub(crate) store: Arc<dyn StateMachine>,
@@ -160,6 +163,7 @@ impl Node {
             gangs: Gangs::new(config.id, salt, &terms),
             colocation: Colocation::new(config.id, logs.len(), election_ticks),
             joined: JoinedReads::default(),
+            marks: VecDeque::new(),
             outgoing: Vec::new(),
             config,
             port,
@@ -628,6 +632,7 @@ impl Node {
         }
         self.end_weak_reads();
         self.keep_time();
+        self.note_mark();
         self.keep_in_touch()?;
         self.trim()?;
         self.snapshot_upkeep();

@@ -9,6 +9,7 @@ use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{self, Condition, Query};
 use cyclone_wire::reply::Reply;
 
+use crate::bank::Teller;
 use crate::history::{Answer, History, Op, Operation, Outcome};
 use crate::machine::{CLIENT_KEY, address};
 use crate::net::Net;
@@ -60,6 +61,8 @@ pub struct Client {
     chooser: Chooser,
     /// Set for the few that read weakly.
     weak: Option<Weak>,
+    /// Moves money instead.
+    teller: Option<Teller>,
 }
 
 /// What a client wants next.
@@ -127,11 +130,14 @@ impl Load {
         boot[8..].copy_from_slice(&random.draw().to_le_bytes());
         let driver = self.net.driver(from, None);
         let steps = StepClient::over(Box::new(driver), self.pool.clone(), boot, config)?;
+        let teller = (self.plan.logs > 1 && number.is_multiple_of(2))
+            .then(|| Teller::new(random.fork(number)));
         Ok(Client {
             number,
             address: from,
             steps,
             pending: BTreeMap::new(),
+            teller,
             chooser: Chooser::new(number, random),
             // By number: drawn, it would change what every seed means.
             weak: (number % 8 == 7).then(Weak::default),
@@ -141,6 +147,9 @@ impl Load {
     /// A client gives up: what it had under way may or may not happen.
     pub fn bury(&mut self, client: Client) {
         self.net.remove(client.address);
+        if let Some(teller) = client.teller {
+            teller.bury(client.number, &mut self.history);
+        }
         let all = client.pending.into_values();
         for pending in all.filter(|pending| pending.least.is_none()) {
             self.ended(client.number, pending, Outcome::Unknown);
@@ -161,6 +170,9 @@ impl Load {
 
     /// Lets a client choose an operation and submit it.
     pub fn submit(&mut self, client: &mut Client, now_us: u64) {
+        if let Some(teller) = &mut client.teller {
+            return teller.act(&mut client.steps.core, now_us);
+        }
         if client.weak.is_some() {
             return client.submit_weak(now_us);
         }
@@ -173,6 +185,13 @@ impl Load {
         client.steps.step(now_us)?;
         let mut ended = 0;
         for (ticket, result) in client.steps.core.completions() {
+            if let Some(teller) = &mut client.teller
+                && teller.ended(client.number, ticket, now_us, &result, &mut self.history)?
+            {
+                self.answered += u64::from(result.is_ok());
+                ended += 1;
+                continue;
+            }
             let Some(pending) = client.pending.remove(&ticket) else {
                 anyhow::bail!("client {} was answered twice", client.number);
             };
@@ -219,7 +238,12 @@ pub(crate) fn answer(reply: Reply) -> anyhow::Result<Answer> {
 impl Client {
     /// Operations without an outcome.
     pub fn pending(&self) -> usize {
-        self.pending.len()
+        self.pending.len() + self.teller.as_ref().map_or(0, Teller::pending)
+    }
+
+    /// Whether it moves money between logs.
+    pub fn is_teller(&self) -> bool {
+        self.teller.is_some()
     }
 
     /// When it wants to be stepped again at the latest.

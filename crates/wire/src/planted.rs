@@ -107,8 +107,6 @@ bugs! {
     GangViewIgnored = "gang-view-ignored",
     /// replica: a gang that is not decided for long is given up, by the replica's own clock.
     GangTimedOut = "gang-timed-out",
-    /// replica: a gang's other logs are handed their parts without asking whether all of them can be.
-    GangNotReserved = "gang-not-reserved",
     /// store: a gang's logs are moved on one after the other.
     GangHalfApplied = "gang-half-applied",
     /// store: a gang's participants but the lowest are not moved on.
