@@ -267,7 +267,9 @@ impl Holder {
         let foreign = old
             .as_ref()
             .is_some_and(|old| old.cluster != config.cluster);
-        if foreign || config.term < known {
+        // A configuration without this process is not meant for it: one from before a restart that comes late would let
+        // in again whom the earlier process had shut out.
+        if foreign || config.term < known || self.own(&config).is_none() {
             self.config = old;
             return;
         }

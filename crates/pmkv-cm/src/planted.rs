@@ -21,8 +21,6 @@ pub(crate) enum Mistake {
     RollbackKeepsTarget,
     /// A manager takes office without waiting for the lease of the one before.
     OfficeSeized,
-    /// A new manager does not wait for leases that its predecessor granted.
-    OldGrantsForgotten,
     /// A shard's last full copies are dropped with their servers.
     LastCopyDropped,
     /// A report of an earlier copy counts for a later one.

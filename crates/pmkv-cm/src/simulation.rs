@@ -6,6 +6,7 @@ mod checks;
 mod engine;
 mod faults;
 mod net;
+mod replicas;
 mod scenarios;
 mod world;
 

@@ -8,6 +8,7 @@
 //! etcd (seconds) or ZooKeeper (sessions of several ticks).
 
 pub mod memory;
+pub mod raft;
 
 /// One of the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -102,11 +102,7 @@ impl Leading {
             committed: 0,
             written_us: now_us,
             // A former manager may have granted leases until a moment ago, to anybody.
-            fence_us: if planted::has(Mistake::OldGrantsForgotten) {
-                0
-            } else {
-                now_us + rules.lease_us
-            },
+            fence_us: now_us + rules.lease_us,
             hellos: BTreeMap::new(),
             copied: BTreeSet::new(),
             commands: VecDeque::new(),
@@ -197,11 +193,13 @@ impl Leading {
 
     fn drive(&mut self, now_us: u64, desk: &mut Desk) {
         self.renew_office(now_us, desk);
-        let idle = self.writing.is_none() && self.doubtful.is_none() && self.reading.is_none();
+        let idle = self.writing.is_none() && self.reading.is_none();
         if !self.in_office(now_us) || !idle || self.unreadable || now_us < self.next_try_us {
             return self.commit(now_us, desk);
         }
-        if self.blank {
+        if self.doubtful.is_some() {
+            self.reading = Some(desk.ask(Request::Get(Key::Configuration)));
+        } else if self.blank {
             self.found(desk);
         } else if self.stored.is_none() {
             self.reading = Some(desk.ask(Request::Get(Key::Configuration)));

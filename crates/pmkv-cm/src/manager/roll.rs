@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::{Configuration, ServerId};
-use crate::planted::{self, Mistake};
 use crate::rules::Rules;
 
 /// What a manager in office knows of a server.
@@ -105,13 +104,6 @@ impl Roll {
     /// When a server's lease has certainly run out, whichever of its processes holds it.
     pub(super) fn expires_us(&self, id: ServerId, rules: &Rules) -> u64 {
         let unknown = self.began_us + rules.lease_us;
-        if planted::has(Mistake::OldGrantsForgotten) {
-            return self
-                .entries
-                .get(&id)
-                .filter(|e| e.ever)
-                .map_or(0, |e| e.expires_us);
-        }
         self.entries.get(&id).map_or(unknown, |e| e.expires_us)
     }
 

@@ -361,6 +361,7 @@ impl World {
     }
 
     pub fn crash_manager(&mut self, at: usize, for_us: u64) {
+        self.crash_replica(at);
         let node = &mut self.managers[at];
         node.process = None;
         node.paused_until_us = 0;

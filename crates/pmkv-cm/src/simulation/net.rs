@@ -28,6 +28,11 @@ pub(crate) enum Packet {
         to: (usize, u64),
         report: Report,
     },
+    /// Between replicas of the embedded store.
+    Raft {
+        to: usize,
+        bytes: Vec<u8>,
+    },
     /// One-sided: takes effect without the receiver's processor.
     Write {
         from: (ServerId, u64),

@@ -39,6 +39,9 @@ pub(crate) struct World {
     pub shards: ShardId,
     pub net: Net,
     pub records: Records,
+    /// Replicas of the embedded store, one per manager, instead of `records`.
+    pub replicas: Vec<super::replicas::Replica>,
+    pub newest_stored: u64,
     pub managers: Vec<ManagerNode>,
     pub servers: Vec<Server>,
     pub known: Known,
@@ -91,6 +94,8 @@ impl World {
                 ..Net::default()
             },
             records: Records::default(),
+            replicas: Vec::new(),
+            newest_stored: 0,
             managers,
             servers: Vec::new(),
             known: Known::default(),
@@ -150,6 +155,7 @@ impl World {
             self.deliver(packet);
         }
         for at in 0..self.managers.len() {
+            self.replica_turn(at);
             self.manager_turn(at);
         }
         for at in 0..self.servers.len() {
@@ -223,8 +229,11 @@ impl World {
     }
 
     /// A configuration has come into the store.
-    fn stored(&mut self, value: &[u8]) {
-        let config = std::sync::Arc::new(crate::Configuration::decode(value).unwrap());
+    pub fn stored(&mut self, value: &[u8]) {
+        let config = match crate::Configuration::decode(value) {
+            Ok(config) => std::sync::Arc::new(config),
+            Err(error) => return self.break_if(true, || format!("written: {error}")),
+        };
         self.count("written");
         if !config.migrations.is_empty() {
             self.count("migrating");
@@ -278,14 +287,21 @@ impl World {
                 if paused > self.now_us {
                     return self.later(paused, packet);
                 }
-                let decoded = ToServer::decode(&message.encode()).unwrap();
-                self.holder_step(at, holder::Event::Message(decoded));
+                if let Ok(decoded) = ToServer::decode(&message.encode()) {
+                    self.holder_step(at, holder::Event::Message(decoded));
+                }
             }
+            Packet::Raft { to, bytes } => self.deliver_raft(to, &bytes),
             Packet::Ask {
                 from,
                 ticket,
                 request,
-            } => self.ask_store(from, ticket, request),
+            } if self.replicas.is_empty() => self.ask_store(from, ticket, request),
+            Packet::Ask {
+                from,
+                ticket,
+                request,
+            } => self.ask_replica(from, ticket, request),
             Packet::Told { to, ref report } => {
                 let node = &self.managers[to.0];
                 if node.paused_until_us > self.now_us {

@@ -18,6 +18,24 @@ impl Records {
         self.records.get(&key).cloned().unwrap_or_default()
     }
 
+    /// No records, of a store whose last revision was this one.
+    pub(crate) fn at(revision: Revision) -> Records {
+        Records {
+            revision,
+            ..Records::default()
+        }
+    }
+
+    /// The last revision given.
+    pub(crate) fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// Sets a record as it was.
+    pub(crate) fn put(&mut self, key: Key, record: Record) {
+        self.records.insert(key, record);
+    }
+
     /// Does a request, at once.
     pub fn apply(&mut self, request: &Request) -> Answer {
         match request {
