@@ -7,8 +7,14 @@
 //! looked, so the lease has run out. No clock of the store takes part, and leases may be far shorter than those of
 //! etcd (seconds) or ZooKeeper (sessions of several ticks).
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod memory;
 pub mod raft;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod remote;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 /// One of the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
