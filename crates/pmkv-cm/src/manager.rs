@@ -10,8 +10,6 @@
 mod leading;
 mod office;
 mod roll;
-#[cfg(test)]
-mod tests;
 
 use std::sync::Arc;
 

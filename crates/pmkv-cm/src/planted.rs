@@ -11,6 +11,8 @@ pub(crate) enum Mistake {
     AdoptionNotAwaited,
     /// A server counts its lease from the grant's arrival.
     LeaseFromArrival,
+    /// A server does not take the drift of clocks off its lease.
+    DriftIgnored,
     /// A server serves what it was given before the term is committed.
     ServesUncommitted,
     /// A server goes on serving what the newest configuration takes from it.

@@ -8,6 +8,7 @@ mod faults;
 mod net;
 mod replicas;
 mod scenarios;
+mod stories;
 mod world;
 
 /// A small generator: runs are repeated from the seed.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::roll::{Roll, Verdict};
 use super::{Beat, Command, CommandError, Desk, Event, Notice};
 use crate::balance::{self, Loads, Move};
-use crate::change::Draft;
+use crate::change::{Draft, Weights};
 use crate::codec::Office;
 use crate::config::{Configuration, Member, ServerId, ShardId, Standing};
 use crate::message::{Hello, ToServer};
@@ -64,11 +64,15 @@ pub(super) struct Leading {
     copied: BTreeSet<(ServerId, ShardId, u64)>,
     commands: VecDeque<Command>,
     loads: Loads,
+    /// What the last whole period says about each shard.
+    weights: Weights,
     reported: BTreeSet<ServerId>,
     period_ends_us: u64,
     /// The store holds what this program cannot read.
     unreadable: bool,
     suspects: BTreeSet<ServerId>,
+    /// Term, and whether it was committed, when there was last nothing to change.
+    looked: (u64, bool),
     patient_until_us: u64,
 }
 
@@ -107,10 +111,12 @@ impl Leading {
             copied: BTreeSet::new(),
             commands: VecDeque::new(),
             loads: Loads::new(),
+            weights: Weights::new(),
             reported: BTreeSet::new(),
             period_ends_us: now_us + rules.period_us * 2,
             unreadable: false,
             suspects: BTreeSet::new(),
+            looked: (0, false),
             patient_until_us: 0,
         }
     }
@@ -337,7 +343,16 @@ impl Leading {
                 desk.tell(Notice::Suspects(failed.iter().copied().collect()));
             }
         }
-        let weights = balance::weights(&self.loads);
+        let looked = (base.term, committed);
+        let news = !failed.is_empty()
+            || !self.hellos.is_empty()
+            || !self.commands.is_empty()
+            || !self.copied.is_empty()
+            || (now_us >= self.period_ends_us && self.reported.len() >= base.up().count());
+        if self.settled_in && !news && self.looked == looked {
+            return;
+        }
+        let weights = self.weights.clone();
         let mut draft = Draft::new(&base, desk.id, self.office.epoch, &weights);
         draft.fail(&failed);
         self.let_in(&mut draft, committed);
@@ -364,6 +379,7 @@ impl Leading {
         match draft.finish(!self.settled_in) {
             Some(config) => self.write(expected, config, commands, copied, desk),
             None => {
+                self.looked = looked;
                 self.commands.drain(..commands);
                 self.copied.retain(|report| !copied.contains(report));
             }
@@ -379,12 +395,13 @@ impl Leading {
                 Some(member) if member.incarnation != hello.incarnation => {
                     draft.fail(&BTreeSet::from([hello.server]));
                 }
-                Some(member) if member.standing == Standing::Down => {
-                    let back = committed && member.session <= hello.session;
-                    back.then(|| draft.welcome(hello)).unwrap_or_default();
+                Some(member) => {
+                    let down = member.standing == Standing::Down;
+                    let back = down && committed && member.session <= hello.session;
+                    if back || (!down && member.session < hello.session) {
+                        draft.welcome(hello);
+                    }
                 }
-                Some(member) if member.session < hello.session => draft.welcome(hello),
-                Some(_) => {}
                 None if committed => draft.welcome(hello),
                 None => {}
             }
@@ -403,7 +420,10 @@ impl Leading {
         if !quiet || !told {
             return;
         }
-        for step in balance::plan(config, &self.loads, desk.rules) {
+        let moves = balance::plan(config, &self.loads, desk.rules);
+        // Reports of the next period still tell of the time before a move.
+        let periods = if moves.is_empty() { 1 } else { 2 };
+        for step in moves {
             match step {
                 Move::Primary { shard, target } => draft.move_primary(shard, target),
                 Move::Backup {
@@ -413,8 +433,8 @@ impl Leading {
                 } => draft.move_backup(shard, source, target),
             }
         }
-        // What was counted before the change says little about the time after it: a whole new period is awaited.
-        self.period_ends_us = now_us + desk.rules.period_us;
+        self.period_ends_us = now_us + desk.rules.period_us * periods;
+        self.weights = balance::weights(&self.loads);
         self.reported.clear();
         self.loads.clear();
     }

@@ -103,9 +103,18 @@ impl World {
 
     pub fn ask_replica(&mut self, from: (usize, u64), ticket: u64, request: Request) {
         let at = from.0;
-        let current = self.managers[at].process.as_ref();
-        if !self.running(at) || current.is_none_or(|p| p.number != from.1) {
+        let node = &self.managers[at];
+        if node.process.as_ref().is_none_or(|p| p.number != from.1) {
             return;
+        }
+        if node.paused_until_us > self.now_us {
+            // Manager and replica are one process.
+            let packet = Packet::Ask {
+                from,
+                ticket,
+                request,
+            };
+            return self.net.put_at(node.paused_until_us, packet);
         }
         let local_us = self.managers[at].clock.read(self.now_us);
         let taken = self.replicas[at]

@@ -105,6 +105,7 @@ fn planted_mistakes_are_found() {
         Mistake::LeaseNotAwaited,
         Mistake::AdoptionNotAwaited,
         Mistake::LeaseFromArrival,
+        Mistake::DriftIgnored,
         Mistake::ServesUncommitted,
         Mistake::ServesOld,
         Mistake::JoiningPromoted,
