@@ -196,10 +196,7 @@ pub fn manages<S: Store>(stores: [S; 2], lease_us: u64) {
         );
         let mut to_servers: Vec<(ServerId, ToServer)> = Vec::new();
         let mut to_managers: Vec<FromServer> = Vec::new();
-        for at in 0..servers.len() {
-            let Some(server) = &mut servers[at] else {
-                continue;
-            };
+        for server in servers.iter_mut().flatten() {
             turn(server, now_us(), holder::Event::Tick, &mut to_managers);
         }
         for (manager, store) in managers.iter_mut().flatten() {
