@@ -269,7 +269,7 @@ impl Client {
                 let mode = match self.chooser.random.chance(0.1) {
                     true => ReadMode::Log,
                     // Not drawn: it would change what every seed means.
-                    false if now_us / 16 % 4 == 0 => ReadMode::Lease,
+                    false if (now_us / 16).is_multiple_of(4) => ReadMode::Lease,
                     false => ReadMode::Index,
                 };
                 core.submit_read(now_us, &query, mode)

@@ -14,7 +14,7 @@ impl Weak {
     /// What to do next: `None` to add, otherwise to read, and what must be shown at least.
     pub fn turn(&mut self) -> Option<i64> {
         self.turns += 1;
-        (self.turns % 3 > 0).then_some(self.told)
+        (!self.turns.is_multiple_of(3)).then_some(self.told)
     }
 
     /// An addition has been answered.
