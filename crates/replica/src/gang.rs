@@ -136,6 +136,15 @@ impl Node {
             return false;
         };
         let (number, logs) = (front.number, front.logs);
+        // An abort entry that came behind a later gang would let logs wait for each other in a circle.
+        if self
+            .gangs
+            .unsaid
+            .iter()
+            .any(|unsaid| logs.contains(unsaid.log))
+        {
+            return false;
+        }
         let head = Head {
             kind: Kind::Part,
             nonce: Nonce {
@@ -217,9 +226,10 @@ impl Node {
         self.counters.gangs_aborted += 1;
         let term = physical.group.term();
         self.gangs.unsaid.push(Unsaid { log, term, head });
+        self.say_aborts();
     }
 
-    /// Proposes the abort entries that are due. One that never gets there is made good for by the log's next term.
+    /// Proposes the abort entries that are due; gangs that come later wait for them. One that never gets there is made good for by the log's next term.
     fn say_aborts(&mut self) {
         let logs = &mut self.logs;
         self.gangs.unsaid.retain(|unsaid| {

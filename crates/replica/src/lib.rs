@@ -22,6 +22,7 @@
 
 mod answers;
 mod clients;
+mod clock;
 mod config;
 pub mod embed;
 mod gang;

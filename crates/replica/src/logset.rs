@@ -65,6 +65,11 @@ impl LogSet {
         self.0.trailing_zeros() as usize
     }
 
+    /// Whether a log is in it.
+    pub(crate) fn contains(self, log: usize) -> bool {
+        self.0 >> log & 1 == 1
+    }
+
     /// How many.
     pub(crate) fn len(self) -> usize {
         self.0.count_ones() as usize

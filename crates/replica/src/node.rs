@@ -1,6 +1,7 @@
 //! The replica as a step function. [`Node::step`] does everything that is ready: packets, timers, finished work of
 //! threads, proposals, persistence, sending, applying, answering. It never blocks and reads no clock.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cyclone_consensus::{Colocation, OutMessage, StepError};
@@ -16,6 +17,7 @@ use cyclone_wire::reply::Reply;
 
 use crate::answers::Unchecked;
 use crate::clients::ClientReplies;
+use crate::clock::Steady;
 use crate::config::Config;
 use crate::gang::Gangs;
 use crate::joined::JoinedReads;
@@ -96,6 +98,8 @@ pub struct Node {
     pub(crate) gangs: Gangs,
     pub(crate) colocation: Colocation,
     pub(crate) joined: JoinedReads,
+    /// Where the logs ended now and then: the sum of their last indexes, and each.
+    pub(crate) marks: VecDeque<(u64, Vec<u64>)>,
     /// Messages of this step, with the log they are of.
     pub(crate) outgoing: Vec<(usize, OutMessage)>,
     pub(crate) store: Arc<dyn StateMachine>,
@@ -123,6 +127,7 @@ pub struct Node {
     pub(crate) next_touch_us: u64,
     tick_us: u64,
     pub(crate) active_us: u64,
+    steady: Steady,
     pub(crate) now: Now,
 }
 
@@ -158,6 +163,7 @@ impl Node {
             gangs: Gangs::new(config.id, salt, &terms),
             colocation: Colocation::new(config.id, logs.len(), election_ticks),
             joined: JoinedReads::default(),
+            marks: VecDeque::new(),
             outgoing: Vec::new(),
             config,
             port,
@@ -179,6 +185,7 @@ impl Node {
             next_touch_us: 0,
             tick_us,
             active_us: 0,
+            steady: Steady::default(),
             now: Now {
                 steady_us: 0,
                 wall_ms: 0,
@@ -255,16 +262,12 @@ impl Node {
     /// # Errors
     /// What the replica cannot live on with.
     pub fn step(&mut self, now: Now) -> Result<usize, NodeError> {
-        if now.steady_us < self.now.steady_us {
-            // What it says of a lease cannot be believed either.
+        if now.steady_us < self.steady.machine_us(self.now.steady_us) {
+            // It goes back: what it says of a lease cannot be believed either.
             self.logs.iter_mut().for_each(PhysicalLog::bar_lease);
         }
-        // A clock that is caught going back stands still instead.
         self.now = Now {
-            steady_us: match planted::has(Bug::ClockTrusted) {
-                true => now.steady_us,
-                false => now.steady_us.max(self.now.steady_us),
-            },
+            steady_us: self.steady.read(now.steady_us),
             wall_ms: now.wall_ms,
         };
         let now = self.now;
@@ -287,7 +290,7 @@ impl Node {
     /// When [`Node::step`] wants to be called again at the latest, in microseconds of the steady clock.
     pub fn deadline_us(&self) -> u64 {
         if !self.unchecked.is_empty() {
-            return self.now.steady_us;
+            return self.steady.machine_us(self.now.steady_us);
         }
         let pending = self.logs.iter().any(|log| log.reads.is_waiting_to_ask());
         let retry = if pending {
@@ -296,14 +299,16 @@ impl Node {
             u64::MAX
         };
         let timers = self.next_tick_us.min(retry);
-        self.port
+        let first = self
+            .port
             .next_timeout()
-            .map_or(timers, |port| timers.min(port))
+            .map_or(timers, |port| timers.min(port));
+        self.steady.machine_us(first)
     }
 
     /// When a client last had work for this replica; the polling policy spins only near it.
     pub fn active_us(&self) -> u64 {
-        self.active_us
+        self.steady.machine_us(self.active_us)
     }
 
     fn receive(&mut self) -> Result<usize, NodeError> {
@@ -627,6 +632,7 @@ impl Node {
         }
         self.end_weak_reads();
         self.keep_time();
+        self.note_mark();
         self.keep_in_touch()?;
         self.trim()?;
         self.snapshot_upkeep();

@@ -147,7 +147,9 @@ impl Backend for Behind<'_> {
             ("cyclone_survives".to_owned(), status.survives.clone()),
             ("cyclone_region".to_owned(), status.region.clone()),
         ];
+        ours.push(("cyclone_logs".to_owned(), status.logs.len().to_string()));
         for log in &status.logs {
+            ours.push((format!("cyclone_log{}_role", log.log), log.role.to_owned()));
             let mut add = |name: &str, value: u64| {
                 ours.push((format!("cyclone_log{}_{name}", log.log), value.to_string()))
             };
@@ -161,17 +163,26 @@ impl Backend for Behind<'_> {
             add("used_bytes", log.used_bytes);
             add("capacity_bytes", log.capacity_bytes);
         }
-        for (id, matched, alive) in &status.logs[0].peers {
-            ours.push((
-                format!("cyclone_peer{id}"),
-                format!("matched={matched},alive={}", u8::from(*alive)),
-            ));
+        for log in &status.logs {
+            for (id, matched, alive) in &log.peers {
+                // One log's peers keep their short names.
+                let name = match log.log {
+                    0 => format!("cyclone_peer{id}"),
+                    other => format!("cyclone_log{other}_peer{id}"),
+                };
+                ours.push((
+                    name,
+                    format!("matched={matched},alive={}", u8::from(*alive)),
+                ));
+            }
         }
         let c = &status.counters;
         for (name, value) in [
             ("writes", c.writes),
             ("reads", c.reads),
             ("refused_busy", c.refused_busy),
+            ("gangs", c.gangs),
+            ("gangs_aborted", c.gangs_aborted),
             ("malformed_packets", c.malformed),
             ("dropped_full", c.dropped_full),
             ("store_stalls", c.store_stalls),
@@ -195,15 +206,11 @@ impl Backend for Behind<'_> {
     }
 
     fn write_mark(&self) -> u64 {
-        self.node.last_index()
+        self.node.write_mark()
     }
 
     fn replicas_acked(&self, mark: u64) -> usize {
-        self.node.status().logs[0]
-            .peers
-            .iter()
-            .filter(|peer| peer.1 >= mark)
-            .count()
+        self.node.replicas_holding(mark)
     }
 }
 

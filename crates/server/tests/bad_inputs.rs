@@ -84,7 +84,7 @@ fn configurations_that_are_wrong_name_the_field() {
             &["paper", "rocksdb"],
         ),
         ("node_key = \"", "node_key = \"zz", &["node_key", "64"]),
-        ("logs = 1", "logs = 3", &["logs = 3"]),
+        ("logs = 1", "logs = 65", &["logs = 65", "64"]),
         ("id = 1", "id = 0", &["id"]),
         ("election_ms = 50", "election_ms = 1", &["election"]),
     ];

@@ -11,6 +11,8 @@ use cyclone_wire::gang::Head;
 struct Entry {
     term: u64,
     payload: Vec<u8>,
+    /// The term that the replica was in.
+    in_term: u64,
 }
 
 /// What a replica has let others see of itself.
@@ -193,7 +195,11 @@ impl Checks {
 
     /// An earlier life of the cluster has committed this in its only log.
     pub fn preload(&mut self, term: u64, payload: Vec<u8>) {
-        self.logs[0].committed.push(Entry { term, payload });
+        self.logs[0].committed.push(Entry {
+            term,
+            payload,
+            in_term: term,
+        });
     }
 }
 
@@ -315,7 +321,8 @@ impl LogChecks {
         })
     }
 
-    /// One leader per term; it has every committed entry.
+    /// One leader per term; it has every entry committed in an earlier one. Of later terms it need not know: its election
+    /// may have been decided while it stood still, and the next one too.
     fn elected(&mut self, node: &Node) -> Result<(), Broken> {
         let (id, group) = (node.config().id, node.group(self.log));
         let other = *self.leaders.entry(group.term()).or_insert(id);
@@ -325,7 +332,9 @@ impl LogChecks {
                 group.term()
             )
         })?;
-        let last = self.committed.len() as u64;
+        let earlier = |entry: &Entry| entry.in_term < group.term();
+        let last = self.committed.iter().rposition(earlier);
+        let last = last.map_or(0, |position| position as u64 + 1);
         require(group.last_index() >= last, || {
             format!(
                 "replica {id} leads with {} of {last} committed entries",
@@ -372,6 +381,7 @@ impl LogChecks {
             self.committed.push(Entry {
                 term,
                 payload: self.scratch.clone(),
+                in_term: group.term(),
             });
             return Ok(());
         }

@@ -9,6 +9,7 @@ use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{self, Condition, Query};
 use cyclone_wire::reply::Reply;
 
+use crate::bank::Teller;
 use crate::history::{Answer, History, Op, Operation, Outcome};
 use crate::machine::{CLIENT_KEY, address};
 use crate::net::Net;
@@ -22,12 +23,10 @@ const FRAME_BYTES: u32 = 9216;
 const FRAMES: u64 = 512;
 
 /// What a client has under way.
-struct Pending {
-    key: Vec<u8>,
-    op: Op,
-    invoke_us: u64,
-    /// Of a weak read: what it must show.
-    least: Option<i64>,
+pub(crate) struct Pending {
+    pub(crate) key: Vec<u8>,
+    pub(crate) op: Op,
+    pub(crate) invoke_us: u64,
 }
 
 /// Where a client's packets come from.
@@ -57,12 +56,26 @@ pub struct Client {
     pub address: SocketAddr,
     steps: StepClient,
     pending: BTreeMap<u64, Pending>,
+    chooser: Chooser,
+    /// Reads weakly instead.
+    weak: Option<Weak>,
+    /// Moves money instead.
+    teller: Option<Teller>,
+}
+
+/// What a client wants next.
+pub(crate) struct Chooser {
+    number: u64,
     written: u64,
     /// Whether it never writes: a leader that nobody writes to has nothing to notice its fall by.
     only_reads: bool,
-    /// Set for the few that read weakly.
-    weak: Option<Weak>,
-    random: Random,
+    pub(crate) random: Random,
+}
+
+/// An operation as the cluster takes it.
+pub(crate) enum Request<'a> {
+    Query(Query<'a>),
+    Write(command::Operation<'a>),
 }
 
 /// What all clients share.
@@ -115,40 +128,56 @@ impl Load {
         boot[8..].copy_from_slice(&random.draw().to_le_bytes());
         let driver = self.net.driver(from, None);
         let steps = StepClient::over(Box::new(driver), self.pool.clone(), boot, config)?;
+        let teller = (self.plan.logs > 1 && number.is_multiple_of(2))
+            .then(|| Teller::new(random.fork(number)));
+        // By number: drawn, it would change what every seed means.
+        let weak = (teller.is_none() && number % 8 == 7).then(|| Weak::new(number));
         Ok(Client {
             number,
             address: from,
             steps,
             pending: BTreeMap::new(),
-            written: 0,
-            only_reads: random.chance(0.4),
-            // By number: drawn, it would change what every seed means.
-            weak: (number % 8 == 7).then(Weak::default),
-            random,
+            weak,
+            teller,
+            chooser: Chooser::new(number, random),
         })
     }
 
     /// A client gives up: what it had under way may or may not happen.
     pub fn bury(&mut self, client: Client) {
         self.net.remove(client.address);
-        let all = client.pending.into_values();
-        for pending in all.filter(|pending| pending.least.is_none()) {
-            self.history.push(Operation {
-                client: client.number,
-                key: pending.key,
-                op: pending.op,
-                invoke_us: pending.invoke_us,
-                outcome: Outcome::Unknown,
-            });
+        if let Some(teller) = client.teller {
+            teller.bury(client.number, &mut self.history);
         }
+        for pending in client.pending.into_values() {
+            self.ended(client.number, pending, Outcome::Unknown);
+        }
+    }
+
+    /// Notes what came of an operation.
+    pub(crate) fn ended(&mut self, client: u64, pending: Pending, outcome: Outcome) {
+        self.answered += u64::from(matches!(outcome, Outcome::Done { .. }));
+        self.history.push(Operation {
+            client,
+            key: pending.key,
+            op: pending.op,
+            invoke_us: pending.invoke_us,
+            outcome,
+        });
     }
 
     /// Lets a client choose an operation and submit it.
     pub fn submit(&mut self, client: &mut Client, now_us: u64) {
-        if client.weak.is_some() {
-            return client.submit_weak(now_us);
+        if let Some(teller) = &mut client.teller {
+            return teller.act(&mut client.steps.core, now_us);
         }
-        let (key, op) = client.choose(&self.plan);
+        if let Some(weak) = &mut client.weak {
+            if let Some(key) = weak.act(&mut client.steps.core, now_us) {
+                client.submit(key, Op::Incr(1), now_us);
+            }
+            return;
+        }
+        let (key, op) = client.chooser.choose(&self.plan);
         client.submit(key, op, now_us);
     }
 
@@ -157,22 +186,22 @@ impl Load {
         client.steps.step(now_us)?;
         let mut ended = 0;
         for (ticket, result) in client.steps.core.completions() {
+            if let Some(teller) = &mut client.teller
+                && teller.ended(client.number, ticket, now_us, &result, &mut self.history)?
+            {
+                self.answered += u64::from(result.is_ok());
+                ended += 1;
+                continue;
+            }
+            if let Some(weak) = &mut client.weak
+                && weak.ended(ticket, &result)?
+            {
+                ended += 1;
+                continue;
+            }
             let Some(pending) = client.pending.remove(&ticket) else {
                 anyhow::bail!("client {} was answered twice", client.number);
             };
-            if let (Some(weak), Some(least)) = (&mut client.weak, pending.least) {
-                ended += 1;
-                match result.map(answer) {
-                    Ok(Ok(Answer::Bytes(value))) => weak.read(least, Some(&value))?,
-                    Ok(Ok(Answer::Nil)) => weak.read(least, None)?,
-                    // A read that was not answered promises nothing.
-                    _ => {}
-                }
-                continue;
-            }
-            if let (Some(weak), Ok(Reply::Int(count))) = (&mut client.weak, &result) {
-                weak.added(*count);
-            }
             let outcome = match result {
                 Ok(reply) => Outcome::Done {
                     return_us: now_us,
@@ -182,21 +211,14 @@ impl Load {
                 Err(ClientError::Unknown) => Outcome::Unknown,
                 Err(error) => anyhow::bail!("client {}: {error}", client.number),
             };
-            self.answered += u64::from(matches!(outcome, Outcome::Done { .. }));
-            self.history.push(Operation {
-                client: client.number,
-                key: pending.key,
-                op: pending.op,
-                invoke_us: pending.invoke_us,
-                outcome,
-            });
+            self.ended(client.number, pending, outcome);
             ended += 1;
         }
         Ok(ended)
     }
 }
 
-fn answer(reply: Reply) -> anyhow::Result<Answer> {
+pub(crate) fn answer(reply: Reply) -> anyhow::Result<Answer> {
     Ok(match reply {
         Reply::Ok => Answer::Ok,
         Reply::Nil => Answer::Nil,
@@ -210,7 +232,13 @@ fn answer(reply: Reply) -> anyhow::Result<Answer> {
 impl Client {
     /// Operations without an outcome.
     pub fn pending(&self) -> usize {
-        self.pending.len()
+        let weak = self.weak.as_ref().map_or(0, Weak::pending);
+        self.pending.len() + weak + self.teller.as_ref().map_or(0, Teller::pending)
+    }
+
+    /// Whether it moves money between logs.
+    pub fn is_teller(&self) -> bool {
+        self.teller.is_some()
     }
 
     /// When it wants to be stepped again at the latest.
@@ -220,12 +248,67 @@ impl Client {
 
     /// The next pause between operations.
     pub fn pause_us(&mut self, plan: &Plan) -> u64 {
-        self.random.wait(plan.think_us)
+        self.chooser.random.wait(plan.think_us)
     }
 
     /// Whether the client has had enough.
     pub fn quits(&mut self, plan: &Plan) -> bool {
-        self.random.chance(plan.quit)
+        self.chooser.random.chance(plan.quit)
+    }
+
+    /// Submits an operation.
+    pub fn submit(&mut self, key: Vec<u8>, op: Op, now_us: u64) {
+        let core = &mut self.steps.core;
+        let ticket = match request(&key, &op) {
+            Request::Query(query) => {
+                let mode = match self.chooser.random.chance(0.1) {
+                    true => ReadMode::Log,
+                    // Not drawn: that would change what every seed means.
+                    false if (now_us / 16).is_multiple_of(4) => ReadMode::Lease,
+                    false => ReadMode::Index,
+                };
+                core.submit_read(now_us, &query, mode)
+            }
+            Request::Write(operation) => core.submit(now_us, &operation),
+        };
+        let pending = Pending {
+            key,
+            op,
+            invoke_us: now_us,
+        };
+        self.pending.insert(ticket, pending);
+    }
+}
+
+/// An operation of the history as the cluster takes it.
+pub(crate) fn request<'a>(key: &'a [u8], op: &'a Op) -> Request<'a> {
+    let set = |value, condition, get| command::Operation::Set {
+        key,
+        value,
+        condition,
+        get,
+    };
+    Request::Write(match op {
+        Op::Get => return Request::Query(Query::Get { key }),
+        Op::Len => return Request::Query(Query::StrLen { key }),
+        Op::Set(value) => set(value, Condition::Always, false),
+        Op::SetAbsent(value) => set(value, Condition::Absent, false),
+        Op::GetSet(value) => set(value, Condition::Always, true),
+        Op::Incr(delta) => command::Operation::IncrBy { key, delta: *delta },
+        Op::Append(value) => command::Operation::Append { key, value },
+        Op::Del => command::Operation::Del { keys: vec![key] },
+        Op::GetDel => command::Operation::GetDel { key },
+    })
+}
+
+impl Chooser {
+    pub(crate) fn new(number: u64, mut random: Random) -> Chooser {
+        Chooser {
+            number,
+            written: 0,
+            only_reads: random.chance(0.4),
+            random,
+        }
     }
 
     fn value(&mut self, plan: &Plan) -> Vec<u8> {
@@ -246,7 +329,7 @@ impl Client {
     }
 
     /// Registers, counters and logs: keys of one kind see one kind of write, so that answers say much.
-    fn choose(&mut self, plan: &Plan) -> (Vec<u8>, Op) {
+    pub(crate) fn choose(&mut self, plan: &Plan) -> (Vec<u8>, Op) {
         let number = match plan.hot && self.random.chance(0.9) {
             true => self.random.below(2.min(plan.keys)),
             false => self.random.below(plan.keys),
@@ -275,65 +358,5 @@ impl Client {
             7 => (register(), Op::GetSet(self.value(plan))),
             _ => (register(), Op::Set(self.value(plan))),
         }
-    }
-
-    /// Submits what a client does that reads weakly.
-    fn submit_weak(&mut self, now_us: u64) {
-        let key = format!("weak:{}", self.number).into_bytes();
-        let Some(least) = self.weak.as_mut().and_then(Weak::turn) else {
-            return self.submit(key, Op::Incr(1), now_us);
-        };
-        let query = Query::Get { key: &key };
-        let ticket = self.steps.core.submit_read(now_us, &query, ReadMode::Weak);
-        let pending = Pending {
-            key,
-            op: Op::Get,
-            invoke_us: now_us,
-            least: Some(least),
-        };
-        self.pending.insert(ticket, pending);
-    }
-
-    /// Submits an operation.
-    pub fn submit(&mut self, key: Vec<u8>, op: Op, now_us: u64) {
-        let core = &mut self.steps.core;
-        let set = |value, condition, get| command::Operation::Set {
-            key: &key,
-            value,
-            condition,
-            get,
-        };
-        let mode = match self.random.chance(0.1) {
-            true => ReadMode::Log,
-            // Not drawn, for the same reason.
-            false if now_us / 16 % 4 == 0 => ReadMode::Lease,
-            false => ReadMode::Index,
-        };
-        let ticket = match &op {
-            Op::Get => core.submit_read(now_us, &Query::Get { key: &key }, mode),
-            Op::Len => core.submit_read(now_us, &Query::StrLen { key: &key }, mode),
-            Op::Set(value) => core.submit(now_us, &set(value, Condition::Always, false)),
-            Op::SetAbsent(value) => core.submit(now_us, &set(value, Condition::Absent, false)),
-            Op::GetSet(value) => core.submit(now_us, &set(value, Condition::Always, true)),
-            Op::Incr(delta) => core.submit(
-                now_us,
-                &command::Operation::IncrBy {
-                    key: &key,
-                    delta: *delta,
-                },
-            ),
-            Op::Append(value) => {
-                core.submit(now_us, &command::Operation::Append { key: &key, value })
-            }
-            Op::Del => core.submit(now_us, &command::Operation::Del { keys: vec![&key] }),
-            Op::GetDel => core.submit(now_us, &command::Operation::GetDel { key: &key }),
-        };
-        let pending = Pending {
-            key,
-            op,
-            invoke_us: now_us,
-            least: None,
-        };
-        self.pending.insert(ticket, pending);
     }
 }

@@ -83,6 +83,8 @@ bugs! {
     ReadsNotWaiting = "reads-not-waiting",
     /// replica: what a deposed leader had under way counts as not done.
     InFlightIsLost = "in-flight-is-lost",
+    /// replica: what a leader had under way in an earlier term stays before what it has under way now.
+    EarlierTermForgotten = "earlier-term-forgotten",
     /// replica: an entry's replies go to its commands in the wrong order.
     RepliesReversed = "replies-reversed",
     /// replica: requests of a deposed leader are never answered.
@@ -99,14 +101,12 @@ bugs! {
     AppliesWhileInstalling = "applies-while-installing",
     /// replica: a checkpoint is installed before its last piece has come.
     PieceMissing = "piece-missing",
-    /// replica: the steady clock is trusted never to go back.
+    /// replica: the steady clock is trusted never to go back, and what is due waits until it has come back.
     ClockTrusted = "clock-trusted",
     /// consensus: a log whose term has moved past a gang's view does not stop the gang in the others.
     GangViewIgnored = "gang-view-ignored",
     /// replica: a gang that is not decided for long is given up, by the replica's own clock.
     GangTimedOut = "gang-timed-out",
-    /// replica: a gang's other logs are handed their parts without asking whether all of them can be.
-    GangNotReserved = "gang-not-reserved",
     /// store: a gang's logs are moved on one after the other.
     GangHalfApplied = "gang-half-applied",
     /// store: a gang's participants but the lowest are not moved on.
