@@ -263,7 +263,7 @@ impl Node {
     /// What the replica cannot live on with.
     pub fn step(&mut self, now: Now) -> Result<usize, NodeError> {
         if now.steady_us < self.steady.machine_us(self.now.steady_us) {
-            // What it says of a lease cannot be believed either.
+            // It goes back: what it says of a lease cannot be believed either.
             self.logs.iter_mut().for_each(PhysicalLog::bar_lease);
         }
         self.now = Now {
@@ -290,7 +290,7 @@ impl Node {
     /// When [`Node::step`] wants to be called again at the latest, in microseconds of the steady clock.
     pub fn deadline_us(&self) -> u64 {
         if !self.unchecked.is_empty() {
-            return self.now.steady_us;
+            return self.steady.machine_us(self.now.steady_us);
         }
         let pending = self.logs.iter().any(|log| log.reads.is_waiting_to_ask());
         let retry = if pending {

@@ -27,8 +27,6 @@ pub(crate) struct Pending {
     pub(crate) key: Vec<u8>,
     pub(crate) op: Op,
     pub(crate) invoke_us: u64,
-    /// Of a weak read: what it must show.
-    pub(crate) least: Option<i64>,
 }
 
 /// Where a client's packets come from.
@@ -59,7 +57,7 @@ pub struct Client {
     steps: StepClient,
     pending: BTreeMap<u64, Pending>,
     chooser: Chooser,
-    /// Set for the few that read weakly.
+    /// Reads weakly instead.
     weak: Option<Weak>,
     /// Moves money instead.
     teller: Option<Teller>,
@@ -132,15 +130,16 @@ impl Load {
         let steps = StepClient::over(Box::new(driver), self.pool.clone(), boot, config)?;
         let teller = (self.plan.logs > 1 && number.is_multiple_of(2))
             .then(|| Teller::new(random.fork(number)));
+        // By number: drawn, it would change what every seed means.
+        let weak = (teller.is_none() && number % 8 == 7).then(|| Weak::new(number));
         Ok(Client {
             number,
             address: from,
             steps,
             pending: BTreeMap::new(),
+            weak,
             teller,
             chooser: Chooser::new(number, random),
-            // By number: drawn, it would change what every seed means.
-            weak: (number % 8 == 7).then(Weak::default),
         })
     }
 
@@ -150,8 +149,7 @@ impl Load {
         if let Some(teller) = client.teller {
             teller.bury(client.number, &mut self.history);
         }
-        let all = client.pending.into_values();
-        for pending in all.filter(|pending| pending.least.is_none()) {
+        for pending in client.pending.into_values() {
             self.ended(client.number, pending, Outcome::Unknown);
         }
     }
@@ -173,8 +171,11 @@ impl Load {
         if let Some(teller) = &mut client.teller {
             return teller.act(&mut client.steps.core, now_us);
         }
-        if client.weak.is_some() {
-            return client.submit_weak(now_us);
+        if let Some(weak) = &mut client.weak {
+            if let Some(key) = weak.act(&mut client.steps.core, now_us) {
+                client.submit(key, Op::Incr(1), now_us);
+            }
+            return;
         }
         let (key, op) = client.chooser.choose(&self.plan);
         client.submit(key, op, now_us);
@@ -192,22 +193,15 @@ impl Load {
                 ended += 1;
                 continue;
             }
+            if let Some(weak) = &mut client.weak
+                && weak.ended(ticket, &result)?
+            {
+                ended += 1;
+                continue;
+            }
             let Some(pending) = client.pending.remove(&ticket) else {
                 anyhow::bail!("client {} was answered twice", client.number);
             };
-            if let (Some(weak), Some(least)) = (&mut client.weak, pending.least) {
-                ended += 1;
-                match result.map(answer) {
-                    Ok(Ok(Answer::Bytes(value))) => weak.read(least, Some(&value))?,
-                    Ok(Ok(Answer::Nil)) => weak.read(least, None)?,
-                    // A read that was not answered promises nothing.
-                    _ => {}
-                }
-                continue;
-            }
-            if let (Some(weak), Ok(Reply::Int(count))) = (&mut client.weak, &result) {
-                weak.added(*count);
-            }
             let outcome = match result {
                 Ok(reply) => Outcome::Done {
                     return_us: now_us,
@@ -238,7 +232,8 @@ pub(crate) fn answer(reply: Reply) -> anyhow::Result<Answer> {
 impl Client {
     /// Operations without an outcome.
     pub fn pending(&self) -> usize {
-        self.pending.len() + self.teller.as_ref().map_or(0, Teller::pending)
+        let weak = self.weak.as_ref().map_or(0, Weak::pending);
+        self.pending.len() + weak + self.teller.as_ref().map_or(0, Teller::pending)
     }
 
     /// Whether it moves money between logs.
@@ -268,7 +263,7 @@ impl Client {
             Request::Query(query) => {
                 let mode = match self.chooser.random.chance(0.1) {
                     true => ReadMode::Log,
-                    // Not drawn: it would change what every seed means.
+                    // Not drawn: that would change what every seed means.
                     false if (now_us / 16).is_multiple_of(4) => ReadMode::Lease,
                     false => ReadMode::Index,
                 };
@@ -280,24 +275,6 @@ impl Client {
             key,
             op,
             invoke_us: now_us,
-            least: None,
-        };
-        self.pending.insert(ticket, pending);
-    }
-
-    /// Submits what a client does that reads weakly.
-    fn submit_weak(&mut self, now_us: u64) {
-        let key = format!("weak:{}", self.number).into_bytes();
-        let Some(least) = self.weak.as_mut().and_then(Weak::turn) else {
-            return self.submit(key, Op::Incr(1), now_us);
-        };
-        let query = Query::Get { key: &key };
-        let ticket = self.steps.core.submit_read(now_us, &query, ReadMode::Weak);
-        let pending = Pending {
-            key,
-            op: Op::Get,
-            invoke_us: now_us,
-            least: Some(least),
         };
         self.pending.insert(ticket, pending);
     }
