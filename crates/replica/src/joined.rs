@@ -60,10 +60,16 @@ impl Node {
         if joined.left > 0 {
             return Ok(());
         }
-        match self.joined.waiting.remove(&number) {
-            Some(joined) => self.ask_store(joined.origin, joined.query),
-            None => Ok(()),
+        let Some(joined) = self.joined.waiting.remove(&number) else {
+            return Ok(());
+        };
+        // One log may have a new leader already, whose entries this replica applies: what it was told later than this
+        // read must not be seen without what others were told in between.
+        if let Err(refusal) = self.check_leadership() {
+            self.answers.push((joined.origin, refusal));
+            return Ok(());
         }
+        self.ask_store(joined.origin, joined.query)
     }
 
     fn ask_store(&mut self, origin: Origin, query: Vec<u8>) -> Result<(), NodeError> {
