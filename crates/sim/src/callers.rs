@@ -61,7 +61,6 @@ impl Callers {
             key,
             op,
             invoke_us: now_us,
-            least: None,
         };
         self.pending.insert(self.ticket, pending);
     }
