@@ -124,7 +124,7 @@ impl GangBook {
                     apply = false;
                     entries.push((member, index));
                 }
-                Vote::Moved if planted::has(Bug::GangViewIgnored) => {}
+                Vote::Moved if planted::has(Bug::GangViewIgnored) => known = false,
                 Vote::Moved => return Decision::Skip,
                 Vote::None => known = false,
             }

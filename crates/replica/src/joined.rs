@@ -55,12 +55,16 @@ impl Node {
         if joined.left > 0 {
             return Ok(());
         }
-        match self.joined.waiting.remove(&number) {
-            Some(joined) => {
-                self.ask_store(None, Read::new(joined.origin, joined.query, 0, read.how))
-            }
-            None => Ok(()),
+        let Some(joined) = self.joined.waiting.remove(&number) else {
+            return Ok(());
+        };
+        // One log may have a new leader already, whose entries this replica applies: what it was told later than this
+        // read must not be seen without what others were told in between.
+        if let Err(refusal) = self.check_leadership() {
+            self.answers.push((joined.origin, refusal));
+            return Ok(());
         }
+        self.ask_store(None, Read::new(joined.origin, joined.query, 0, read.how))
     }
 
     /// One log of a read over several has failed; the first one to do so answers for all. `None` for the others.

@@ -9,7 +9,7 @@
 //!     gather         one leader for all logs                             together.rs
 //!     send           one datagram per peer for all logs                  send.rs
 //!     ClientReplies  answers to native clients                           clients.rs
-//!     Snapshots      checkpoints for replicas that lag                   snapshot.rs
+//!     Snapshots      checkpoints for replicas that lag                   snapshot.rs, fetching.rs
 //!     Workers        threads for what would block                        workers.rs
 //!     upkeep         trimming, handing over, counters                    upkeep.rs, status.rs
 //!   Node::start      region, identity, store, port                       start.rs, identity.rs
@@ -25,6 +25,7 @@ mod clients;
 mod clock;
 mod config;
 pub mod embed;
+mod fetching;
 mod gang;
 pub mod identity;
 mod idle;

@@ -11,15 +11,14 @@ use std::sync::Arc;
 use cyclone_packet::{Outgoing, Peer};
 use cyclone_pmem::Payload;
 use cyclone_store::{ApplyError, CheckpointMeta, StateMachine};
-use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch, decode_list, encode_list};
+use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch, encode_list};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::{RaftMessage, SnapshotMeta};
 
+use crate::fetching::{Fetching, Piece, PieceState};
 use crate::node::{Done as NodeDone, Node, NodeError};
 use crate::physical::PhysicalLog;
 
-/// Bytes asked for in one request.
-const PIECE_BYTES: u32 = 64 << 10;
 /// Requests outstanding at once: with [`PIECE_BYTES`] well below what a socket buffers.
 const WINDOW: usize = 8;
 /// A request without an answer for this long is sent again.
@@ -63,40 +62,6 @@ struct Offered {
     used_us: u64,
     /// When each follower that was offered it last asked.
     followers: HashMap<u64, u64>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum PieceState {
-    Wanted,
-    Asked(u64),
-    Writing,
-    Done,
-}
-
-struct Piece {
-    file: u32,
-    offset: u64,
-    length: u32,
-    state: PieceState,
-}
-
-/// A checkpoint being fetched.
-struct Fetching {
-    /// The latest offer of each log's leader; one checkpoint serves all of them.
-    offers: Vec<RaftMessage>,
-    /// Who has it.
-    from: u64,
-    /// Per log, the index it was applied up to; learnt from file 0.
-    applied: Vec<u64>,
-    id: u64,
-    directory: PathBuf,
-    /// Names of files 1, 2, …; learnt from file 0.
-    files: Vec<(String, u64)>,
-    pieces: Vec<Piece>,
-    /// Every piece before this one is done.
-    done_before: usize,
-    heard_us: u64,
-    installing: bool,
 }
 
 /// The state of both roles.
@@ -619,58 +584,5 @@ impl Node {
         // Left-overs are removed at the next start as well.
         let _ = fs::remove_dir_all(fetching.directory);
         Ok(())
-    }
-}
-
-impl Fetching {
-    /// Another log's leader offers the same checkpoint, or the same one again in a later term.
-    fn take_offer(&mut self, offer: RaftMessage) {
-        match self.offers.iter_mut().find(|known| known.log == offer.log) {
-            Some(known) if known.term > offer.term => {}
-            Some(known) => *known = offer,
-            None => self.offers.push(offer),
-        }
-    }
-
-    fn is_empty_file(&self, file: u32) -> bool {
-        file > 0
-            && self
-                .files
-                .get(file as usize - 1)
-                .is_some_and(|(_, length)| *length == 0)
-    }
-
-    /// Takes in the list of files; `false` if it is not one.
-    fn take_list(&mut self, bytes: &[u8]) -> bool {
-        let Ok((applied, files)) = decode_list(bytes) else {
-            return false;
-        };
-        self.applied = applied;
-        // A name must stay within the directory.
-        let plain =
-            |name: &str| !name.is_empty() && name != "." && name != ".." && !name.contains('/');
-        if files.is_empty() || !files.iter().all(|(name, _)| plain(name)) {
-            return false;
-        }
-        self.pieces[0].state = PieceState::Done;
-        for (number, (name, length)) in files.iter().enumerate() {
-            if *length == 0 && fs::File::create(self.directory.join(name)).is_err() {
-                return false;
-            }
-            let mut offset = 0;
-            while offset < *length {
-                let piece = u64::from(PIECE_BYTES).min(length - offset) as u32;
-                let state = PieceState::Wanted;
-                self.pieces.push(Piece {
-                    file: number as u32 + 1,
-                    offset,
-                    length: piece,
-                    state,
-                });
-                offset += u64::from(piece);
-            }
-        }
-        self.files = files;
-        true
     }
 }

@@ -8,7 +8,7 @@ use anyhow::bail;
 use cyclone_client::{ClientCore, ClientError};
 use cyclone_replica::Node;
 use cyclone_store::Mode;
-use cyclone_wire::command::{Expectation, Expected, Operation, Query};
+use cyclone_wire::command::{Condition, Expectation, Expected, Operation, Query};
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::check::Broken;
@@ -48,14 +48,17 @@ enum Pending {
 /// What makes a client a teller.
 pub struct Teller {
     pending: BTreeMap<u64, (u64, Pending)>,
+    /// Bytes that a transfer may carry along.
+    most_bytes: usize,
     random: Random,
 }
 
 impl Teller {
-    /// A teller with nothing to do yet.
-    pub fn new(random: Random) -> Teller {
+    /// A teller with nothing to do yet, whose values may have so many bytes.
+    pub fn new(random: Random, most_bytes: usize) -> Teller {
         Teller {
             pending: BTreeMap::new(),
+            most_bytes,
             random,
         }
     }
@@ -83,13 +86,24 @@ impl Teller {
             *changes.entry(to).or_insert(0) += amount;
         }
         let keys: BTreeMap<u64, Vec<u8>> = changes.keys().map(|n| (*n, account(*n))).collect();
-        let operations = changes
+        let mut operations: Vec<Operation<'_>> = changes
             .iter()
             .map(|(number, delta)| Operation::IncrBy {
                 key: &keys[number],
                 delta: *delta,
             })
             .collect();
+        // A share that takes datagrams of its own may be lost while the others arrive.
+        let (padding, mut text) = (format!("padding:{}", self.random.below(5)), Vec::new());
+        if self.random.chance(0.3) {
+            text.resize(self.random.below(self.most_bytes as u64) as usize, b'#');
+            operations.push(Operation::Set {
+                key: padding.as_bytes(),
+                value: &text,
+                condition: Condition::Always,
+                get: false,
+            });
+        }
         let mut expectations = Vec::new();
         let seen = account(self.random.below(ACCOUNTS));
         if self.random.chance(0.2) {
@@ -132,8 +146,9 @@ impl Teller {
             (Pending::Audit, Err(_)) => return Ok(true),
         };
         let outcomes: Vec<Outcome> = match result {
-            Ok(Reply::Array(sums)) if sums.len() == changes.len() => sums
+            Ok(Reply::Array(sums)) if sums.len() >= changes.len() => sums
                 .iter()
+                .take(changes.len())
                 .map(|sum| match sum {
                     Reply::Int(sum) => Ok(Outcome::Done {
                         return_us: now_us,

@@ -129,7 +129,7 @@ impl Load {
         let driver = self.net.driver(from, None);
         let steps = StepClient::over(Box::new(driver), self.pool.clone(), boot, config)?;
         let teller = (self.plan.logs > 1 && number.is_multiple_of(2))
-            .then(|| Teller::new(random.fork(number)));
+            .then(|| Teller::new(random.fork(number), self.plan.max_value_bytes.min(6_000)));
         // By number: drawn, it would change what every seed means.
         let weak = (teller.is_none() && number % 4 == 3).then(|| Weak::new(number));
         Ok(Client {

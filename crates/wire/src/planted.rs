@@ -103,7 +103,7 @@ bugs! {
     PieceMissing = "piece-missing",
     /// replica: the steady clock is trusted never to go back, and what is due waits until it has come back.
     ClockTrusted = "clock-trusted",
-    /// consensus: a log whose term has moved past a gang's view does not stop the gang in the others.
+    /// consensus: a log whose term has moved past a gang's view is waited for all the same.
     GangViewIgnored = "gang-view-ignored",
     /// replica: a gang that is not decided for long is given up, by the replica's own clock.
     GangTimedOut = "gang-timed-out",
