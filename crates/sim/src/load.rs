@@ -131,7 +131,7 @@ impl Load {
         let teller = (self.plan.logs > 1 && number.is_multiple_of(2))
             .then(|| Teller::new(random.fork(number), self.plan.max_value_bytes.min(6_000)));
         // By number: drawn, it would change what every seed means.
-        let weak = (teller.is_none() && number % 8 == 7).then(|| Weak::new(number));
+        let weak = (teller.is_none() && number % 4 == 3).then(|| Weak::new(number));
         Ok(Client {
             number,
             address: from,
