@@ -294,7 +294,7 @@ impl Plan {
             old_format: random.chance(0.1),
         };
         // Drawn apart: what else is drawn does not depend on it.
-        plan.with_logs(*Random::new(seed ^ 0x6c6f_6773).pick(&[1, 1, 1, 2, 4, 4]));
+        plan.with_logs(*Random::new(seed ^ 0x6c6f_6773).pick(&[1, 1, 1, 1, 2, 4]));
         if crowd {
             plan.duration_us = plan.duration_us.min(10 * election_us);
             (plan.think_us, plan.callers_us) = (plan.duration_us / 2, 0);
