@@ -201,7 +201,7 @@ impl<'a> Overlay<'a> {
 }
 
 /// Answers queries that look at named keys; `None` for those that walk the key space.
-fn point_read(
+pub(crate) fn point_read(
     query: &Query<'_>,
     get: impl Fn(&[u8]) -> Result<Option<Vec<u8>>, ApplyError>,
 ) -> Option<Result<Reply, ApplyError>> {

@@ -8,6 +8,7 @@
 //!     MemoryKv     a BTreeMap                                          memory.rs
 //!     FakeKv       RocksDB's stand-in for simulations                  fake.rs
 //!   Echo           answers without state                               echo.rs
+//!   point          the commands for engines with an index of their own     point.rs
 //! ```
 //!
 //! Knows neither Raft nor sockets, has no clock, draws no random numbers: the state is a function of the log.
@@ -21,6 +22,7 @@ mod kv;
 mod kv_machine;
 mod machine;
 mod memory;
+pub mod point;
 #[cfg(feature = "rocksdb")]
 mod rocks;
 mod session;

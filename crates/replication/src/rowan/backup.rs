@@ -404,6 +404,14 @@ impl Backup for RowanBackup {
         self.memory.area()
     }
 
+    fn table(&self) -> &BackupMemory {
+        &self.memory
+    }
+
+    fn table_mut(&mut self) -> &mut BackupMemory {
+        &mut self.memory
+    }
+
     fn stats(&self) -> BackupStats {
         self.stats
     }

@@ -1,0 +1,5 @@
+//! Rowan-KV.
+#![forbid(unsafe_code)]
+
+pub mod entry;
+pub mod index;
