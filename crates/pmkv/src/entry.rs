@@ -102,7 +102,7 @@ pub struct Header {
     pub value_len: usize,
     /// Its version and shard.
     pub stamp: Stamp,
-    /// Of a batch: how many entries; otherwise 0.
+    /// Of a batch: how many entries. Of a batch's member: its number, from 1. Otherwise 0.
     pub count: u32,
 }
 
@@ -146,6 +146,15 @@ impl Header {
     /// Never: an entry has a header.
     pub fn is_empty(&self) -> bool {
         false
+    }
+
+    /// The version of the first entry of the batch that it was written in; its own if it stands alone.
+    pub fn batch(&self) -> u64 {
+        let before = u64::from(self.count.saturating_sub(1));
+        match self.kind {
+            Kind::Put | Kind::Delete => self.stamp.version.saturating_sub(before),
+            Kind::Batch | Kind::Commit => self.stamp.version,
+        }
     }
 }
 
@@ -227,18 +236,29 @@ pub type Member<'a> = (&'a [u8], Option<&'a [u8]>);
 pub fn encode_batch(first: Stamp, members: &[Member<'_>], into: &mut Vec<u8>) -> Vec<usize> {
     let mut body = Vec::new();
     let mut places = Vec::with_capacity(members.len());
-    for (&(key, value), number) in members.iter().zip(0u64..) {
+    for (&(key, value), number) in members.iter().zip(0u32..) {
         body.resize(body.len().next_multiple_of(MEMBER_ALIGN), 0);
         places.push(HEADER_BYTES + body.len());
         let stamp = Stamp {
-            version: first.version + number,
+            version: first.version + u64::from(number),
             ..first
         };
         let kind = value.map_or(Kind::Delete, |_| Kind::Put);
-        encode(kind, stamp, 0, key, value.unwrap_or_default(), &mut body);
+        let value = value.unwrap_or_default();
+        encode(kind, stamp, number + 1, key, value, &mut body);
     }
     encode(Kind::Batch, first, members.len() as u32, &[], &body, into);
     places
+}
+
+/// Writes a batch of entries as they are.
+pub fn encode_whole(first: Stamp, entries: &[Vec<u8>], into: &mut Vec<u8>) {
+    let mut body = Vec::new();
+    for entry in entries {
+        body.resize(body.len().next_multiple_of(MEMBER_ALIGN), 0);
+        body.extend_from_slice(entry);
+    }
+    encode(Kind::Batch, first, entries.len() as u32, &[], &body, into);
 }
 
 /// Bytes of a batch of these members.

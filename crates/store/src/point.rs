@@ -55,16 +55,19 @@ impl Kv for Point<'_> {
     }
 }
 
-/// What an operation on named keys answers, and what it writes; nothing is written here. `FlushAll` answers Ok and
-/// names no key: engines refuse it, or walk.
+/// What operations on named keys answer, each seeing the ones before it, and what they write; nothing is written here.
+/// `FlushAll` answers Ok and names no key: engines refuse it, or walk.
 pub fn execute(
-    operation: &Operation<'_>,
+    operations: &[Operation<'_>],
     get: Lookup<'_>,
     max_value_bytes: usize,
-) -> Result<(Reply, Vec<Written>), ApplyError> {
+) -> Result<(Vec<Reply>, Vec<Written>), ApplyError> {
     let point = Point(get);
     let mut overlay = Overlay::new(&point, Mode::NonBlocking, max_value_bytes);
-    let reply = overlay.execute(operation)?;
+    let replies = operations
+        .iter()
+        .map(|operation| overlay.execute(operation))
+        .collect::<Result<_, _>>()?;
     let mut written: Vec<Written> = overlay
         .changes()
         .filter_map(|change| match change {
@@ -74,7 +77,7 @@ pub fn execute(
         })
         .collect();
     written.sort_unstable();
-    Ok((reply, written))
+    Ok((replies, written))
 }
 
 /// What a query on named keys answers; `None` for those that walk the key space.

@@ -1,0 +1,101 @@
+//! Clusters on the simulated fabric under crashes of one server and of all, compared with what clients were told.
+
+mod model;
+mod world;
+
+use cyclone_fabric::sim::SimConfig;
+use cyclone_replication::Protocol;
+use world::{Plan, World};
+
+fn each(plan: impl Fn(Protocol) -> Plan, seeds: std::ops::Range<u64>, run: impl Fn(&mut World)) {
+    for protocol in Protocol::ALL {
+        let mut acknowledged = 0;
+        for seed in seeds.clone() {
+            let mut world = World::new(&plan(protocol), seed);
+            world.settle();
+            run(&mut world);
+            world.check();
+            acknowledged += world.model.acknowledged;
+        }
+        assert!(acknowledged > 100, "{protocol}: {acknowledged}");
+    }
+}
+
+#[test]
+fn all_protocols_serve() {
+    each(Plan::new, 0..4, |world| world.run(3_000));
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_servers_end() {
+    each(
+        |protocol| Plan {
+            servers: 4,
+            shards: 8,
+            ..Plan::new(protocol)
+        },
+        100..106,
+        |world| {
+            for power in [true, false] {
+                world.run(1_500);
+                let live = world.live();
+                let victim = live[world.random.below(live.len() as u64) as usize];
+                world.fail_over(victim, power);
+                world.check();
+            }
+            world.run(500);
+        },
+    );
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_loss_of_power_everywhere() {
+    each(Plan::new, 200..206, |world| {
+        for _ in 0..3 {
+            world.run(1_200);
+            world.cold_start();
+            world.check();
+        }
+        world.run(500);
+    });
+}
+
+/// Records of several blocks, which lie apart at backups.
+#[test]
+fn large_objects() {
+    each(
+        |protocol| Plan {
+            max_value: 900,
+            memory_bytes: 2 << 20,
+            sim: SimConfig {
+                max_append: 256,
+                ..SimConfig::default()
+            },
+            ..Plan::new(protocol)
+        },
+        300..303,
+        |world| {
+            world.run(1_500);
+            world.cold_start();
+            world.check();
+            world.run(500);
+            world.fail_over(1, true);
+        },
+    );
+}
+
+#[test]
+fn a_hostile_network() {
+    each(
+        |protocol| Plan {
+            sim: SimConfig::hostile(),
+            ..Plan::new(protocol)
+        },
+        400..404,
+        |world| {
+            world.run(2_500);
+            world.fail_over(0, true);
+            world.run(500);
+        },
+    );
+}
