@@ -83,9 +83,10 @@ impl Control {
 
     /// The lowest epoch of a segment in use, another one than this.
     fn oldest_epoch_but(&self, segment: u32) -> u64 {
-        let others = self.table().entries().filter(|(number, entry)| {
-            *number != segment && entry.state != SegmentState::Free
-        });
+        let others = self
+            .table()
+            .entries()
+            .filter(|(number, entry)| *number != segment && entry.state != SegmentState::Free);
         let oldest = others.map(|(_, entry)| entry.epoch).min();
         oldest.unwrap_or(u64::MAX)
     }
@@ -106,7 +107,14 @@ impl Control {
                 return true;
             }
             let epoch = noted.unwrap_or(self.table().next_epoch()).to_le_bytes();
-            entry::encode(Kind::Delete, header.stamp, 0, member.key, &epoch, &mut tombstone);
+            entry::encode(
+                Kind::Delete,
+                header.stamp,
+                0,
+                member.key,
+                &epoch,
+                &mut tombstone,
+            );
             copy = &tombstone;
         }
         let Some(new) = self.log.append(header.stamp.bits(), copy) else {

@@ -227,7 +227,7 @@ impl KeyHash {
 fn hash(key: &[u8]) -> u64 {
     let mut state = 0x9e37_79b9_7f4a_7c15 ^ (key.len() as u64);
     let mut mix = |word: u64| {
-        let wide = u128::from(state ^ word) * 0xd6e8_feb8_6659_fd93_u128 ;
+        let wide = u128::from(state ^ word) * 0xd6e8_feb8_6659_fd93_u128;
         state = (wide as u64) ^ ((wide >> 64) as u64) ^ word.rotate_left(29);
     };
     let mut chunks = key.chunks_exact(8);
@@ -282,7 +282,9 @@ mod tests {
     #[test]
     fn every_slot_has_a_shard_and_every_shard_a_range() {
         for shards in [1, 7, 192, MAX_SHARDS] {
-            let of: Vec<u16> = (0..slot::SLOTS).map(|slot| shard_of_slot(slot, shards)).collect();
+            let of: Vec<u16> = (0..slot::SLOTS)
+                .map(|slot| shard_of_slot(slot, shards))
+                .collect();
             assert!(of.windows(2).all(|it| it[1] == it[0] || it[1] == it[0] + 1));
             assert_eq!((of[0], of[16383]), (0, shards - 1));
         }

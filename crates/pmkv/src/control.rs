@@ -155,9 +155,30 @@ impl Control {
         for &server in if gone.is_empty() { &nobody[..] } else { gone } {
             self.backup.fence_off(server, term)?;
         }
-        // Blocks of records that were under way come no more.
         self.drain();
+        self.index_open()?;
+        // Blocks of records that were under way come no more.
         self.assembler = Assembler::default();
+        Ok(())
+    }
+
+    /// Indexes what lies in segments that are still written: protocols whose segments outlive a term keep older terms'
+    /// records there. Digested they will be again, when they are full.
+    fn index_open(&mut self) -> Result<(), ReplicationError> {
+        let table = self.backup.table();
+        let open =
+            table.in_order(|entry| entry.state == SegmentState::Using && entry.owner.is_remote());
+        let mut apart = Vec::new();
+        for segment in open {
+            let base = table.segment_offset(segment);
+            scan_segment(table, segment, &mut self.assembler, |record| {
+                let at = base + record.offset;
+                if !index(&self.store, at, &record.bytes, &mut HashMap::new()) {
+                    apart.push(record.bytes);
+                }
+            })?;
+        }
+        self.to_copy.extend(apart);
         Ok(())
     }
 
@@ -245,7 +266,11 @@ impl Control {
 
     /// Gives a segment back.
     pub(crate) fn free(&mut self, segment: u32) {
-        let remote = self.backup.table().entry(segment).map(|it| it.owner.is_remote());
+        let remote = self
+            .backup
+            .table()
+            .entry(segment)
+            .map(|it| it.owner.is_remote());
         self.store.heap().forget(segment);
         if remote == Some(true) {
             if self.backup.release(segment).is_err() {
@@ -345,7 +370,9 @@ impl Control {
         }
         let is_committed = |it: &Digested| it.max.iter().all(|(&id, &max)| max <= commits(id));
         let (committed, digested): (Vec<Digested>, Vec<Digested>) =
-            std::mem::take(&mut self.digested).into_iter().partition(is_committed);
+            std::mem::take(&mut self.digested)
+                .into_iter()
+                .partition(is_committed);
         self.digested = digested;
         for it in committed {
             self.transition(it.segment, SegmentState::Committed);
@@ -383,11 +410,14 @@ impl Control {
         } else {
             std::thread::scope(|scope| {
                 let scan_some = &scan_some;
-                let spawned: Vec<_> =
-                    (0..threads).map(|n| scope.spawn(move || scan_some(n))).collect();
+                let spawned: Vec<_> = (0..threads)
+                    .map(|n| scope.spawn(move || scan_some(n)))
+                    .collect();
                 let panicked = || ReplicationError::Damaged("a thread of the rebuild died".into());
                 let joined = spawned.into_iter().map(|it| it.join());
-                joined.map(|it| it.unwrap_or_else(|_| Err(panicked()))).collect()
+                joined
+                    .map(|it| it.unwrap_or_else(|_| Err(panicked())))
+                    .collect()
             })
         };
         let mut digested = Vec::new();
@@ -413,7 +443,10 @@ fn index(store: &Store, at: u64, bytes: &[u8], max: &mut HashMap<ShardId, u64>) 
     let Ok(entry) = Entry::decode(bytes) else {
         return true;
     };
-    for stamp in entry.commits().filter(|_| entry.header.kind == Kind::Commit) {
+    for stamp in entry
+        .commits()
+        .filter(|_| entry.header.kind == Kind::Commit)
+    {
         if let Some(shard) = store.shard(stamp.shard) {
             shard.committed(stamp.version);
         }
@@ -422,8 +455,8 @@ fn index(store: &Store, at: u64, bytes: &[u8], max: &mut HashMap<ShardId, u64>) 
         return true;
     }
     let area = store.heap().area();
-    let there = area.contains(at, bytes.len() as u64)
-        && area.read_vec(at, bytes.len() as u64) == bytes;
+    let there =
+        area.contains(at, bytes.len() as u64) && area.read_vec(at, bytes.len() as u64) == bytes;
     for (offset, member) in entry.members() {
         let stamp = member.header.stamp;
         let highest = max.entry(stamp.shard).or_default();
@@ -451,9 +484,14 @@ pub(crate) fn for_entries(
         });
     }
     let bytes = table.area().read_vec(base, table.segment_bytes());
-    scan_blocks(Shape::Contiguous, table.seed(entry.epoch), &bytes, |block, payload| {
-        found(base + block.payload.start as u64, payload);
-    });
+    scan_blocks(
+        Shape::Contiguous,
+        table.seed(entry.epoch),
+        &bytes,
+        |block, payload| {
+            found(base + block.payload.start as u64, payload);
+        },
+    );
     Ok(())
 }
 

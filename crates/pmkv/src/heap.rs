@@ -143,14 +143,18 @@ impl Heap {
         if header.key_len != key.len() {
             return None;
         }
-        let there = self.area.read_vec(address + HEADER_BYTES as u64, key.len() as u64);
+        let there = self
+            .area
+            .read_vec(address + HEADER_BYTES as u64, key.len() as u64);
         (there == key).then_some(header.stamp.version)
     }
 
     /// The hash of the key of the entry at an address.
     pub fn hash_at(&self, address: u64) -> Option<u64> {
         let header = self.header(address)?;
-        let key = self.area.read_vec(address + HEADER_BYTES as u64, header.key_len as u64);
+        let key = self
+            .area
+            .read_vec(address + HEADER_BYTES as u64, header.key_len as u64);
         Some(KeyHash::of(&key).hash)
     }
 

@@ -4,9 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cyclone_replication::frame::{
-    HEADER_BYTES, Origin, RecordName, block_bytes, encode_block,
-};
+use cyclone_replication::frame::{HEADER_BYTES, Origin, RecordName, block_bytes, encode_block};
 use cyclone_replication::{Owner, SenderId};
 
 use crate::store::Store;

@@ -69,7 +69,13 @@ pub struct NodeConfig {
 
 impl NodeConfig {
     /// The defaults.
-    pub fn new(server: ServerId, protocol: Protocol, shards: u16, token: Token, secret: u64) -> Self {
+    pub fn new(
+        server: ServerId,
+        protocol: Protocol,
+        shards: u16,
+        token: Token,
+        secret: u64,
+    ) -> Self {
         NodeConfig {
             server,
             protocol,
@@ -94,7 +100,9 @@ pub enum NodeError {
     #[error(transparent)]
     Fabric(#[from] FabricError),
     /// A configuration of another number of shards, or an older one.
-    #[error("configuration of term {term} with {shards} shards; here term {own_term}, {own_shards} shards")]
+    #[error(
+        "configuration of term {term} with {shards} shards; here term {own_term}, {own_shards} shards"
+    )]
     Configuration {
         /// Its term.
         term: u32,
@@ -483,8 +491,11 @@ impl Node {
         for shard in shards {
             busy |= self.promote_one(shard);
         }
-        let scattered: Vec<ShardId> =
-            self.workers.iter_mut().flat_map(Worker::take_scattered).collect();
+        let scattered: Vec<ShardId> = self
+            .workers
+            .iter_mut()
+            .flat_map(Worker::take_scattered)
+            .collect();
         for shard in scattered {
             self.serve(shard);
             busy = true;

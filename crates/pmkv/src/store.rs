@@ -39,7 +39,8 @@ impl Shard {
 
     /// Takes note of a version.
     pub fn saw(&self, version: u64) {
-        self.newest.fetch_max(version.min(MAX_VERSION), Ordering::SeqCst);
+        self.newest
+            .fetch_max(version.min(MAX_VERSION), Ordering::SeqCst);
     }
 
     /// Entries up to this version are on every replica (CommitVer).
@@ -108,7 +109,9 @@ impl Store {
     /// The newest entry of a key, a tombstone too.
     pub fn find(&self, shard: ShardId, hash: u64, key: &[u8]) -> Option<Object> {
         let shard = self.shard(shard)?;
-        shard.index.lookup(hash, |address| self.heap.object_of(address, key))
+        shard
+            .index
+            .lookup(hash, |address| self.heap.object_of(address, key))
     }
 
     /// A key's value.
@@ -131,13 +134,11 @@ impl Store {
             old.set(self.heap.header(at));
             Some(version)
         };
-        let updated = shard.index.update(
-            hash,
-            address,
-            header.stamp.version,
-            version_at,
-            |at| self.heap.hash_at(at),
-        );
+        let updated = shard
+            .index
+            .update(hash, address, header.stamp.version, version_at, |at| {
+                self.heap.hash_at(at)
+            });
         let had = match updated {
             Updated::Omitted(_) => return false,
             Updated::Inserted => false,

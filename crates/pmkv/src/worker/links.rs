@@ -61,12 +61,19 @@ impl Links {
 
     /// Servers whose logs are not open.
     pub fn closed(&self) -> Vec<ServerId> {
-        let closed = self.links.iter().filter(|(_, link)| link.state != State::Open);
+        let closed = self
+            .links
+            .iter()
+            .filter(|(_, link)| link.state != State::Open);
         closed.map(|(&id, _)| id).collect()
     }
 
     pub fn send(&mut self, backups: &[BackupId], record: &[u8], context: u64) -> Sent {
-        let open = |id: &BackupId| self.links.get(&id.0).is_some_and(|it| it.state == State::Open);
+        let open = |id: &BackupId| {
+            self.links
+                .get(&id.0)
+                .is_some_and(|it| it.state == State::Open)
+        };
         if !backups.iter().all(open) {
             return Sent::NotOpen;
         }
@@ -84,7 +91,12 @@ impl Links {
         for outcome in std::mem::take(&mut self.outcomes) {
             match outcome {
                 Outcome::Opened { backup } => self.set(backup, State::Open),
-                Outcome::Lost { backup, .. } => self.set(backup, State::Closed { since_us: now_us.max(1) }),
+                Outcome::Lost { backup, .. } => self.set(
+                    backup,
+                    State::Closed {
+                        since_us: now_us.max(1),
+                    },
+                ),
                 Outcome::Durable { context } => ended.push_back((context, true)),
                 Outcome::Failed { context, .. } => ended.push_back((context, false)),
             }

@@ -176,7 +176,11 @@ pub struct Worker {
 impl Worker {
     /// A worker that serves nothing yet.
     pub fn new(config: WorkerConfig, store: Arc<Store>) -> Worker {
-        let log = Log::new(Arc::clone(&store), Owner::Worker(config.worker), config.server);
+        let log = Log::new(
+            Arc::clone(&store),
+            Owner::Worker(config.worker),
+            config.server,
+        );
         let mine = |_| Mine {
             role: Role::Elsewhere,
             backups: Vec::new(),
@@ -223,8 +227,7 @@ impl Worker {
     pub fn install(&mut self, configuration: &Configuration, sender: Box<dyn Sender>) {
         let own = self.config.server;
         let others = configuration.servers.iter().filter(|it| it.id != own);
-        let others: Vec<(ServerId, Address)> =
-            others.map(|it| (it.id, it.log.clone())).collect();
+        let others: Vec<(ServerId, Address)> = others.map(|it| (it.id, it.log.clone())).collect();
         self.links = Some(Links::new(sender, others));
         self.full_servers
             .retain(|&id| configuration.server(id).is_some());
@@ -270,10 +273,7 @@ impl Worker {
         let Some(op) = self.ops.remove(&context) else {
             return;
         };
-        if let Purpose::Write {
-            ticket, keys, ..
-        } = op.purpose
-        {
+        if let Purpose::Write { ticket, keys, .. } = op.purpose {
             self.answers.extend(ticket.map(|it| (it, Answer::Unknown)));
             self.shards[usize::from(op.shard)].versions = Versions::default();
             self.leave(&keys);

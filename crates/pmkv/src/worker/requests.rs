@@ -115,7 +115,10 @@ impl Worker {
                 let refused = Reply::Failed(Failure::Unsupported);
                 return Err(Answer::Done(vec![refused; operations.len()]));
             }
-            if operation.value().is_some_and(|it| it.len() > self.config.max_value_bytes) {
+            if operation
+                .value()
+                .is_some_and(|it| it.len() > self.config.max_value_bytes)
+            {
                 return Err(Answer::TooLarge);
             }
             for key in operation.keys() {
@@ -167,8 +170,10 @@ impl Worker {
                 self.answers.push((ticket, Answer::Done(replies)));
             }
             Ok((replies, written)) => {
-                let members: Vec<Member<'_>> =
-                    written.iter().map(|(key, value)| (&key[..], value.as_deref())).collect();
+                let members: Vec<Member<'_>> = written
+                    .iter()
+                    .map(|(key, value)| (&key[..], value.as_deref()))
+                    .collect();
                 self.write(ticket, shard, keys, &members, replies);
             }
             // Looking up fails at no key.
@@ -258,8 +263,8 @@ impl Worker {
         while let Some(key) = look.pop() {
             while let Some(request) = self.keys.first(key) {
                 let parked = self.parked.get(&request);
-                let may_go = parked
-                    .is_some_and(|it| self.keys.may_go(request, &it.keys, it.is_blind));
+                let may_go =
+                    parked.is_some_and(|it| self.keys.may_go(request, &it.keys, it.is_blind));
                 if !may_go {
                     break;
                 }
@@ -274,14 +279,19 @@ impl Worker {
     }
 
     fn run(&mut self, parked: Parked) {
-        let decoded: Result<Vec<Command<'_>>, _> =
-            parked.operations.iter().map(|it| Command::decode(it)).collect();
+        let decoded: Result<Vec<Command<'_>>, _> = parked
+            .operations
+            .iter()
+            .map(|it| Command::decode(it))
+            .collect();
         // Encoded by `park`.
         let Ok(commands) = decoded else {
             return self.answers.push((parked.ticket, Answer::Busy));
         };
-        let operations: Vec<Operation<'_>> =
-            commands.into_iter().map(|command| command.operation).collect();
+        let operations: Vec<Operation<'_>> = commands
+            .into_iter()
+            .map(|command| command.operation)
+            .collect();
         match self.place(&operations) {
             Ok((shard, keys)) => self.execute(parked.ticket, &operations, shard, keys),
             Err(answer) => self.answers.push((parked.ticket, answer)),
@@ -303,9 +313,19 @@ impl Worker {
             };
             let behind = parked.behind;
             let write = |(context, op): (&u64, &Op)| {
-                *context <= behind && matches!(op.purpose, Purpose::Write { ticket: Some(_), .. })
+                *context <= behind
+                    && matches!(
+                        op.purpose,
+                        Purpose::Write {
+                            ticket: Some(_),
+                            ..
+                        }
+                    )
             };
-            let waits = self.parked.range(..=behind).any(|(_, it)| !it.keys.is_empty());
+            let waits = self
+                .parked
+                .range(..=behind)
+                .any(|(_, it)| !it.keys.is_empty());
             if waits || self.ops.iter().any(write) {
                 return;
             }
@@ -322,7 +342,8 @@ impl Worker {
                 _ => Reply::Failed(Failure::Unsupported),
             };
             self.stats.reads += 1;
-            self.answers.push((parked.ticket, Answer::Done(vec![answer])));
+            self.answers
+                .push((parked.ticket, Answer::Done(vec![answer])));
         }
     }
 
@@ -330,7 +351,9 @@ impl Worker {
     fn walk(&self, query: &Query<'_>) -> Reply {
         match *query {
             Query::DbSize => {
-                let sum = self.served().map(|id| self.store.shard(id).map_or(0, |it| it.objects()));
+                let sum = self
+                    .served()
+                    .map(|id| self.store.shard(id).map_or(0, |it| it.objects()));
                 Reply::Int(sum.sum::<u64>() as i64)
             }
             Query::Keys { pattern } => {
@@ -338,7 +361,10 @@ impl Worker {
                 for shard in self.served() {
                     let page = self.store.page(shard, 0, usize::MAX);
                     let keys = page.keys.into_iter();
-                    found.extend(keys.filter(|key| glob::matches(pattern, key)).map(Reply::Bytes));
+                    found.extend(
+                        keys.filter(|key| glob::matches(pattern, key))
+                            .map(Reply::Bytes),
+                    );
                 }
                 Reply::Array(found)
             }
@@ -368,14 +394,20 @@ impl Worker {
             if shard != first {
                 from = 0;
             }
-            let page = self.store.page(shard, from, count.max(1).saturating_sub(keys.len()));
+            let page = self
+                .store
+                .page(shard, from, count.max(1).saturating_sub(keys.len()));
             keys.extend(page.keys);
             if let Some(hash) = page.next {
                 next = u64::from(shard) << 50 | hash >> 14;
                 break;
             }
             if keys.len() >= count.max(1) {
-                next = if shard + 1 < shards { u64::from(shard + 1) << 50 } else { 0 };
+                next = if shard + 1 < shards {
+                    u64::from(shard + 1) << 50
+                } else {
+                    0
+                };
                 break;
             }
         }

@@ -9,6 +9,8 @@ use world::{Plan, World};
 
 fn each(plan: impl Fn(Protocol) -> Plan, seeds: std::ops::Range<u64>, run: impl Fn(&mut World)) {
     for protocol in Protocol::ALL {
+        // Shown with a failure.
+        println!("{protocol}");
         let mut acknowledged = 0;
         for seed in seeds.clone() {
             let mut world = World::new(&plan(protocol), seed);

@@ -52,14 +52,21 @@ impl Model {
     }
 
     /// A read between two moments answered this.
-    pub fn check_read(&mut self, seed: u64, key: &[u8], value: Option<&[u8]>, start: u64, end: u64) {
+    pub fn check_read(
+        &mut self,
+        seed: u64,
+        key: &[u8],
+        value: Option<&[u8]>,
+        start: u64,
+        end: u64,
+    ) {
         self.reads += 1;
         let writes = self.writes.get(key).map_or(&[][..], |it| it);
         // Who was surely followed by another write before the read began must not be seen.
         let is_over = |write_end: u64| {
-            writes.iter().any(|it| {
-                it.start > write_end && it.end.is_some_and(|end| end < start)
-            })
+            writes
+                .iter()
+                .any(|it| it.start > write_end && it.end.is_some_and(|end| end < start))
         };
         let may = |write: &Write| {
             !write.refused

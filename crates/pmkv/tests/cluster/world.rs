@@ -38,7 +38,6 @@ pub struct Plan {
     pub shards: u16,
     pub keys: u64,
     pub max_value: u64,
-    pub steps: usize,
     pub memory_bytes: u64,
     pub segment_bytes: u64,
     pub sim: SimConfig,
@@ -55,7 +54,6 @@ impl Plan {
             shards: 6,
             keys: 60,
             max_value: 120,
-            steps: 6_000,
             memory_bytes: 768 << 10,
             segment_bytes: 8192,
             sim: SimConfig::default(),
@@ -220,7 +218,9 @@ impl World {
 
     pub fn live(&self) -> Vec<ServerId> {
         let members = self.configuration.servers.iter().map(|it| it.id);
-        members.filter(|&id| self.hosts[id as usize].node.is_some()).collect()
+        members
+            .filter(|&id| self.hosts[id as usize].node.is_some())
+            .collect()
     }
 
     /// Steps of servers picked at random, and of the network.
@@ -247,7 +247,9 @@ impl World {
             node.step_control(now_us);
         }
         let mut answers = Vec::new();
-        node.worker(0).expect("one worker").take_answers(&mut answers);
+        node.worker(0)
+            .expect("one worker")
+            .take_answers(&mut answers);
         for (ticket, answer) in answers {
             self.answered(id, ticket, answer);
         }
@@ -261,7 +263,10 @@ impl World {
                 self.step(id);
             }
             self.fabric.run_for(30_000);
-            let idle = self.hosts.iter().all(|it| it.node.is_none() || it.asked.is_empty());
+            let idle = self
+                .hosts
+                .iter()
+                .all(|it| it.node.is_none() || it.asked.is_empty());
             if round > 20 && idle && self.is_served() {
                 return;
             }
@@ -283,9 +288,10 @@ impl World {
 
     fn is_served(&mut self) -> bool {
         let placed = self.configuration.shards.clone();
-        placed.iter().zip(0..).all(|(placement, shard)| {
-            self.node(placement.primary).role(shard) == Role::Serving
-        })
+        placed
+            .iter()
+            .zip(0..)
+            .all(|(placement, shard)| self.node(placement.primary).role(shard) == Role::Serving)
     }
 
     fn key(&mut self) -> Vec<u8> {
@@ -313,7 +319,9 @@ impl World {
             return;
         };
         host.asked.insert(ticket, asked);
-        node.worker(0).expect("one worker").submit(ticket, operations);
+        node.worker(0)
+            .expect("one worker")
+            .submit(ticket, operations);
     }
 
     /// A client asks for something.
@@ -391,7 +399,10 @@ impl World {
         let writes: Vec<(Vec<u8>, usize)> = keys
             .iter()
             .map(|key| {
-                (key.clone(), self.model.begin(key, Some(value.clone()), start))
+                (
+                    key.clone(),
+                    self.model.begin(key, Some(value.clone()), start),
+                )
             })
             .collect();
         let operations: Vec<Operation<'_>> = keys
@@ -522,7 +533,8 @@ impl World {
             let value = self.node(self.primary_of(&key)).store().get(&key);
             self.clock += 2;
             let now = self.clock;
-            self.model.check_read(seed, &key, value.as_deref(), now - 1, now);
+            self.model
+                .check_read(seed, &key, value.as_deref(), now - 1, now);
         }
         for key in self.model.counters() {
             let value = self.node(self.primary_of(&key)).store().get(&key);
@@ -549,7 +561,8 @@ impl World {
             for &backup in &placement.backups {
                 let there = self.replica_value(backup, &key);
                 assert_eq!(
-                    there, value,
+                    there,
+                    value,
                     "seed {seed}: {} at {backup} and at {}",
                     key.escape_ascii(),
                     placement.primary
