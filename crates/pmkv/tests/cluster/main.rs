@@ -101,3 +101,58 @@ fn a_hostile_network() {
         },
     );
 }
+
+/// Values are written over and over: segments are cleaned and used again, through losses of power too.
+#[test]
+fn space_is_used_again() {
+    each(
+        |protocol| Plan {
+            keys: 40,
+            max_value: 300,
+            memory_bytes: 512 << 10,
+            may_be_full: true,
+            ..Plan::new(protocol)
+        },
+        500..502,
+        |world| {
+            for round in 0..3 {
+                world.run(6_000);
+                world.settle();
+                if round < 2 {
+                    world.cold_start();
+                }
+                world.check();
+            }
+            for id in world.live() {
+                let control = world.node(id).control();
+                let stats = control.stats();
+                assert!(stats.cleaned > 10, "{stats:?}");
+                assert_eq!(stats.refused, 0, "{stats:?}");
+            }
+        },
+    );
+}
+
+/// A memory full of values refuses more, but takes deletions, and is of use again afterwards.
+#[test]
+fn a_full_memory_refuses_values_and_takes_deletions() {
+    each(
+        |protocol| Plan {
+            keys: 1,
+            memory_bytes: 384 << 10,
+            may_be_full: true,
+            ..Plan::new(protocol)
+        },
+        600..602,
+        |world| {
+            for _ in 0..2 {
+                let written = world.fill();
+                assert!(written > 50, "{written}");
+                world.delete(0..written);
+                world.settle();
+                world.check();
+            }
+            world.run(1_000);
+        },
+    );
+}
