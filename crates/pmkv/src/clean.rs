@@ -129,7 +129,7 @@ impl Control {
         let mut copy = bytes;
         if header.kind == Kind::Delete {
             let noted = member.value.try_into().ok().map(u64::from_le_bytes);
-            if noted.is_some_and(|epoch| floor >= epoch) {
+            if !self.keeps_tombstones && noted.is_some_and(|epoch| floor >= epoch) {
                 self.store.forget(at, header, member.key);
                 self.stats.tombstones_dropped += 1;
                 return true;

@@ -186,6 +186,38 @@ impl Configuration {
         (next, lost)
     }
 
+    /// The next configuration, with a server that has nothing yet: it joins the shards that have fewest holders until
+    /// each has `copies`.
+    pub fn with(&self, server: Server, copies: usize) -> Configuration {
+        let mut next = self.clone();
+        next.term += 1;
+        let id = server.id;
+        next.servers.retain(|it| it.id != id);
+        next.servers.push(server);
+        for placement in &mut next.shards {
+            let holders = 1 + placement.receivers().count();
+            if holders < copies && !placement.holds(id) && !placement.joining.contains(&id) {
+                placement.joining.push(id);
+            }
+        }
+        next
+    }
+
+    /// The next configuration, in which a server is a full backup of the shards that it has joined.
+    pub fn joined(&self, server: ServerId, shards: &[ShardId]) -> Configuration {
+        let mut next = self.clone();
+        next.term += 1;
+        for &shard in shards {
+            if let Some(placement) = next.shards.get_mut(usize::from(shard))
+                && placement.joining.contains(&server)
+            {
+                placement.joining.retain(|&id| id != server);
+                placement.backups.push(server);
+            }
+        }
+        next
+    }
+
     /// The shard of a slot.
     pub fn shard_of_slot(&self, slot: u16) -> ShardId {
         shard_of_slot(slot, self.shards.len() as u16)

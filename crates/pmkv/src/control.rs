@@ -82,6 +82,8 @@ pub struct Control {
     /// Which shards' last look at commits found nothing to do: their CommitVers then.
     looked: Vec<u64>,
     look_again: bool,
+    /// Whether tombstones stay: older versions of their keys may still be sent by a shard's primary.
+    pub(crate) keeps_tombstones: bool,
 }
 
 impl Control {
@@ -112,6 +114,7 @@ impl Control {
             stats: ControlStats::default(),
             looked: vec![u64::MAX; usize::from(shards)],
             look_again: true,
+            keeps_tombstones: true,
         };
         control.rebuild(threads.max(1))?;
         control.tell();
@@ -180,6 +183,11 @@ impl Control {
         }
         self.to_copy.extend(apart);
         Ok(())
+    }
+
+    /// Says whether tombstones must stay for now.
+    pub fn keep_tombstones(&mut self, keep: bool) {
+        self.keeps_tombstones = keep;
     }
 
     /// Digests everything that is used by now.

@@ -126,6 +126,16 @@ struct Promotion {
     is_scattering: bool,
 }
 
+/// A shard whose entries this server asks for, to be one of its backups.
+#[derive(Default)]
+struct Join {
+    primary: ServerId,
+    attempt: u32,
+    asked_us: u64,
+    came: BTreeSet<u32>,
+    is_whole: bool,
+}
+
 /// A server.
 pub struct Node {
     config: NodeConfig,
@@ -139,6 +149,7 @@ pub struct Node {
     /// Shards that are served in the committed configuration, by what this life has prepared.
     serving: BTreeSet<ShardId>,
     promotions: BTreeMap<ShardId, Promotion>,
+    joins: BTreeMap<ShardId, Join>,
     unadopted: Vec<Vec<u8>>,
     messages: Vec<Message>,
     status_due_us: u64,
@@ -196,6 +207,7 @@ impl Node {
             prepared: None,
             serving: BTreeSet::new(),
             promotions: BTreeMap::new(),
+            joins: BTreeMap::new(),
             unadopted: Vec::new(),
             messages: Vec::new(),
             status_due_us: 0,
@@ -343,9 +355,66 @@ impl Node {
         }
         self.serving = serving;
         self.unadopted.clear();
+        self.join(&configuration);
         self.prepared = None;
         self.configuration = Some(configuration);
         Ok(())
+    }
+
+    /// Asks for the shards that this server joins. What came in an earlier term is asked for again.
+    //= rowan §4.5
+    fn join(&mut self, configuration: &Configuration) {
+        let own = self.config.server;
+        self.joins = configuration
+            .shards
+            .iter()
+            .zip(0u16..)
+            .filter(|(placement, _)| placement.joining.contains(&own))
+            .map(|(placement, shard)| {
+                let primary = placement.primary;
+                (
+                    shard,
+                    Join {
+                        primary,
+                        ..Join::default()
+                    },
+                )
+            })
+            .collect();
+        let is_joining = !self.joins.is_empty();
+        self.control().keep_tombstones(is_joining);
+    }
+
+    /// Shards that this server has joined: it has everything that the primary had, and all that came since.
+    pub fn joined(&self) -> Vec<ShardId> {
+        let whole = self.joins.iter().filter(|(_, join)| join.is_whole);
+        let all_written = self.unadopted.is_empty();
+        whole
+            .filter(|_| all_written)
+            .map(|(&shard, _)| shard)
+            .collect()
+    }
+
+    fn step_joins(&mut self) {
+        let now_us = self.now_us;
+        let mut ask = Vec::new();
+        for (&shard, join) in &mut self.joins {
+            let is_late = now_us.saturating_sub(join.asked_us) >= ASK_AGAIN_US;
+            if !join.is_whole && (join.attempt == 0 || is_late) {
+                join.attempt += 1;
+                join.asked_us = now_us;
+                join.came.clear();
+                ask.push((join.primary, shard, join.attempt));
+            }
+        }
+        for (primary, shard, attempt) in ask {
+            let body = Body::Gather {
+                shard,
+                attempt,
+                above: 0,
+            };
+            self.say(primary, body);
+        }
     }
 
     /// Makes progress in everything but the control part, which may have a thread of its own; answers whether there was
@@ -363,6 +432,7 @@ impl Node {
         }
         self.messages = messages;
         busy |= self.promote();
+        self.step_joins();
         if now_us >= self.status_due_us {
             self.status_due_us = now_us + STATUS_US;
             let is_full = self.store.space().is_full();
@@ -464,13 +534,24 @@ impl Node {
             return;
         };
         let waiting: usize = self.unadopted.iter().map(Vec::len).sum();
+        if part >= parts || waiting > MAX_UNADOPTED_BYTES {
+            return;
+        }
+        let is_asked = |join: &&mut Join| join.primary == message.from && join.attempt == attempt;
+        if let Some(join) = self.joins.get_mut(&shard).filter(is_asked) {
+            join.came.insert(part);
+            join.asked_us = self.now_us;
+            join.is_whole |= join.came.len() as u32 == parts;
+            self.unadopted.extend(entries);
+            return;
+        }
         let Some(promotion) = self.promotions.get_mut(&shard) else {
             return;
         };
         let Some(came) = promotion.missing.get_mut(&message.from) else {
             return;
         };
-        if attempt != promotion.attempt || part >= parts || waiting > MAX_UNADOPTED_BYTES {
+        if attempt != promotion.attempt {
             return;
         }
         came.insert(part);

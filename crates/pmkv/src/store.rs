@@ -193,43 +193,33 @@ impl Store {
         let Some(shard) = self.shard(shard) else {
             return page;
         };
+        let mut objects = Vec::new();
         let mut at = Some(from);
         while let Some(hash) = at.filter(|_| page.keys.len() < count.max(1)) {
-            at = self.page_of_chain(shard, hash, from, &mut page.keys);
+            at = self.chain(shard, hash, &mut objects);
+            let wanted = objects.iter().filter(|object| {
+                let here = KeyHash::of(object.key()).hash;
+                object.kind() == Kind::Put && here >= from
+            });
+            page.keys.extend(wanted.map(|object| object.key().to_vec()));
         }
         page.next = at;
         page
     }
 
-    /// Keys of one chain. Entries that are moved while they are read are looked for again.
-    fn page_of_chain(
-        &self,
-        shard: &Shard,
-        hash: u64,
-        from: u64,
-        keys: &mut Vec<Vec<u8>>,
-    ) -> Option<u64> {
-        let before = keys.len();
-        let mut addresses = Vec::new();
+    /// The entries of one chain, and where the next begins. Entries that are moved while they are read are looked for again.
+    fn chain(&self, shard: &Shard, hash: u64, objects: &mut Vec<Object>) -> Option<u64> {
+        let (mut addresses, mut again) = (Vec::new(), Vec::new());
         loop {
-            keys.truncate(before);
+            objects.clear();
             addresses.clear();
             let next = shard.index.collect(hash, &mut addresses);
-            let whole = addresses.iter().all(|&address| {
-                let Some(object) = self.heap.object(address) else {
-                    return false;
-                };
-                let here = KeyHash::of(object.key()).hash;
-                if object.kind() == Kind::Put && here >= from {
-                    keys.push(object.key().to_vec());
-                }
-                let same = |at| (at == address).then_some(());
-                shard.index.lookup(here, same).is_some()
-            });
-            let mut again = Vec::new();
+            let read = addresses.iter().map(|&address| self.heap.object(address));
+            objects.extend(read.flatten());
+            again.clear();
             shard.index.collect(hash, &mut again);
             // An entry that stays unreadable is not moved, it is damaged: the walk goes on without it.
-            if whole || again == addresses {
+            if again == addresses {
                 return next;
             }
         }
@@ -241,25 +231,17 @@ impl Store {
         let Some(it) = self.shard(shard) else {
             return Vec::new();
         };
-        let mut addresses = Vec::new();
+        let mut batches: BTreeMap<u64, BTreeMap<u64, Vec<u8>>> = BTreeMap::new();
+        let mut objects = Vec::new();
         let mut at = Some(0);
         while let Some(hash) = at {
-            at = it.index.collect(hash, &mut addresses);
-        }
-        let mut batches: BTreeMap<u64, BTreeMap<u64, Vec<u8>>> = BTreeMap::new();
-        for address in addresses {
-            // Entries above a CommitVer are in no committed segment: cleaning moves none of them meanwhile.
-            let header = self.heap.header(address);
-            if header.is_none_or(|it| it.stamp.version <= version) {
-                continue;
-            }
-            let Some(object) = self.heap.object(address) else {
-                continue;
-            };
-            let stamp = object.stamp();
-            if stamp.shard == shard && stamp.version > version {
-                let batch = batches.entry(object.header().batch()).or_default();
-                batch.insert(stamp.version, object.bytes().to_vec());
+            at = self.chain(it, hash, &mut objects);
+            for object in &objects {
+                let stamp = object.stamp();
+                if stamp.shard == shard && stamp.version > version {
+                    let batch = batches.entry(object.header().batch()).or_default();
+                    batch.insert(stamp.version, object.bytes().to_vec());
+                }
             }
         }
         let record = |(first, entries): (u64, BTreeMap<u64, Vec<u8>>)| {

@@ -156,3 +156,26 @@ fn a_full_memory_refuses_values_and_takes_deletions() {
         },
     );
 }
+
+/// Every server fails once, comes back empty, and is a full replica before the next one fails.
+#[test]
+fn servers_fail_one_after_the_other_and_join_again() {
+    each(
+        |protocol| Plan {
+            servers: 3,
+            copies: 2,
+            ..Plan::new(protocol)
+        },
+        700..703,
+        |world| {
+            for n in 0..3 {
+                world.run(1_000);
+                world.fail_over(n, n % 2 == 0);
+                world.run(300);
+                world.rejoin(n);
+                world.check();
+            }
+            world.cold_start();
+        },
+    );
+}

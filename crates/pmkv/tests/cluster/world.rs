@@ -509,6 +509,32 @@ impl World {
         self.reconfigure();
     }
 
+    /// A server comes back with an empty memory, and becomes a backup of what it has joined.
+    pub fn rejoin(&mut self, n: ServerId) {
+        let memory = self.fabric.memory(&format!("s{n}"));
+        memory.zero(0, memory.len());
+        memory.persist(0, memory.len());
+        self.start(n, false);
+        let server = self.server(n);
+        self.configuration = self.configuration.with(server, self.plan.copies);
+        self.reconfigure();
+        let joins = self.configuration.shards.iter().zip(0u16..);
+        let joins: Vec<u16> = joins
+            .filter(|(it, _)| it.joining.contains(&n))
+            .map(|it| it.1)
+            .collect();
+        for _ in 0..400 {
+            if self.node(n).joined() == joins {
+                break;
+            }
+            self.run(100);
+            self.fabric.run_for(10_000);
+        }
+        assert_eq!(self.node(n).joined(), joins, "seed {}", self.seed);
+        self.configuration = self.configuration.joined(n, &joins);
+        self.reconfigure();
+    }
+
     /// Every machine loses power; all come back.
     pub fn cold_start(&mut self) {
         let members: Vec<ServerId> = self.configuration.servers.iter().map(|it| it.id).collect();
