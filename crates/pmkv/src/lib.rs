@@ -35,6 +35,6 @@ pub mod worker;
 
 pub use configuration::{Configuration, KeyHash, Placement, Server, ServerId, ShardId};
 pub use control::{Control, ControlConfig};
-pub use node::{Endpoints, Node, NodeConfig, NodeError};
+pub use node::{Endpoints, Node, NodeConfig, NodeError, SharedControl};
 pub use store::Store;
 pub use worker::{Answer, Role, Worker, WorkerConfig};

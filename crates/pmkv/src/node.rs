@@ -12,7 +12,9 @@
 //! wherever the crash caught them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cyclone_fabric::{Address, Endpoint, FabricError, Token};
 use cyclone_replication::{
@@ -42,6 +44,35 @@ pub trait Endpoints: Send {
     /// # Errors
     /// What the provider says.
     fn open(&mut self, name: &str, memory_bytes: u64) -> Result<Box<dyn Endpoint>, FabricError>;
+}
+
+/// The control part, between the thread that steps it and the one that steps the rest. The latter needs it at changes of
+/// configuration only, and comes first then.
+pub struct SharedControl {
+    control: Mutex<Control>,
+    wanted: AtomicU32,
+}
+
+impl SharedControl {
+    fn lock(&self) -> MutexGuard<'_, Control> {
+        self.wanted.fetch_add(1, Ordering::SeqCst);
+        let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        self.wanted.fetch_sub(1, Ordering::SeqCst);
+        control
+    }
+
+    /// One step of the control thread; with nothing to do it sleeps until there may be, at most `timeout`.
+    pub fn turn(&self, now_us: u64, timeout: Duration) -> bool {
+        while self.wanted.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = control.step(now_us);
+        if !busy {
+            control.wait(timeout);
+        }
+        busy
+    }
 }
 
 /// What a server is made of.
@@ -139,7 +170,7 @@ struct Join {
 /// A server.
 pub struct Node {
     config: NodeConfig,
-    control: Arc<Mutex<Control>>,
+    control: Arc<SharedControl>,
     store: Arc<Store>,
     workers: Vec<Worker>,
     peers: Peers,
@@ -200,7 +231,10 @@ impl Node {
             workers: (0..config.workers.max(1)).map(worker).collect(),
             peers: Peers::new(peers, config.server),
             config,
-            control: Arc::new(Mutex::new(control)),
+            control: Arc::new(SharedControl {
+                control: Mutex::new(control),
+                wanted: AtomicU32::new(0),
+            }),
             store,
             endpoints,
             configuration: None,
@@ -231,13 +265,13 @@ impl Node {
     }
 
     /// The control part, for a thread that steps it beside this one.
-    pub fn control_handle(&self) -> Arc<Mutex<Control>> {
+    pub fn control_handle(&self) -> Arc<SharedControl> {
         Arc::clone(&self.control)
     }
 
     /// The control part.
     pub fn control(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+        self.control.lock()
     }
 
     /// A worker.
@@ -568,9 +602,12 @@ impl Node {
     /// Brings shards on their way to be served.
     fn promote(&mut self) -> bool {
         let mut busy = self.adopt();
-        let shards: Vec<ShardId> = self.promotions.keys().copied().collect();
-        for shard in shards {
-            busy |= self.promote_one(shard);
+        // Everything that any of the old term's servers wrote here must be indexed first.
+        if !self.promotions.is_empty() && self.control().is_drained() {
+            let shards: Vec<ShardId> = self.promotions.keys().copied().collect();
+            for shard in shards {
+                busy |= self.promote_one(shard);
+            }
         }
         let scattered: Vec<ShardId> = self
             .workers
@@ -606,10 +643,6 @@ impl Node {
     }
 
     fn promote_one(&mut self, shard: ShardId) -> bool {
-        // Everything that any of the old term's servers wrote here must be indexed first.
-        if !self.control().is_drained() {
-            return false;
-        }
         let commit = self.store.shard(shard).map_or(0, |it| it.commit());
         let now_us = self.now_us;
         let Some(promotion) = self.promotions.get_mut(&shard) else {
