@@ -31,8 +31,16 @@ use crate::worker::{Role, Worker, WorkerConfig};
 /// How often servers tell each other how they are, in microseconds.
 const STATUS_US: u64 = 10_000;
 
-/// After how long a replica is asked again, in microseconds.
+/// After how long a silent replica is asked again the first time, in microseconds; then twice as long each time: asking
+/// for what is on its way already would only make it later.
 const ASK_AGAIN_US: u64 = 50_000;
+
+/// Shards that a server asks for at once while it joins.
+const JOINS_AT_ONCE: usize = 4;
+
+fn patience_us(attempt: u32) -> u64 {
+    ASK_AGAIN_US << attempt.saturating_sub(1).min(6)
+}
 
 /// Gathered entries that wait for room, in bytes; more are asked for again.
 const MAX_UNADOPTED_BYTES: usize = 16 << 20;
@@ -432,9 +440,10 @@ impl Node {
     fn step_joins(&mut self) {
         let now_us = self.now_us;
         let mut ask = Vec::new();
-        for (&shard, join) in &mut self.joins {
-            let is_late = now_us.saturating_sub(join.asked_us) >= ASK_AGAIN_US;
-            if !join.is_whole && (join.attempt == 0 || is_late) {
+        let unfinished = self.joins.iter_mut().filter(|(_, join)| !join.is_whole);
+        for (&shard, join) in unfinished.take(JOINS_AT_ONCE) {
+            let is_late = now_us.saturating_sub(join.asked_us) >= patience_us(join.attempt);
+            if join.attempt == 0 || is_late {
                 join.attempt += 1;
                 join.asked_us = now_us;
                 join.came.clear();
@@ -665,7 +674,8 @@ impl Node {
             return true;
         }
         let is_first = promotion.attempt == 0;
-        if !is_first && now_us.saturating_sub(promotion.asked_us) < ASK_AGAIN_US {
+        let waited_us = now_us.saturating_sub(promotion.asked_us);
+        if !is_first && waited_us < patience_us(promotion.attempt) {
             return false;
         }
         if is_first {

@@ -347,14 +347,13 @@ fn play(
     interrupted: &AtomicBool,
 ) -> Result<PmkvReport> {
     let first = servers.file.first()?;
-    file::put(
-        &file::configuration_path(&servers.file),
-        &Written::of(&first, true),
-    )?;
     for id in 0..SERVERS {
         servers.start(id)?;
     }
     servers.wait_until_served(&first)?;
+    // From here on a server whose memory is gone must not come back as if nothing had happened.
+    let path = file::configuration_path(&servers.file);
+    file::put(&path, &Written::of(&first, true))?;
     progress.say(&format!("{} shards are served", first.shards.len()));
     progress.say(
         "  (memories of this machine: they survive the death of processes, not of the machine)",
