@@ -11,7 +11,7 @@
 //!   Log            a log of the server's own                              log.rs
 //!   Worker         requests: append, replicate, publish, answer           worker/
 //!   Control        the segment table, digestion, cleaning, cold start     control.rs, clean.rs
-//!   Node           a server: all of it, from configuration to configuration  node.rs
+//!   Node           a server: all of it, over configurations          node/
 //!   Message        what servers tell each other                           message.rs, peers.rs
 //! ```
 //!

@@ -24,7 +24,7 @@ impl Random {
 fn hash_of(key: u64) -> u64 {
     let spread = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     // Every fourth pair of keys has the same tag and nearly the same place.
-    if key % 4 == 0 {
+    if key.is_multiple_of(4) {
         spread & !0xffff | 7
     } else {
         spread
@@ -124,7 +124,7 @@ impl Slots {
             slot[1].load(Ordering::SeqCst),
             slot[2].load(Ordering::SeqCst),
         );
-        (before % 2 == 0 && slot[0].load(Ordering::SeqCst) == before).then_some(entry)
+        (before.is_multiple_of(2) && slot[0].load(Ordering::SeqCst) == before).then_some(entry)
     }
 }
 

@@ -1,5 +1,8 @@
 //! A cluster on the simulated fabric, its clients, and whoever decides configurations. Everything follows from a seed.
 
+mod check;
+mod fill;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
@@ -549,130 +552,5 @@ impl World {
         let servers = members.iter().map(|&id| self.server(id)).collect();
         self.configuration.servers = servers;
         self.reconfigure();
-    }
-
-    /// Everything that was acknowledged is there, at every replica alike, and batches are whole.
-    pub fn check(&mut self) {
-        self.settle();
-        let (seed, configuration) = (self.seed, self.configuration.clone());
-        for key in self.model.keys() {
-            let value = self.node(self.primary_of(&key)).store().get(&key);
-            self.clock += 2;
-            let now = self.clock;
-            self.model
-                .check_read(seed, &key, value.as_deref(), now - 1, now);
-        }
-        for key in self.model.counters() {
-            let value = self.node(self.primary_of(&key)).store().get(&key);
-            let text = value.map_or("0".to_owned(), |it| String::from_utf8(it).expect("digits"));
-            let number = text.parse().expect("a number");
-            self.model.check_counter(seed, &key, number);
-        }
-        for tag in 0..8 {
-            let of = |n| format!("{{{tag}}}{n}").into_bytes();
-            let store = Arc::clone(self.node(self.primary_of(&of(0))).store());
-            let values: Vec<_> = (0..3).map(|n| store.get(&of(n))).collect();
-            assert!(
-                values[0] == values[1] && values[1] == values[2],
-                "seed {seed}: a batch is torn: {values:?}"
-            );
-        }
-        let mut keys = self.model.keys();
-        keys.extend(self.model.counters());
-        self.wait_for_digests();
-        for key in keys {
-            let shard = configuration.shard_of_slot(KeyHash::of(&key).slot);
-            let placement = &configuration.shards[usize::from(shard)];
-            let value = self.node(placement.primary).store().get(&key);
-            for &backup in &placement.backups {
-                let there = self.replica_value(backup, &key);
-                assert_eq!(
-                    there,
-                    value,
-                    "seed {seed}: {} at {backup} and at {}",
-                    key.escape_ascii(),
-                    placement.primary
-                );
-            }
-        }
-    }
-
-    fn wait_for_digests(&mut self) {
-        for _ in 0..50 {
-            for id in self.live() {
-                self.step(id);
-            }
-            self.fabric.run_for(100_000);
-        }
-    }
-
-    /// What a replica would have if it were promoted: its index, and what is in its log and not digested yet.
-    fn replica_value(&mut self, id: ServerId, key: &[u8]) -> Option<Vec<u8>> {
-        self.node(id).control().newest_value(key)
-    }
-}
-
-fn numbered(n: usize) -> Vec<u8> {
-    format!("filler {n}").into_bytes()
-}
-
-impl World {
-    /// Writes new keys until values are refused for good; answers how many were tried.
-    pub fn fill(&mut self) -> usize {
-        let mut n = 0;
-        loop {
-            let before = self.full;
-            for _ in 0..10 {
-                let key = numbered(n);
-                let mut value = self.value();
-                value.resize(600, b'+');
-                self.clock += 1;
-                let number = self.model.begin(&key, Some(value.clone()), self.clock);
-                let operation = Operation::Set {
-                    key: &key,
-                    value: &value,
-                    condition: Condition::Always,
-                    get: false,
-                };
-                let asked = Asked::Write {
-                    key: key.clone(),
-                    number,
-                };
-                self.submit(self.primary_of(&key), asked, &[operation]);
-                n += 1;
-            }
-            self.settle();
-            if self.full - before == 10 {
-                return n;
-            }
-            assert!(n < 5_000, "seed {}: it never gets full", self.seed);
-        }
-    }
-
-    /// Deletes what [`World::fill`] has written: none may be refused for want of memory.
-    pub fn delete(&mut self, numbers: std::ops::Range<usize>) {
-        let before = self.full;
-        for n in numbers {
-            let key = numbered(n);
-            self.clock += 1;
-            let number = self.model.begin(&key, None, self.clock);
-            let asked = Asked::Write {
-                key: key.clone(),
-                number,
-            };
-            self.submit(
-                self.primary_of(&key),
-                asked,
-                &[Operation::Del { keys: vec![&key] }],
-            );
-            if n % 10 == 9 {
-                self.settle();
-            }
-        }
-        assert_eq!(
-            self.full, before,
-            "seed {}: a deletion was refused",
-            self.seed
-        );
     }
 }
