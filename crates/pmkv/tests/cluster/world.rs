@@ -265,7 +265,8 @@ impl World {
                 self.step(id);
                 self.step(id);
             }
-            self.fabric.run_for(30_000);
+            // What was lost is asked for again after a while, and after a longer one.
+            self.fabric.run_for(if round < 1_000 { 30_000 } else { 1_000_000 });
             let idle = self
                 .hosts
                 .iter()
