@@ -266,7 +266,8 @@ impl World {
                 self.step(id);
             }
             // What was lost is asked for again after a while, and after a longer one.
-            self.fabric.run_for(if round < 1_000 { 30_000 } else { 1_000_000 });
+            self.fabric
+                .run_for(if round < 1_000 { 30_000 } else { 1_000_000 });
             let idle = self
                 .hosts
                 .iter()

@@ -5,6 +5,7 @@
 //! The demo is the cluster's manager: it sees the end of the process that it has started, and writes configurations down.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -211,18 +212,17 @@ impl Client {
         let slot = slot::slot(key.as_bytes());
         let first = self.addresses[usize::from(slot) % self.addresses.len()];
         let address = *self.of_slot.entry(slot).or_insert(first);
-        if !self.open.contains_key(&address) {
-            match resp::connect(address, Duration::from_millis(1000)) {
-                Ok(connection) => {
-                    self.open.insert(address, connection);
-                }
-                Err(_) => {
-                    self.next(slot, address);
-                    return None;
-                }
+        let opened = match self.open.entry(address) {
+            Entry::Occupied(there) => Some(there.into_mut()),
+            Entry::Vacant(place) => {
+                let connection = resp::connect(address, Duration::from_millis(1000));
+                connection.ok().map(|connection| place.insert(connection))
             }
-        }
-        let connection = self.open.get_mut(&address)?;
+        };
+        let Some(connection) = opened else {
+            self.next(slot, address);
+            return None;
+        };
         match command.query(connection) {
             Ok(value) => Some(value),
             Err(error) => {
