@@ -74,6 +74,9 @@ struct Serve {
     /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share, if not what the cluster's file says.
     #[arg(long)]
     replication: Option<String>,
+    /// Overrides cluster.logs: number of physical logs, the same on all nodes and for ever.
+    #[arg(long)]
+    logs: Option<u16>,
     /// Overrides node.polling: adaptive, busy or event.
     #[arg(long)]
     polling: Option<String>,
@@ -99,6 +102,9 @@ struct Demo {
     /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share.
     #[arg(long, default_value = "rowan")]
     replication: String,
+    /// Number of physical logs.
+    #[arg(long, default_value_t = 1)]
+    logs: u16,
 }
 
 #[derive(Args)]
@@ -184,6 +190,9 @@ enum ClusterCommand {
         /// Shortest silence before an election, in milliseconds.
         #[arg(long)]
         election_ms: Option<u64>,
+        /// Number of physical logs.
+        #[arg(long, default_value_t = 1)]
+        logs: u16,
     },
 }
 
@@ -223,6 +232,7 @@ fn run(cli: Cli) -> Result<()> {
                 keep: arguments.keep,
                 directory: arguments.directory,
                 engine: arguments.engine,
+                logs: arguments.logs,
             },
             &stop_flag()?,
         ),
@@ -269,12 +279,14 @@ fn run(cli: Cli) -> Result<()> {
                     first_port,
                     engine,
                     election_ms,
+                    logs,
                 },
         }) => {
             let options = cluster::Options {
                 first_port,
                 engine,
                 election_ms,
+                logs,
                 ..cluster::Options::default()
             };
             // A signal must not end this between the start of the nodes and their description: nobody could end them.
@@ -320,6 +332,9 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     }
     if let Some(engine) = &arguments.engine {
         file.node.engine.clone_from(engine);
+    }
+    if let Some(logs) = arguments.logs {
+        file.cluster.logs = logs;
     }
     if let Some(polling) = &arguments.polling {
         file.node.polling.clone_from(polling);

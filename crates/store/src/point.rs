@@ -1,13 +1,15 @@
-//! The commands for engines that keep their own index: what an operation on named keys answers and changes.
+//! The commands for engines that keep their own index: what operations on named keys answer and change. Such engines keep
+//! no deadlines and no versions of values.
 
 use std::path::Path;
 
-use cyclone_wire::command::{Operation, Query};
-use cyclone_wire::reply::Reply;
+use cyclone_wire::command::Operation;
+use cyclone_wire::reply::{Failure, Reply};
 
-use crate::commands::{Overlay, point_read};
-use crate::kv::{Change, DATA_PREFIX, Kv};
+use crate::commands::Overlay;
+use crate::kv::{Change, DATA_PREFIX, Kv, read_item, space};
 use crate::machine::{ApplyError, Mode};
+use crate::value::encode;
 
 /// How an engine gives the value of a key.
 pub type Lookup<'a> = &'a (dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync);
@@ -19,7 +21,12 @@ struct Point<'a>(Lookup<'a>);
 
 impl Kv for Point<'_> {
     fn get(&self, key: &[u8], _mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
-        Ok((self.0)(&key[DATA_PREFIX..]))
+        let value = (self.0)(&key[DATA_PREFIX..]);
+        Ok(value.map(|value| encode(0, None, &[&value])))
+    }
+
+    fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
+        keys.iter().map(|key| self.get(key, mode)).collect()
     }
 
     fn write(
@@ -56,31 +63,40 @@ impl Kv for Point<'_> {
 }
 
 /// What operations on named keys answer, each seeing the ones before it, and what they write; nothing is written here.
-/// `FlushAll` answers Ok and names no key: engines refuse it, or walk.
+/// Operations that set a deadline are refused, all of them with it. `FlushAll` answers Ok and names no key: engines
+/// refuse it, or walk.
+///
+/// # Errors
+/// A stored value that is none: it cannot happen, values are made here.
 pub fn execute(
     operations: &[Operation<'_>],
     get: Lookup<'_>,
     max_value_bytes: usize,
 ) -> Result<(Vec<Reply>, Vec<Written>), ApplyError> {
     let point = Point(get);
-    let mut overlay = Overlay::new(&point, Mode::NonBlocking, max_value_bytes);
-    let replies = operations
-        .iter()
-        .map(|operation| overlay.execute(operation))
-        .collect::<Result<_, _>>()?;
-    let mut written: Vec<Written> = overlay
-        .changes()
-        .filter_map(|change| match change {
-            Change::Put(key, value) => Some((key[DATA_PREFIX..].to_vec(), Some(value.to_vec()))),
-            Change::Delete(key) => Some((key[DATA_PREFIX..].to_vec(), None)),
-            Change::DeleteRange(..) => None,
-        })
-        .collect();
+    let mut overlay = Overlay::new(&point, Mode::NonBlocking, max_value_bytes, 1);
+    let mut replies = Vec::with_capacity(operations.len());
+    for operation in operations {
+        replies.push(overlay.execute(operation)?);
+    }
+    let mut written: Vec<Written> = Vec::new();
+    for change in overlay.changes() {
+        let (key, value) = match change {
+            Change::Put(key, value) => (key, Some(value)),
+            Change::Delete(key) => (key, None),
+            Change::DeleteRange(..) => continue,
+        };
+        if key.first() != Some(&space::DATA) {
+            continue;
+        }
+        let item = value.map(|value| read_item(value.into())).transpose()?;
+        if item.as_ref().is_some_and(|item| item.deadline.is_some()) {
+            let refused = Reply::Failed(Failure::Unsupported);
+            return Ok((vec![refused; operations.len()], Vec::new()));
+        }
+        let value = item.map(|item| item.into_value());
+        written.push((key[DATA_PREFIX..].to_vec(), value));
+    }
     written.sort_unstable();
     Ok((replies, written))
-}
-
-/// What a query on named keys answers; `None` for those that walk the key space.
-pub fn answer(query: &Query<'_>, get: Lookup<'_>) -> Option<Result<Reply, ApplyError>> {
-    point_read(query, |key| Ok(get(key)))
 }

@@ -34,6 +34,40 @@ fn is_blind(operations: &[Operation<'_>]) -> bool {
     })
 }
 
+/// The value bytes that an operation carries.
+fn value_of<'a>(operation: &Operation<'a>) -> Option<&'a [u8]> {
+    match operation {
+        Operation::Set { value, .. }
+        | Operation::Append { value, .. }
+        | Operation::SetRange { value, .. } => Some(value),
+        _ => None,
+    }
+}
+
+/// Whether this engine has it: no deadlines, no versions of values, no sessions, nothing that writes everywhere.
+fn is_offered(operation: &Operation<'_>) -> bool {
+    match operation {
+        Operation::Noop
+        | Operation::Set { .. }
+        | Operation::GetDel { .. }
+        | Operation::Del { .. }
+        | Operation::Append { .. }
+        | Operation::SetRange { .. }
+        | Operation::IncrBy { .. }
+        | Operation::IncrByFloat { .. } => true,
+        Operation::Read(query) => matches!(
+            query,
+            Query::Get { .. }
+                | Query::MultiGet { .. }
+                | Query::Exists { .. }
+                | Query::StrLen { .. }
+                | Query::GetRange { .. }
+                | Query::Type { .. }
+        ),
+        _ => false,
+    }
+}
+
 fn is_read(operations: &[Operation<'_>]) -> bool {
     operations.iter().all(|it| matches!(it, Operation::Read(_)))
 }
@@ -106,22 +140,14 @@ impl Worker {
         let mut shard = None;
         let mut hashes = Vec::new();
         for operation in operations {
-            let writes_all = matches!(
-                operation,
-                Operation::FlushAll | Operation::OpenSession | Operation::CloseSession { .. }
-            );
-            let walks = matches!(operation, Operation::Read(query) if query.keys().is_empty());
-            if writes_all || walks {
+            if !is_offered(operation) {
                 let refused = Reply::Failed(Failure::Unsupported);
                 return Err(Answer::Done(vec![refused; operations.len()]));
             }
-            if operation
-                .value()
-                .is_some_and(|it| it.len() > self.config.max_value_bytes)
-            {
+            if value_of(operation).is_some_and(|it| it.len() > self.config.max_value_bytes) {
                 return Err(Answer::TooLarge);
             }
-            for key in operation.keys() {
+            for key in operation.keys().iter() {
                 if key.len() > self.config.max_key_bytes {
                     return Err(Answer::TooLarge);
                 }
