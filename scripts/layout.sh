@@ -12,7 +12,7 @@ ROOMS = [
     {"cyclone-wal", "cyclone-packet", "cyclone-fabric"},
     {"cyclone-consensus", "cyclone-store", "cyclone-replication"},
     {"cyclone-pmkv-cm"},
-    {"cyclone-replica"},
+    {"cyclone-replica", "cyclone-pmkv"},
     {"cyclone-client", "cyclone-gateway", "cyclone-bench"},
     {"cyclone", "cyclone-sim"},
 ]

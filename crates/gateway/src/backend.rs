@@ -19,6 +19,8 @@ pub enum Outcome {
     Unknown,
     /// The command exceeds the backend's limits; nothing was done.
     TooLarge,
+    /// There is no room for more values; nothing was done, and deletions are taken. Answered with `-OOM`.
+    Full,
 }
 
 /// Who serves a slot.
@@ -52,13 +54,18 @@ pub struct TopologyNode {
     pub myself: bool,
 }
 
-/// The cluster, as CLUSTER commands present it: all slots are served by the leader.
+/// Slots that a node serves: the first, the last, and the node's place in [`Topology::nodes`].
+pub type SlotRange = (u16, u16, usize);
+
+/// The cluster, as CLUSTER commands present it: all slots are served by the leader, unless ranges say otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// All nodes, this one among them.
     pub nodes: Vec<TopologyNode>,
     /// The term, shown as Redis's configuration epoch.
     pub epoch: u64,
+    /// Who serves which slots, in order, where not one node serves all of them.
+    pub ranges: Vec<SlotRange>,
 }
 
 /// A section of INFO: its name and its lines `key:value`. Sections named like the gateway's own are appended to them.

@@ -342,6 +342,7 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
         Outcome::Lost | Outcome::Unknown => {
             encode::error(out, "TRYAGAIN not done: leadership changed, retry")
         }
+        Outcome::Full => encode::error(out, "OOM memory is full: only deletions are taken"),
         Outcome::TooLarge => encode::error(out, "ERR command is longer than the node's limit"),
     }
 }

@@ -66,6 +66,7 @@ impl Default for MemoryBackend {
             topology: Topology {
                 nodes: vec![node(1), node(2), node(3)],
                 epoch: 7,
+                ranges: Vec::new(),
             },
             submitted: Vec::new(),
             record: false,

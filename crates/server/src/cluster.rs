@@ -101,7 +101,7 @@ pub fn random_key() -> Result<[u8; 32]> {
 }
 
 /// Finds `count` ports, from `first` on, that are free for both TCP and UDP on loopback.
-fn free_ports(first: u16, count: usize) -> Result<Vec<u16>> {
+pub(crate) fn free_ports(first: u16, count: usize) -> Result<Vec<u16>> {
     let mut found = Vec::with_capacity(count);
     for port in first..u16::MAX {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -116,7 +116,7 @@ fn free_ports(first: u16, count: usize) -> Result<Vec<u16>> {
 }
 
 /// A directory for the regions: in memory where the machine has it.
-fn region_directory(directory: &Path) -> Result<PathBuf> {
+pub(crate) fn region_directory(directory: &Path) -> Result<PathBuf> {
     let shm = Path::new("/dev/shm");
     let path = if shm.is_dir() {
         shm.join(format!(

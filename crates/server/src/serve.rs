@@ -118,6 +118,7 @@ impl Backend for Behind<'_> {
         Topology {
             nodes: nodes.collect(),
             epoch: log.term,
+            ranges: Vec::new(),
         }
     }
 

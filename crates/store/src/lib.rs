@@ -9,6 +9,7 @@
 //!     MemoryKv     a BTreeMap                                          memory.rs
 //!     FakeKv       RocksDB's stand-in for simulations                  fake.rs
 //!   Echo           answers without state                               echo.rs
+//!   point          the commands for engines with an index of their own     point.rs
 //! ```
 //!
 //! Knows neither Raft nor sockets, has no clock, draws no random numbers: the state is a function of the log.
@@ -24,6 +25,7 @@ mod kv_machine;
 mod machine;
 mod memory;
 mod migrate;
+pub mod point;
 mod queries;
 #[cfg(feature = "rocksdb")]
 mod rocks;
