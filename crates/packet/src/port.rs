@@ -10,19 +10,20 @@
 mod handshake;
 mod send;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-use cyclone_pmem::payload::Payload;
-use cyclone_pmem::pool::{Frame, Pool};
+use cyclone_pmem::payload::{Payload, Segment};
+use cyclone_pmem::pool::Pool;
 use cyclone_wire::planted::{self, Bug};
 
 use crate::auth::{Authenticator, CHALLENGE_LIFE_US, CONFIRM_BYTES, HELLO_BYTES, Keys, Security};
 use crate::driver::{Driver, DriverStats, HEADROOM};
-use crate::fragment::{Limits, Outcome, Piece, Reassembler};
+use crate::fragment::{Limits, Outcome, Reassembler};
 use crate::gcm::Gcm;
 use crate::header::{COVERED_BYTES, DATA_BYTES, DataHeader, Kind, encode_unknown, field};
 use crate::replay::Window;
@@ -209,7 +210,7 @@ pub struct Port {
     /// Associations dropped so early that their Confirm could still be replayed, with the end of that time.
     retired: HashMap<u64, u64>,
     reassembler: Reassembler,
-    inbox: Vec<(SocketAddr, Frame)>,
+    inbox: Vec<(SocketAddr, Payload)>,
     control: Vec<Control>,
     /// Associations to send an empty datagram on.
     greet: Vec<u64>,
@@ -243,9 +244,10 @@ impl Port {
                 ..config.keys
             },
         };
-        let max_datagram = driver
-            .max_datagram()
-            .min((pool.frame_bytes() as usize).saturating_sub(HEADROOM));
+        let mut max_datagram = driver.max_datagram();
+        if !driver.scatters() {
+            max_datagram = max_datagram.min((pool.frame_bytes() as usize).saturating_sub(HEADROOM));
+        }
         if max_datagram < MIN_DATAGRAM {
             return Err(PacketError::DatagramTooSmall(max_datagram, MIN_DATAGRAM));
         }
@@ -330,8 +332,8 @@ impl Port {
             // Frames held elsewhere (in the log, say) must never stop this port from receiving what would free
             // them, so when few are left messages are copied out and their frames go round again.
             let low = (self.pool.free() as usize) < self.pool_reserve;
-            for (from, frame) in inbox.drain(..) {
-                self.receive(now_us, from, frame, low, out);
+            for (from, datagram) in inbox.drain(..) {
+                self.receive(now_us, from, datagram, low, out);
             }
         }
         self.inbox = inbox;
@@ -365,6 +367,11 @@ impl Port {
     /// Where this port receives.
     pub fn local_addr(&self) -> SocketAddr {
         self.driver.local_addr()
+    }
+
+    /// What the driver is, for people.
+    pub fn describe_driver(&self) -> String {
+        self.driver.describe()
     }
 
     /// The driver's counters.
@@ -402,16 +409,18 @@ impl Port {
         &mut self,
         now_us: u64,
         from: SocketAddr,
-        frame: Frame,
+        datagram: Payload,
         low: bool,
         out: &mut Vec<Message>,
     ) {
-        match Kind::of(&frame) {
-            Some(Kind::Data) => self.on_data(now_us, from, frame, low, out),
-            Some(Kind::Hello) => self.on_hello(now_us, from, &frame),
-            Some(Kind::Challenge) => self.on_challenge(now_us, from, &frame),
-            Some(Kind::Confirm) => self.on_confirm(now_us, from, &frame),
-            Some(Kind::Unknown) => self.on_unknown(now_us, from, &frame),
+        // Everything but payloads lies in the first frame.
+        let first = datagram.parts().first().map_or(&[][..], Segment::as_slice);
+        match Kind::of(first) {
+            Some(Kind::Data) => self.on_data(now_us, from, datagram, low, out),
+            Some(Kind::Hello) => self.on_hello(now_us, from, first),
+            Some(Kind::Challenge) => self.on_challenge(now_us, from, first),
+            Some(Kind::Confirm) => self.on_confirm(now_us, from, first),
+            Some(Kind::Unknown) => self.on_unknown(now_us, from, first),
             None => self.stats.malformed += 1,
         }
     }
@@ -420,11 +429,12 @@ impl Port {
         &mut self,
         now_us: u64,
         from: SocketAddr,
-        frame: Frame,
+        datagram: Payload,
         low: bool,
         out: &mut Vec<Message>,
     ) {
-        let Some(header) = DataHeader::parse(&frame) else {
+        let first = datagram.parts().first().map_or(&[][..], Segment::as_slice);
+        let Some(header) = DataHeader::parse(first) else {
             self.stats.malformed += 1;
             return;
         };
@@ -437,13 +447,21 @@ impl Port {
             self.stats.replayed += 1;
             return;
         }
-        let (covered, payload) = (&frame[..COVERED_BYTES], &frame[DATA_BYTES..]);
+        let covered = &first[..COVERED_BYTES];
+        let tag = field(first, COVERED_BYTES);
         let nonce = nonce_of(header.seq);
-        let tag = field(&frame, COVERED_BYTES);
+        let payload = datagram.slice(DATA_BYTES..datagram.len());
+        let payload_bytes = payload.len();
         let good = match self.security {
             Security::Off => true,
-            Security::Authenticated => assoc.receive.verify(&nonce, [covered, payload], &[], &tag),
-            Security::Encrypted => assoc.receive.verify(&nonce, [covered], payload, &tag),
+            Security::Authenticated => {
+                let parts = std::iter::once(covered).chain(payload.segments());
+                assoc.receive.verify(&nonce, parts, &[], &tag)
+            }
+            Security::Encrypted => {
+                let text = in_one_piece(&payload);
+                assoc.receive.verify(&nonce, [covered], &text, &tag)
+            }
         };
         if !good && !planted::has(Bug::TagNotChecked) {
             self.stats.forged += 1;
@@ -455,7 +473,6 @@ impl Port {
         assoc.window.accept(header.seq);
         assoc.used_us = now_us;
         let peer = assoc.peer;
-        let payload_bytes = payload.len();
         if !assoc.confirmed {
             assoc.confirmed = true;
             if let Peer::Node(id) = peer
@@ -479,23 +496,25 @@ impl Port {
         }
         // Fragments from a peer with a small MTU would hold large frames for little.
         let fragment = u32::from(header.index) + 1 < u32::from(header.count);
-        let spare = low || (fragment && payload_bytes * 2 < self.pool.frame_bytes() as usize);
+        let frames_bytes = payload.parts().len() * self.pool.frame_bytes() as usize;
+        let spare = low || (fragment && payload_bytes * 2 < frames_bytes);
         let piece = match self.security {
             Security::Encrypted => {
                 self.stats.copied_crypt_bytes += payload_bytes as u64;
-                open(&assoc.receive, &self.pool, &nonce, payload, spare)
+                open(&assoc.receive, &self.pool, &nonce, &payload, spare)
             }
             _ if spare => {
                 self.stats.copied_spare_bytes += payload_bytes as u64;
-                Piece::Bytes(payload.to_vec())
+                Payload::from_vec(payload.to_vec())
             }
-            _ => Piece::Frame(frame.slice(DATA_BYTES..frame.len())),
+            _ => {
+                self.stats.kept_bytes += payload_bytes as u64;
+                payload
+            }
         };
-        drop(frame);
+        drop(datagram);
         let body = if header.count == 1 {
-            let mut body = Payload::new();
-            piece.append_to(&mut body);
-            body
+            piece
         } else {
             let from_node = matches!(peer, Peer::Node(_));
             match self.reassembler.add(now_us, &header, from_node, piece) {
@@ -556,20 +575,28 @@ fn nonce_of(seq: u64) -> [u8; 12] {
     nonce
 }
 
-/// Decrypts into a fresh frame, or into memory when few are left.
-fn open(key: &Gcm, pool: &Pool, nonce: &[u8; 12], payload: &[u8], low: bool) -> Piece {
-    let free = if low { None } else { pool.alloc() };
-    match free {
+/// A payload's bytes; copied if they lie in several frames.
+fn in_one_piece(payload: &Payload) -> Cow<'_, [u8]> {
+    match payload.contiguous() {
+        Some(bytes) => Cow::Borrowed(bytes),
+        None => Cow::Owned(payload.to_vec()),
+    }
+}
+
+/// Decrypts into a fresh frame, or into memory when few are left or it would not fit.
+fn open(key: &Gcm, pool: &Pool, nonce: &[u8; 12], payload: &Payload, low: bool) -> Payload {
+    let len = payload.len();
+    let fits = !low && len <= pool.frame_bytes() as usize;
+    match if fits { pool.alloc() } else { None } {
         Some(mut frame) => {
-            // Received in a frame of this pool behind a header, so it fits.
-            frame[..payload.len()].copy_from_slice(payload);
-            key.crypt(nonce, &mut frame[..payload.len()]);
-            Piece::Frame(frame.freeze(0..payload.len()))
+            payload.read_at(0, &mut frame[..len]);
+            key.crypt(nonce, &mut frame[..len]);
+            frame.freeze(0..len).into()
         }
         None => {
             let mut bytes = payload.to_vec();
             key.crypt(nonce, &mut bytes);
-            Piece::Bytes(bytes)
+            Payload::from_vec(bytes)
         }
     }
 }

@@ -4,7 +4,8 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 
-use cyclone_pmem::pool::{Frame, FrameMut, Pool};
+use cyclone_pmem::payload::Payload;
+use cyclone_pmem::pool::{FrameMut, Pool};
 
 use crate::driver::{Datagram, Driver, DriverStats, HEADROOM};
 use crate::sys;
@@ -107,7 +108,7 @@ impl Driver for UdpDriver {
     fn recv(
         &mut self,
         pool: &Pool,
-        out: &mut Vec<(SocketAddr, Frame)>,
+        out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
         let want = max.min(RECEIVE_BURST);
@@ -143,7 +144,9 @@ impl Driver for UdpDriver {
         for (i, frame) in self.waiting.drain(..n).enumerate() {
             let (len, cut, from) = self.receive.received(i);
             match from {
-                Some(from) if !cut => out.push((from, frame.freeze(HEADROOM..HEADROOM + len))),
+                Some(from) if !cut => {
+                    out.push((from, frame.freeze(HEADROOM..HEADROOM + len).into()))
+                }
                 _ => self.stats.truncated += 1,
             }
         }
@@ -166,6 +169,10 @@ impl Driver for UdpDriver {
         // Without an answer, what every Ethernet carries.
         self.max_datagram
             .min(sys::path_payload(to).unwrap_or(1452).max(512))
+    }
+
+    fn describe(&self) -> String {
+        "UDP".to_owned()
     }
 
     fn local_addr(&self) -> SocketAddr {
