@@ -106,6 +106,12 @@ pub trait Driver: Send {
         false
     }
 
+    /// The pool that this driver receives into, if it is not the one it was given: memory of a kind that the device
+    /// cannot use.
+    fn pool(&self) -> Option<Pool> {
+        None
+    }
+
     /// What this driver is, in a few words for people.
     fn describe(&self) -> String;
 

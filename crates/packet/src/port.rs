@@ -244,6 +244,7 @@ impl Port {
                 ..config.keys
             },
         };
+        let pool = driver.pool().unwrap_or(pool);
         let mut max_datagram = driver.max_datagram();
         if !driver.scatters() {
             max_datagram = max_datagram.min((pool.frame_bytes() as usize).saturating_sub(HEADROOM));
