@@ -43,6 +43,9 @@ const NOTICE_BURST: u64 = 64;
 /// ...and one more per this time, µs.
 const NOTICE_EVERY_US: u64 = 1_000;
 
+/// Bytes of each frame that a driver which scatters may leave empty, at most.
+const SCATTER_LOSS: usize = 384;
+
 // The smallest fragments still fit the reassembly's bound.
 const _: () = assert!((MIN_DATAGRAM - DATA_BYTES) / 64 * 64 >= crate::fragment::MIN_FRAGMENT);
 
@@ -245,10 +248,7 @@ impl Port {
             },
         };
         let pool = driver.pool().unwrap_or(pool);
-        let mut max_datagram = driver.max_datagram();
-        if !driver.scatters() {
-            max_datagram = max_datagram.min((pool.frame_bytes() as usize).saturating_sub(HEADROOM));
-        }
+        let max_datagram = largest_datagram(&*driver, &pool);
         if max_datagram < MIN_DATAGRAM {
             return Err(PacketError::DatagramTooSmall(max_datagram, MIN_DATAGRAM));
         }
@@ -380,9 +380,15 @@ impl Port {
         self.driver.stats()
     }
 
-    /// Payload bytes in one datagram; a longer message takes a frame for each such piece on the receiving side.
+    /// Payload bytes per frame of a message of many datagrams on the receiving side, at least.
     pub fn chunk_bytes(&self) -> usize {
-        chunk_of(self.driver.max_datagram())
+        let most = largest_datagram(&*self.driver, &self.pool);
+        let frame_bytes = self.pool.frame_bytes() as usize;
+        let frames = match self.driver.scatters() {
+            true => most.div_ceil(frame_bytes.saturating_sub(SCATTER_LOSS).max(1)),
+            false => 1,
+        };
+        chunk_of(most) / frames.max(1)
     }
 
     /// The port's counters.
@@ -435,7 +441,7 @@ impl Port {
         out: &mut Vec<Message>,
     ) {
         let first = datagram.parts().first().map_or(&[][..], Segment::as_slice);
-        let Some(header) = DataHeader::parse(first) else {
+        let Some(header) = DataHeader::parse_first(first, datagram.len()) else {
             self.stats.malformed += 1;
             return;
         };
@@ -509,7 +515,9 @@ impl Port {
                 Payload::from_vec(payload.to_vec())
             }
             _ => {
-                self.stats.kept_bytes += payload_bytes as u64;
+                let in_frame = |part: &&Segment| matches!(part, Segment::Frame(_));
+                let kept = payload.parts().iter().filter(in_frame);
+                self.stats.kept_bytes += kept.map(|part| part.as_slice().len() as u64).sum::<u64>();
                 payload
             }
         };
@@ -561,6 +569,15 @@ impl Port {
             len: datagram.len(),
             bytes,
         });
+    }
+}
+
+/// The largest datagram that can be received.
+fn largest_datagram(driver: &dyn Driver, pool: &Pool) -> usize {
+    let most = driver.max_datagram();
+    match driver.scatters() {
+        true => most,
+        false => most.min((pool.frame_bytes() as usize).saturating_sub(HEADROOM)),
     }
 }
 

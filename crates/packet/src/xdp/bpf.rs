@@ -53,6 +53,7 @@ impl Attributes {
         self
     }
 
+    #[cfg(test)]
     fn read_u32(&self, at: usize) -> u32 {
         let mut word = [0; 4];
         word.copy_from_slice(&self.0[at..at + 4]);

@@ -7,14 +7,15 @@
 //!   Routes    headers by destination, from the kernel's tables           routes.rs, netlink.rs
 //!   headers   Ethernet, IP, UDP                                          headers.rs
 //! program     takes our port's datagrams, leaves the rest to the kernel  program.rs, bpf.rs
-//! UdpDriver   the kernel's own socket on the same port: for destinations beyond other interfaces, for neighbours not
-//!             known yet, for fragments, and so that nobody else has the port
+//! kernel      its own socket on the same port: for destinations beyond other interfaces, for neighbours not known
+//!             yet, for fragments, and so that nobody else has the port
 //! ```
 //! //= cyclone §4.1, §4.2
 
 mod bpf;
 mod error;
 mod headers;
+mod kernel;
 mod netlink;
 mod open;
 mod program;
@@ -37,10 +38,11 @@ pub use self::error::XdpError;
 pub use self::open::XdpOptions;
 pub use self::program::MAX_ADDRESSES;
 
+use self::kernel::KernelSocket;
 use self::queue::{Pushed, Queue};
 use self::routes::Routes;
-use crate::UdpDriver;
 use crate::driver::{Datagram, Driver, DriverStats};
+use crate::sys;
 
 /// The kernel's own socket is looked at once in so many calls.
 const KERNEL_EVERY: u32 = 16;
@@ -55,7 +57,7 @@ pub struct XdpDriver {
     _program: OwnedFd,
     _map: OwnedFd,
     queues: Vec<Queue>,
-    kernel: UdpDriver,
+    kernel: KernelSocket,
     routes: Routes,
     /// The frames that packets are received into and sent from.
     pool: Pool,
@@ -90,12 +92,6 @@ impl XdpDriver {
             .sum()
     }
 
-    /// Sends by the kernel's socket; as with the rings, what it cannot take is lost and counted.
-    fn send_by_kernel(&mut self, datagram: Datagram<'_>) -> io::Result<bool> {
-        self.stats.by_kernel += 1;
-        Ok(self.kernel.send(&[datagram])? == 1)
-    }
-
     fn flush(&mut self) -> io::Result<()> {
         for queue in &mut self.queues {
             queue.flush(&mut self.stats)?;
@@ -116,7 +112,7 @@ impl Driver for XdpDriver {
                 continue;
             }
             let went = match self.routes.find(now, datagram.to) {
-                None => self.send_by_kernel(*datagram)?,
+                None => self.kernel.send(*datagram, &mut self.stats),
                 Some(template) => {
                     // Datagrams of one destination keep their order: always the same queue.
                     let turn = usize::from(datagram.to.port()) % self.queues.len();
@@ -148,7 +144,7 @@ impl Driver for XdpDriver {
 
     fn recv(
         &mut self,
-        pool: &Pool,
+        _pool: &Pool,
         out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
@@ -170,7 +166,7 @@ impl Driver for XdpDriver {
         self.calls = self.calls.wrapping_add(1);
         let left = (max - (out.len() - before)).min(KERNEL_BURST);
         if left > 0 && self.calls.is_multiple_of(KERNEL_EVERY) {
-            self.stats.by_kernel += self.kernel.recv(pool, out, left)? as u64;
+            self.kernel.receive(out, left, &mut self.stats);
         }
         Ok(out.len() - before)
     }
@@ -178,7 +174,7 @@ impl Driver for XdpDriver {
     fn fds(&self) -> Vec<RawFd> {
         let sockets = self.queues.iter().map(|queue| queue.socket().fd());
         let mut fds: Vec<RawFd> = sockets.map(AsRawFd::as_raw_fd).collect();
-        fds.extend(self.kernel.fds());
+        fds.push(self.kernel.fd());
         fds
     }
 
@@ -187,7 +183,11 @@ impl Driver for XdpDriver {
     }
 
     fn max_datagram_to(&self, to: SocketAddr) -> usize {
-        self.kernel.max_datagram_to(to).min(self.max_datagram)
+        // Without an answer, what every Ethernet carries.
+        sys::path_payload(to)
+            .unwrap_or(1452)
+            .max(512)
+            .min(self.max_datagram)
     }
 
     fn scatters(&self) -> bool {
@@ -207,7 +207,6 @@ impl Driver for XdpDriver {
     }
 
     fn stats(&self) -> DriverStats {
-        let kernel = self.kernel.stats();
         let mut stats = self.stats;
         for queue in &self.queues {
             let counts = queue.socket().statistics();
@@ -216,14 +215,6 @@ impl Driver for XdpDriver {
             stats.send_errors += counts.tx_invalid;
             stats.pool_empty += counts.rx_fill_empty + counts.rx_ring_full;
         }
-        DriverStats {
-            sent: stats.sent + kernel.sent,
-            received: stats.received + kernel.received,
-            send_calls: stats.send_calls + kernel.send_calls,
-            receive_calls: stats.receive_calls + kernel.receive_calls,
-            send_errors: stats.send_errors + kernel.send_errors,
-            truncated: stats.truncated + kernel.truncated,
-            ..stats
-        }
+        stats
     }
 }

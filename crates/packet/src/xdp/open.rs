@@ -10,6 +10,7 @@ use cyclone_pmem::Region;
 use cyclone_pmem::pool::Pool;
 
 use super::error::XdpError;
+use super::kernel::KernelSocket;
 use super::netlink::{Link, Netlink};
 use super::queue::Queue;
 use super::routes::Routes;
@@ -17,7 +18,6 @@ use super::socket::{self, Sizes, Socket, Umem};
 use super::{MAX_ADDRESSES, XdpDriver, bpf, headers, program};
 use crate::driver::{DriverStats, HEADROOM};
 use crate::header::DATA_BYTES;
-use crate::udp::{UdpDriver, UdpOptions};
 
 /// What the kernel leaves free before each packet.
 const KERNEL_HEADROOM: u32 = 256;
@@ -273,13 +273,9 @@ impl XdpDriver {
 
         bpf::lift_memory_limit();
         let (pool, fd, umem, own) = memory(pool, address.ip(), options)?;
-        let kernel_options = UdpOptions {
-            max_datagram: Some(max_datagram),
-            ..UdpOptions::default()
-        };
-        let kernel = UdpDriver::bind(address, &pool, kernel_options)
-            .map_err(|source| XdpError::Bind { address, source })?;
-        let local = crate::Driver::local_addr(&kernel);
+        let kernel =
+            KernelSocket::bind(address).map_err(|source| XdpError::Bind { address, source })?;
+        let local = kernel.local_addr();
 
         let map = bpf::socket_map(link.queues.max(queues))
             .map_err(XdpError::of("make a map of sockets"))?;

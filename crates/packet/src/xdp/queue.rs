@@ -34,7 +34,7 @@ enum Held {
     /// Headers being sent, in so many descriptors.
     Own(FrameMut, u32),
     /// Somebody's payload being sent, in so many descriptors.
-    Lent(Frame, u32),
+    Lent(#[allow(dead_code, reason = "held, not read")] Frame, u32),
 }
 
 /// What became of a datagram to send.
