@@ -8,9 +8,9 @@
 //! through the associations they made. While a handshake runs, a few messages per peer wait for it.
 
 mod handshake;
+mod open;
 mod send;
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
@@ -466,7 +466,7 @@ impl Port {
                 assoc.receive.verify(&nonce, parts, &[], &tag)
             }
             Security::Encrypted => {
-                let text = in_one_piece(&payload);
+                let text = open::in_one_piece(&payload);
                 assoc.receive.verify(&nonce, [covered], &text, &tag)
             }
         };
@@ -508,7 +508,7 @@ impl Port {
         let piece = match self.security {
             Security::Encrypted => {
                 self.stats.copied_crypt_bytes += payload_bytes as u64;
-                open(&assoc.receive, &self.pool, &nonce, &payload, spare)
+                open::open(&assoc.receive, &self.pool, &nonce, &payload, spare)
             }
             _ if spare => {
                 self.stats.copied_spare_bytes += payload_bytes as u64;
@@ -591,30 +591,4 @@ fn nonce_of(seq: u64) -> [u8; 12] {
     let mut nonce = [0; 12];
     nonce[4..].copy_from_slice(&seq.to_be_bytes());
     nonce
-}
-
-/// A payload's bytes; copied if they lie in several frames.
-fn in_one_piece(payload: &Payload) -> Cow<'_, [u8]> {
-    match payload.contiguous() {
-        Some(bytes) => Cow::Borrowed(bytes),
-        None => Cow::Owned(payload.to_vec()),
-    }
-}
-
-/// Decrypts into a fresh frame, or into memory when few are left or it would not fit.
-fn open(key: &Gcm, pool: &Pool, nonce: &[u8; 12], payload: &Payload, low: bool) -> Payload {
-    let len = payload.len();
-    let fits = !low && len <= pool.frame_bytes() as usize;
-    match if fits { pool.alloc() } else { None } {
-        Some(mut frame) => {
-            payload.read_at(0, &mut frame[..len]);
-            key.crypt(nonce, &mut frame[..len]);
-            frame.freeze(0..len).into()
-        }
-        None => {
-            let mut bytes = payload.to_vec();
-            key.crypt(nonce, &mut bytes);
-            Payload::from_vec(bytes)
-        }
-    }
 }

@@ -24,6 +24,8 @@ pub struct UdpOptions {
     pub socket_buffer_bytes: usize,
     /// Largest datagram, bytes; `None`: what the route to each peer carries in one packet.
     pub max_datagram: Option<usize>,
+    /// Datagrams per system call at most.
+    pub burst: usize,
 }
 
 impl Default for UdpOptions {
@@ -31,6 +33,7 @@ impl Default for UdpOptions {
         UdpOptions {
             socket_buffer_bytes: 8 << 20,
             max_datagram: None,
+            burst: SEND_BURST,
         }
     }
 }
@@ -40,6 +43,7 @@ pub struct UdpDriver {
     socket: UdpSocket,
     local: SocketAddr,
     max_datagram: usize,
+    burst: usize,
     probe_routes: bool,
     receive: sys::Burst,
     send: sys::Burst,
@@ -64,6 +68,7 @@ impl UdpDriver {
             local: socket.local_addr()?,
             socket,
             max_datagram: frame_max.min(options.max_datagram.unwrap_or(UDP_MAX)),
+            burst: options.burst.clamp(1, SEND_BURST),
             probe_routes: options.max_datagram.is_none(),
             receive: sys::Burst::new(),
             send: sys::Burst::new(),
@@ -77,7 +82,7 @@ impl Driver for UdpDriver {
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
         let mut done = 0;
         while done < datagrams.len() {
-            let end = datagrams.len().min(done + SEND_BURST);
+            let end = datagrams.len().min(done + self.burst);
             match self
                 .send
                 .send(self.socket.as_raw_fd(), &datagrams[done..end])
@@ -111,7 +116,7 @@ impl Driver for UdpDriver {
         out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
-        let want = max.min(RECEIVE_BURST);
+        let want = max.min(RECEIVE_BURST).min(self.burst);
         while self.waiting.len() < want {
             match pool.alloc() {
                 Some(frame) => self.waiting.push(frame),

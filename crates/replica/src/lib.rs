@@ -34,7 +34,7 @@ mod status;
 mod upkeep;
 mod workers;
 
-pub use config::{Config, ConfigError, Engine, Member, Polling, Transport};
+pub use config::{Config, ConfigError, Engine, Member, Network, Polling, Transport};
 pub use cyclone_packet::Security;
 pub use embed::{Embedded, EmbeddedError};
 pub use node::{Node, NodeError, Now};

@@ -168,6 +168,12 @@ impl Node {
             ("send_full", driver.send_full),
             ("truncated", driver.truncated),
             ("pool_empty", driver.pool_empty),
+            ("driver_malformed", driver.malformed),
+            ("by_kernel", driver.by_kernel),
+        ]);
+        counters.extend([
+            ("lent_bytes", driver.lent_bytes),
+            ("copied_bytes", driver.copied_bytes),
         ]);
         counters
     }

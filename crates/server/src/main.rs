@@ -73,6 +73,15 @@ struct Serve {
     /// Overrides node.polling: adaptive, busy or event.
     #[arg(long)]
     polling: Option<String>,
+    /// Overrides cluster.transport: udp, tcp or xdp.
+    #[arg(long)]
+    transport: Option<String>,
+    /// Overrides node.interface: the network interface for --transport xdp.
+    #[arg(long)]
+    interface: Option<String>,
+    /// Overrides node.queues: how many of the interface's queues to use.
+    #[arg(long)]
+    queues: Option<u32>,
     /// End when the parent process ends.
     #[arg(long, hide = true)]
     end_with_parent: bool,
@@ -305,6 +314,15 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     }
     if let Some(polling) = &arguments.polling {
         file.node.polling.clone_from(polling);
+    }
+    if let Some(transport) = &arguments.transport {
+        file.cluster.transport.clone_from(transport);
+    }
+    if arguments.interface.is_some() {
+        file.node.interface.clone_from(&arguments.interface);
+    }
+    if let Some(queues) = arguments.queues {
+        file.node.queues = queues;
     }
     if arguments.check {
         file.to_config(arguments.bootstrap)?;
