@@ -38,6 +38,14 @@ pub use tcp::{TcpDriver, TcpOptions};
 pub use udp::{UdpDriver, UdpOptions};
 pub use xdp::{XdpDriver, XdpError, XdpOptions};
 
+/// Blocks until a driver may have something to receive or the time is over. For hosts without an event loop.
+///
+/// # Errors
+/// When the system refuses to poll.
+pub fn wait(driver: &dyn Driver, most: std::time::Duration) -> std::io::Result<()> {
+    sys::wait_readable(&driver.fds(), most)
+}
+
 /// What can be wrong with a port's configuration.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PacketError {

@@ -123,6 +123,7 @@ impl Node {
             pool,
         } = boot;
         let snapshots = Snapshots::new(config.data.join("snapshots"), salt)?;
+        let clients = ClientReplies::new(config.network.burst);
         Ok(Node {
             config,
             port,
@@ -135,7 +136,7 @@ impl Node {
             region_description: region,
             pool,
             flushing: false,
-            clients: ClientReplies::default(),
+            clients,
             inbox: Vec::new(),
             answers: Vec::new(),
             completions: Vec::new(),

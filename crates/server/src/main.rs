@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use cyclone::{bench, cluster, config, ctl, demo, serve};
 use cyclone_bench::cli::Experiment;
+use cyclone_bench::output::Common;
 
 /// Replicated durability for key-value stores at memory speed.
 #[derive(Parser)]
@@ -160,6 +161,18 @@ enum BenchCommand {
         #[arg(long, default_value = "authenticated")]
         security: String,
     },
+    /// Drivers compared between network namespaces of its own making (cyclone fig. 8 to 10); needs root.
+    Net {
+        /// Shared options.
+        #[command(flatten)]
+        common: Common,
+    },
+    /// What `net` runs on its machines.
+    #[command(hide = true)]
+    NetChild {
+        /// The role, as JSON.
+        role: String,
+    },
     #[command(flatten)]
     Experiment(Experiment),
 }
@@ -253,6 +266,15 @@ fn run(cli: Cli) -> Result<()> {
                 security,
             })
         }
+        Command::Bench(Bench {
+            command: BenchCommand::Net { common },
+        }) => {
+            let stop = stop_flag()?;
+            bench::net::run(&common, &stop)
+        }
+        Command::Bench(Bench {
+            command: BenchCommand::NetChild { role },
+        }) => bench::net::child::run(&role),
         Command::Bench(Bench {
             command: BenchCommand::Experiment(experiment),
         }) => experiment.run(&["bench"]),
