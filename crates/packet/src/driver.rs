@@ -112,6 +112,11 @@ pub trait Driver: Send {
         None
     }
 
+    /// Frames that this driver keeps of the pool it was given.
+    fn frames_kept(&self) -> u32 {
+        0
+    }
+
     /// What this driver is, in a few words for people.
     fn describe(&self) -> String;
 

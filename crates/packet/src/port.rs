@@ -370,6 +370,14 @@ impl Port {
         self.driver.local_addr()
     }
 
+    /// Share of the frames that are in use, of those that may be before messages are copied out of theirs; 0 to 1.
+    pub fn frames_used(&self) -> f64 {
+        let kept = self.driver.frames_kept() as usize;
+        let all = (self.pool.count() as usize).saturating_sub(kept + self.pool_reserve);
+        let free = (self.pool.free() as usize).saturating_sub(self.pool_reserve);
+        1.0 - (free as f64 / all.max(1) as f64).min(1.0)
+    }
+
     /// What the driver is, for people.
     pub fn describe_driver(&self) -> String {
         self.driver.describe()

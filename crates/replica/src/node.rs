@@ -1,6 +1,8 @@
 //! The replica as a step function. [`Node::step`] does everything that is ready: packets, timers, finished work of
 //! threads, proposals, persistence, sending, applying, answering. It never blocks and reads no clock.
 
+mod scattered;
+
 use std::sync::Arc;
 
 use cyclone_consensus::{Outbox, StepError};
@@ -11,7 +13,7 @@ use cyclone_wire::client::Status;
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::envelope;
 use cyclone_wire::planted::{self, Bug};
-use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
+use cyclone_wire::raftmsg::RaftKind;
 use cyclone_wire::reply::Reply;
 
 use crate::clients::ClientReplies;
@@ -321,12 +323,7 @@ impl Node {
     }
 
     fn raft_message(&mut self, from: u64, bytes: &Payload) {
-        // Headers of a burst lie in the first segment nearly always; otherwise they are gathered.
-        let decoded = match bytes.contiguous() {
-            Some(bytes) => RaftMessage::decode(bytes),
-            None => RaftMessage::decode(&bytes.to_vec()),
-        };
-        let Ok((message, payload_at)) = decoded else {
+        let Ok((message, payload_at)) = scattered::raft_message(bytes) else {
             self.counters.malformed += 1;
             return;
         };
@@ -355,12 +352,15 @@ impl Node {
 
     fn client_requests(&mut self, peer: Peer, body: &Payload) {
         self.active_us = self.now.steady_us;
+        match body.contiguous() {
+            Some(bytes) => self.walk_requests(peer, body, bytes),
+            None => self.scattered_requests(peer, body),
+        }
+    }
+
+    /// `bytes` are those of `body`.
+    fn walk_requests(&mut self, peer: Peer, body: &Payload, bytes: &[u8]) {
         let mut requests = cyclone_wire::client::requests(body.len());
-        let mut gathered = None;
-        let bytes: &[u8] = match body.contiguous() {
-            Some(bytes) => bytes,
-            None => gathered.insert(body.to_vec()),
-        };
         loop {
             let (id, request) = match requests.next(bytes) {
                 None => break,

@@ -22,6 +22,8 @@ use crate::config::{Cluster, File, Limits, MemberEntry, Node, Timing, hex};
 pub const INTERFACE: &str = "net0";
 /// Port of every node's packets.
 const PACKET_PORT: u16 = 7101;
+/// Port of every node's Redis clients.
+pub const REDIS_PORT: u16 = 7001;
 
 /// Machines on a bridge.
 pub struct Lab {
@@ -211,7 +213,7 @@ impl<'a> LabCluster<'a> {
         let member = |(id, packet): &(u64, std::net::SocketAddr)| MemberEntry {
             id: *id,
             packet: *packet,
-            redis: None,
+            redis: Some((packet.ip(), REDIS_PORT).into()),
         };
         let shared = Cluster {
             id: hex(&random_key()?[..16]),

@@ -1,13 +1,14 @@
 //! A cluster over AF_XDP on machines of the test's own making: nodes are killed with SIGKILL, the leader included, and
 //! cables pulled, while a client counts. What was acknowledged is there, and nothing is counted twice. Skips without root.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use cyclone::bench::net::child::{Counted, Reach, Role};
 use cyclone::config::hex;
-use cyclone::netlab::{Lab, LabCluster, NodeOptions};
+use cyclone::netlab::{Lab, LabCluster, NodeOptions, REDIS_PORT};
 
 fn lab(mtu: usize) -> Option<Lab> {
     if !Lab::allowed() {
@@ -120,4 +121,65 @@ fn cables_are_pulled_and_clients_use_sockets() {
         lab.set_cable(round % 3, true).unwrap();
     }
     check(&outcome(child, &cluster));
+}
+
+/// What a node says of itself.
+fn info(lab: &Lab, node: usize) -> HashMap<String, String> {
+    let redis = (lab.address(node), REDIS_PORT).into();
+    let role = serde_json::to_string(&Role::Info { redis }).unwrap();
+    let output = lab
+        .command(3, None, &["bench", "net-child", &role])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Values above the inline limit, in one frame or several: at every replica they lie in the log where they were
+/// received, and the leader sends them to its followers from there. Only what went by the kernel while neighbours were
+/// looked for is copied.
+#[test]
+fn large_values_are_never_copied() {
+    for (mtu, value_bytes) in [(1500, 1250), (1500, 3000), (9000, 3000), (9000, 30_000)] {
+        let Some(lab) = lab(mtu) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let options = NodeOptions {
+            // When frames run short payloads are copied out of them; that is not the matter here.
+            nvm_bytes: 256 << 20,
+            ..options()
+        };
+        let cluster = LabCluster::start(&lab, directory.path(), &options).unwrap();
+        cluster.wait_up(Duration::from_secs(20)).unwrap();
+        let time = Duration::from_millis(1500);
+        let child = counter(&lab, &cluster, "xdp", time, value_bytes);
+        let counted = outcome(child, &cluster);
+        check(&counted);
+        let written = counted.acked as f64 * value_bytes as f64;
+        for node in 0..3 {
+            let info = info(&lab, node);
+            let number = |name: &str| -> f64 { info[name].parse().unwrap() };
+            let kept = number("packet_log_kept_bytes");
+            assert!(
+                kept > 0.95 * written,
+                "{kept} of {written} at {node}: {info:#?}"
+            );
+            // Counters' commands are small and copied; so is what went by the kernel.
+            let small = 200.0 * counted.acked as f64;
+            let copied = number("packet_log_copied_bytes") - small;
+            assert!(
+                copied < 0.03 * written,
+                "{copied} of {written} at {node}: {info:#?}"
+            );
+            assert!(
+                number("packet_gathered_bytes") < 0.03 * written,
+                "{info:#?}"
+            );
+            assert_eq!(number("packet_copied_spare_bytes"), 0.0, "{info:#?}");
+            if info["cyclone_role"] == "leader" {
+                let lent = number("packet_lent_bytes");
+                // Where messages are cut anew, ends shorter than a descriptor is worth are copied behind the headers.
+                assert!(lent > 1.5 * written, "{lent} of 2 × {written}: {info:#?}");
+            }
+        }
+    }
 }

@@ -124,6 +124,11 @@ pub(crate) fn set_socket(map: &OwnedFd, queue: u32, socket: &OwnedFd) -> io::Res
 /// Has the kernel check and take a program. Kernels before 6.3 do not know packets in several buffers; then the second
 /// answer is false.
 pub(crate) fn load(code: &[Instruction]) -> io::Result<(OwnedFd, bool)> {
+    load_as(code, PROGRAM_NAME)
+}
+
+/// The same under another name of at most 15 bytes.
+pub(crate) fn load_as(code: &[Instruction], name: &[u8]) -> io::Result<(OwnedFd, bool)> {
     let load = |flags: u32| {
         let mut attributes = Attributes::new()
             .u32(0, PROG_TYPE_XDP)
@@ -131,7 +136,7 @@ pub(crate) fn load(code: &[Instruction]) -> io::Result<(OwnedFd, bool)> {
             .u64(8, address(code))
             .u64(16, address(LICENSE))
             .u32(44, flags)
-            .bytes(48, PROGRAM_NAME)
+            .bytes(48, name)
             .u32(68, ATTACH_XDP);
         // SAFETY: instructions and licence live for the call and are as long as said, the latter by its zero byte.
         unsafe { open(PROG_LOAD, &mut attributes) }

@@ -198,6 +198,10 @@ impl Driver for XdpDriver {
         self.own_pool.then(|| self.pool.clone())
     }
 
+    fn frames_kept(&self) -> u32 {
+        self.queues.iter().map(Queue::frames_kept).sum()
+    }
+
     fn describe(&self) -> String {
         self.description.clone()
     }

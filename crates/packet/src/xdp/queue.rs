@@ -51,8 +51,9 @@ pub(crate) struct Queue {
     // First the socket goes, then the frames that the kernel has.
     socket: Socket,
     held: Vec<Held>,
-    /// Frames for headers, not in use.
+    /// Frames for headers, not in use; and how many there are in all.
     own: Vec<FrameMut>,
+    own_frames: u32,
     frame_bytes: u64,
     chunk_bytes: usize,
     most_pieces: usize,
@@ -85,6 +86,7 @@ impl Queue {
             socket,
             held: (0..pool.count()).map(|_| Held::Not).collect(),
             own: (0..own).map_while(|_| pool.alloc()).collect(),
+            own_frames: own,
             frame_bytes: u64::from(pool.frame_bytes()),
             chunk_bytes: chunk_bytes as usize,
             most_pieces,
@@ -317,6 +319,11 @@ impl Queue {
             pending = now;
         }
         Ok(())
+    }
+
+    /// Frames for headers, and offered to receive into.
+    pub(crate) fn frames_kept(&self) -> u32 {
+        self.own_frames + self.offer
     }
 
     /// Whether packets still wait for a system call.

@@ -1,13 +1,16 @@
 //! The program against the kernel's verifier, and against the parser; headers against sums computed the long way.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
+use cyclone_pmem::{Pool, Region};
 use proptest::prelude::*;
 
 use super::bpf;
 use super::headers::{self, Template};
+use super::netlink::Netlink;
 use super::program::{self, Verdict, XDP_PASS};
+use super::{XdpDriver, XdpError, XdpOptions};
 
 const PORT: u16 = 7101;
 /// XDP_TX: what no part of the program answers by itself.
@@ -148,6 +151,65 @@ fn to_others(bytes: &[u8]) -> bool {
             .into(),
     };
     !ours().contains(&to)
+}
+
+fn ip(arguments: &str) -> bool {
+    let output = std::process::Command::new("ip")
+        .args(arguments.split_whitespace())
+        .output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// A program of ours that is attached without a process that keeps it, as older kernels leave it after a crash, is
+/// replaced; somebody else's is not touched, and named.
+#[test]
+fn stale_programs_are_replaced_and_foreign_ones_respected() {
+    // SAFETY: a plain system call that concerns this thread.
+    let fresh = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
+    if !fresh || !ip("link add va type veth peer name vb") {
+        println!("skipped: no right to make network namespaces, or no veth interfaces");
+        return;
+    }
+    assert!(ip("addr add 10.77.0.1/24 dev va") && ip("link set vb up") && ip("link set va up"));
+    let region = Region::anonymous(1024 * 2048).expect("memory");
+    let pool = Pool::new(region.take(0, region.len()).expect("first taker"), 2048);
+    let open = || {
+        let address = "10.77.0.1:7101".parse().expect("an address");
+        XdpDriver::open(address, &pool, &XdpOptions::new("va"))
+    };
+    let mut netlink = Netlink::open().expect("netlink");
+    // SAFETY: a string that ends in a zero byte.
+    let index = unsafe { libc::if_nametoindex(c"va".as_ptr()) };
+    for mode in [bpf::MODE_NATIVE, bpf::MODE_GENERIC] {
+        for (name, ours) in [(bpf::PROGRAM_NAME, true), (&b"somebody"[..], false)] {
+            let code = program::assemble(9, &ours_v4(), Verdict::Return(XDP_PASS));
+            let (program, _) = bpf::load_as(&code, name).expect("a program");
+            netlink
+                .set_program(index, program.as_raw_fd(), mode)
+                .expect("attached for good");
+            drop(program);
+            let left = netlink.link(index).expect("va").program;
+            assert!(left.is_some());
+            if ours {
+                let driver = open().expect("the stale program goes");
+                assert_ne!(netlink.link(index).expect("va").program, left);
+                drop(driver);
+            } else {
+                match open().err() {
+                    Some(XdpError::Occupied { name, .. }) => assert_eq!(name, "somebody"),
+                    other => panic!("{other:?}"),
+                }
+                assert_eq!(netlink.link(index).expect("va").program, left);
+                netlink.set_program(index, -1, mode).expect("detached");
+            }
+            assert_eq!(netlink.link(index).expect("va").program, None);
+        }
+    }
+    assert_eq!(pool.free(), pool.count());
+}
+
+fn ours_v4() -> Vec<IpAddr> {
+    vec![[10, 77, 0, 1].into()]
 }
 
 /// The one's complement sum, byte by byte.

@@ -53,6 +53,11 @@ pub enum Role {
         /// Bytes of other values written between.
         value_bytes: usize,
     },
+    /// What a node says of itself at its Redis port.
+    Info {
+        /// The port.
+        redis: SocketAddr,
+    },
     /// Sends datagrams back.
     Echo {
         /// `udp`, `tcp` or `xdp`.
@@ -162,6 +167,10 @@ pub fn run(role: &str) -> Result<()> {
             time_ms,
             value_bytes,
         } => count(&reach, Duration::from_millis(time_ms), value_bytes),
+        Role::Info { redis } => {
+            let info = crate::resp::info(redis, Duration::from_secs(5))?;
+            answer(&info)
+        }
         Role::Echo {
             transport,
             address,
