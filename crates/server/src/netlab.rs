@@ -1,9 +1,11 @@
-//! Machines that are not there: network namespaces on one bridge, for measuring and testing what needs real interfaces.
+//! Machines that are not there: network namespaces, for measuring and testing what needs real interfaces.
 //!
 //! ```text
-//!   machine 0    machine 1    machine 2    machine 3
-//!     net0         net0         net0         net0        10.77.1.1, .2, … and fd77:1::1, ::2, …
-//!      └────────────┴──── br0 ───┴────────────┘          in a namespace of its own
+//!   bridge                                                mesh
+//!   machine 0    machine 1    machine 2                   machine 0 ── net2 ─── net1 ── machine 1
+//!     net0         net0         net0     10.77.1.1, .2, …     └─ net3 ─── net1 ── machine 2 ─ …
+//!      └──────────── br0 ────────┘       in its own           every two joined by a cable, named after
+//!                                        namespace            the other's number; 10.77.1.1, .2, …
 //! ```
 //! Needs root and iproute2. Nothing outside these namespaces is touched; they go when the lab is dropped, or, if that
 //! never happens, when the next lab is made.
@@ -18,8 +20,15 @@ use anyhow::{Context, Result, bail};
 use crate::cluster::random_key;
 use crate::config::{Cluster, File, Limits, MemberEntry, Node, Timing, hex};
 
-/// The interface of every machine.
-pub const INTERFACE: &str = "net0";
+/// How machines are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cabling {
+    /// One interface each, on one bridge; cables can be pulled.
+    Bridge,
+    /// An interface for every other machine: no bridge on the way.
+    Mesh,
+}
+
 /// Port of every node's packets.
 const PACKET_PORT: u16 = 7101;
 /// Port of every node's Redis clients.
@@ -29,6 +38,7 @@ pub const REDIS_PORT: u16 = 7001;
 pub struct Lab {
     prefix: String,
     machines: usize,
+    cabling: Cabling,
     executable: PathBuf,
 }
 
@@ -76,40 +86,83 @@ impl Lab {
     ///
     /// # Errors
     /// Without the right to, or without iproute2.
-    pub fn new(machines: usize, mtu: usize, executable: PathBuf) -> Result<Lab> {
+    pub fn new(machines: usize, mtu: usize, cabling: Cabling, executable: PathBuf) -> Result<Lab> {
         remove_leftovers();
         let tag = hex(&random_key()?[..2]);
         // Dropped, and so removed, also when the rest fails.
         let lab = Lab {
             prefix: format!("cyclone-{}-{tag}", std::process::id()),
             machines,
+            cabling,
             executable,
         };
-        let switch = lab.namespace(None);
+        for machine in 0..machines {
+            let here = lab.namespace(Some(machine));
+            ip(&format!("netns add {here}"))?;
+            ip(&format!("-n {here} link set lo up"))?;
+        }
+        match cabling {
+            Cabling::Bridge => lab.bridge(mtu)?,
+            Cabling::Mesh => lab.mesh(mtu)?,
+        }
+        Ok(lab)
+    }
+
+    fn bridge(&self, mtu: usize) -> Result<()> {
+        let switch = self.namespace(None);
         ip(&format!("netns add {switch}"))?;
         ip(&format!(
             "-n {switch} link add br0 mtu {mtu} type bridge mcast_snooping 0"
         ))?;
         ip(&format!("-n {switch} link set br0 up"))?;
-        for machine in 0..machines {
-            let here = lab.namespace(Some(machine));
+        for machine in 0..self.machines {
+            let here = self.namespace(Some(machine));
             let number = machine + 1;
-            ip(&format!("netns add {here}"))?;
             ip(&format!(
-                "-n {here} link add {INTERFACE} mtu {mtu} type veth peer name p{number} mtu {mtu} netns {switch}"
+                "-n {here} link add net0 mtu {mtu} type veth peer name p{number} mtu {mtu} netns {switch}"
             ))?;
             ip(&format!("-n {switch} link set p{number} master br0"))?;
             ip(&format!("-n {switch} link set p{number} up"))?;
-            ip(&format!("-n {here} link set lo up"))?;
-            ip(&format!(
-                "-n {here} addr add 10.77.1.{number}/24 dev {INTERFACE}"
-            ))?;
-            ip(&format!(
-                "-n {here} addr add fd77:1::{number}/64 dev {INTERFACE} nodad"
-            ))?;
-            ip(&format!("-n {here} link set {INTERFACE} up"))?;
+            ip(&format!("-n {here} addr add 10.77.1.{number}/24 dev net0"))?;
+            ip(&format!("-n {here} link set net0 up"))?;
         }
-        Ok(lab)
+        Ok(())
+    }
+
+    fn mesh(&self, mtu: usize) -> Result<()> {
+        for one in 1..=self.machines {
+            for other in one + 1..=self.machines {
+                let (here, there) = (
+                    self.namespace(Some(one - 1)),
+                    self.namespace(Some(other - 1)),
+                );
+                ip(&format!(
+                    "-n {here} link add net{other} mtu {mtu} type veth peer name net{one} mtu {mtu} netns {there}"
+                ))?;
+                for (space, own, peer) in [(&here, one, other), (&there, other, one)] {
+                    ip(&format!(
+                        "-n {space} addr add 10.77.1.{own}/32 dev net{peer}"
+                    ))?;
+                    ip(&format!("-n {space} link set net{peer} up"))?;
+                    ip(&format!(
+                        "-n {space} route add 10.77.1.{peer}/32 dev net{peer}"
+                    ))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The interfaces by which a machine reaches these others, between commas.
+    pub fn interfaces(&self, machine: usize, others: impl IntoIterator<Item = usize>) -> String {
+        match self.cabling {
+            Cabling::Bridge => "net0".to_owned(),
+            Cabling::Mesh => {
+                let others = others.into_iter().filter(|other| *other != machine);
+                let names: Vec<String> = others.map(|other| format!("net{}", other + 1)).collect();
+                names.join(",")
+            }
+        }
     }
 
     fn namespace(&self, machine: Option<usize>) -> String {
@@ -140,7 +193,7 @@ impl Lab {
         command
     }
 
-    /// Switches a machine's cable off or on.
+    /// Switches a machine's cable to the bridge off or on.
     ///
     /// # Errors
     /// When `ip` fails.
@@ -257,7 +310,11 @@ impl<'a> LabCluster<'a> {
                 nvm_bytes: options.nvm_bytes,
                 engine: options.engine.clone(),
                 polling: options.polling.clone(),
-                interface: xdp.then(|| INTERFACE.to_owned()),
+                interface: xdp.then(|| {
+                    // The other nodes, and the client on the last machine.
+                    let others = (0..options.replicas).chain([self.lab.machines - 1]);
+                    self.lab.interfaces(node, others)
+                }),
                 queues: 1,
                 burst: options.burst,
                 pin_cpu: options.pin.get(node).copied(),

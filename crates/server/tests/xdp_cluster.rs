@@ -8,14 +8,19 @@ use std::time::Duration;
 
 use cyclone::bench::net::child::{Counted, Reach, Role};
 use cyclone::config::hex;
-use cyclone::netlab::{Lab, LabCluster, NodeOptions, REDIS_PORT};
+use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions, REDIS_PORT};
 
 fn lab(mtu: usize) -> Option<Lab> {
     if !Lab::allowed() {
         println!("skipped: network namespaces need root");
         return None;
     }
-    match Lab::new(4, mtu, PathBuf::from(env!("CARGO_BIN_EXE_cyclone"))) {
+    match Lab::new(
+        4,
+        mtu,
+        Cabling::Bridge,
+        PathBuf::from(env!("CARGO_BIN_EXE_cyclone")),
+    ) {
         Ok(lab) => Some(lab),
         Err(error) => {
             println!("skipped: {error:#}");
@@ -48,6 +53,7 @@ fn counter(
             nodes: cluster.nodes.clone(),
             client_key: hex(&cluster.client_key),
             transport: transport.to_owned(),
+            interface: lab.interfaces(3, 0..3),
             burst: 32,
         },
         time_ms: time.as_millis() as u64,

@@ -49,13 +49,20 @@ const KERNEL_EVERY: u32 = 16;
 /// Datagrams taken from it at once.
 const KERNEL_BURST: usize = 8;
 
-/// Queues of an interface as a [`Driver`]. One process has an interface's queues; when it ends, however it ends, the
-/// kernel takes the program off the interface.
-pub struct XdpDriver {
-    // Off the interface first, then the sockets, then the frames.
+/// Our program on one interface.
+struct Card {
     _attached: OwnedFd,
     _program: OwnedFd,
     _map: OwnedFd,
+    /// Its first among the driver's queues.
+    first_queue: usize,
+}
+
+/// Queues of one or several interfaces as a [`Driver`]. One process has an interface; when it ends, however it ends, the
+/// kernel takes the program off the interface.
+pub struct XdpDriver {
+    // Off the interfaces first, then the sockets, then the frames.
+    cards: Vec<Card>,
     queues: Vec<Queue>,
     kernel: KernelSocket,
     routes: Routes,
@@ -113,10 +120,11 @@ impl Driver for XdpDriver {
             }
             let went = match self.routes.find(now, datagram.to) {
                 None => self.kernel.send(*datagram, &mut self.stats),
-                Some(template) => {
+                Some((card, template)) => {
                     // Datagrams of one destination keep their order: always the same queue.
-                    let turn = usize::from(datagram.to.port()) % self.queues.len();
-                    let queue = &mut self.queues[turn];
+                    let each = self.queues.len() / self.cards.len();
+                    let turn = usize::from(datagram.to.port()) % each;
+                    let queue = &mut self.queues[self.cards[card].first_queue + turn];
                     let stats = &mut self.stats;
                     let mut pushed = queue.push(&self.pool, &template, datagram.parts, stats);
                     if pushed == Pushed::Full {

@@ -15,7 +15,7 @@ use super::netlink::{Link, Netlink};
 use super::queue::Queue;
 use super::routes::Routes;
 use super::socket::{self, Sizes, Socket, Umem};
-use super::{MAX_ADDRESSES, XdpDriver, bpf, headers, program};
+use super::{Card, MAX_ADDRESSES, XdpDriver, bpf, headers, program};
 use crate::driver::{DriverStats, HEADROOM};
 use crate::header::DATA_BYTES;
 
@@ -42,9 +42,9 @@ const DETACH_PAUSE: Duration = Duration::from_millis(20);
 /// How to open the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdpOptions {
-    /// The interface's name.
-    pub interface: String,
-    /// Receive queues to take, from the first on. Datagrams that arrive on others go by the kernel.
+    /// The interfaces' names. Each carries the datagrams of the destinations that are routed by it.
+    pub interfaces: Vec<String>,
+    /// Receive queues to take of each, from the first on. Datagrams that arrive on others go by the kernel.
     pub queues: u32,
     /// Datagrams received at once, and sent with one system call, at most.
     pub burst: usize,
@@ -53,10 +53,12 @@ pub struct XdpOptions {
 }
 
 impl XdpOptions {
-    /// One queue of this interface, in bursts of 32. //= cyclone §4.2
-    pub fn new(interface: impl Into<String>) -> XdpOptions {
+    /// One queue of this interface, or of each of several (their names between commas), in bursts of 32.
+    //= cyclone §4.2
+    pub fn new(interface: impl AsRef<str>) -> XdpOptions {
+        let names = interface.as_ref().split(',');
         XdpOptions {
-            interface: interface.into(),
+            interfaces: names.map(|name| name.trim().to_owned()).collect(),
             queues: 1,
             burst: 32,
             generic: false,
@@ -69,9 +71,13 @@ impl XdpOptions {
     /// # Errors
     /// No such interface.
     pub fn frame_bytes(&self) -> Result<u32, XdpError> {
-        let link = find_link(&mut netlink()?, &self.interface)?;
+        let mut netlink = netlink()?;
+        let mut mtu = 0;
+        for name in &self.interfaces {
+            mtu = mtu.max(find_link(&mut netlink, name)?.mtu);
+        }
         let room = (SMALL_CHUNK - KERNEL_HEADROOM - 64) as usize;
-        Ok(if link.mtu + headers::ETHER_BYTES <= room {
+        Ok(if mtu + headers::ETHER_BYTES <= room {
             SMALL_CHUNK
         } else {
             LARGE_CHUNK
@@ -173,9 +179,10 @@ fn attach(
     netlink: &mut Netlink,
     program: &OwnedFd,
     link: &Link,
-    options: &XdpOptions,
+    name: &str,
+    generic: bool,
 ) -> Result<(OwnedFd, bool), XdpError> {
-    let mut native = !options.generic;
+    let mut native = !generic;
     let mut tries = 0;
     loop {
         let mode = if native {
@@ -190,7 +197,7 @@ fn attach(
         match error.raw_os_error() {
             Some(libc::EBUSY | libc::EEXIST) => {
                 tries += 1;
-                make_way(netlink, link, &options.interface, tries)?;
+                make_way(netlink, link, name, tries)?;
             }
             Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE) if native => native = false,
             _ => return Err(XdpError::of("attach the XDP program")(error)),
@@ -237,10 +244,99 @@ fn make_way(
     Ok(())
 }
 
+/// An interface that is fit for use.
+struct Fit {
+    name: String,
+    link: Link,
+    mac: [u8; 6],
+    ours: Vec<IpAddr>,
+}
+
+/// Looks at an interface.
+fn look(
+    netlink: &mut Netlink,
+    name: &str,
+    address: SocketAddr,
+    queues: u32,
+) -> Result<Fit, XdpError> {
+    let name = name.to_owned();
+    let link = find_link(netlink, &name)?;
+    let Some(mac) = link.mac.filter(|mac| *mac != [0; 6]) else {
+        return Err(XdpError::NotEthernet(name));
+    };
+    if !link.up {
+        return Err(XdpError::Down(name));
+    }
+    if queues > link.queues {
+        return Err(XdpError::TooFewQueues {
+            interface: name,
+            wanted: queues,
+            has: link.queues,
+        });
+    }
+    let ours = addresses(netlink, &link, &name, address)?;
+    Ok(Fit {
+        name,
+        link,
+        mac,
+        ours,
+    })
+}
+
+/// What the sockets of all interfaces share.
+struct Shared<'a> {
+    pool: &'a Pool,
+    umem: Umem,
+    /// The socket that the memory is registered with, until it is bound.
+    first: Option<OwnedFd>,
+    queues: Vec<Queue>,
+    /// Frames per queue.
+    share: u32,
+    port: u16,
+}
+
+impl Shared<'_> {
+    /// Binds a socket to a queue.
+    fn bind(&mut self, fit: &Fit, queue: u32, multi_buffer: bool) -> Result<(), XdpError> {
+        let (fd, owner) = match self.first.take() {
+            Some(fd) => (fd, None),
+            None => {
+                let fd = socket::create().map_err(XdpError::of("open an AF_XDP socket"))?;
+                let owner = self.queues.first().map(|q| q.socket().fd().as_raw_fd());
+                (fd, owner)
+            }
+        };
+        let offer = (self.share / 4).clamp(16, MOST_OFFERED);
+        let sizes = Sizes {
+            receive: offer.next_power_of_two(),
+            send: SEND_RING,
+        };
+        let index = fit.link.index;
+        let socket = Socket::bind(fd, owner, index, queue, sizes, multi_buffer).map_err(
+            |error| match error.raw_os_error() {
+                Some(libc::EBUSY) => XdpError::InUse(fit.name.clone()),
+                _ => XdpError::of("bind an AF_XDP socket")(error),
+            },
+        )?;
+        let own = (self.share / 8).clamp(8, MOST_OWN);
+        let chunk_bytes = self.umem.chunk_bytes;
+        self.queues.push(Queue::new(
+            socket,
+            self.pool,
+            chunk_bytes,
+            own,
+            offer,
+            self.port,
+            index,
+        ));
+        Ok(())
+    }
+}
+
 impl XdpDriver {
-    /// Takes queues of an interface for datagrams to `address`, which must be an address of that interface, or an
-    /// unspecified one for all of them. Datagrams are received into frames of `pool`; if its memory cannot be pinned,
-    /// into frames of a pool of the driver's own ([`crate::Driver::pool`]).
+    /// Takes queues of interfaces for datagrams to `address`, which must be an address of each of them, or an
+    /// unspecified one for all that they have. Datagrams are received into frames of `pool`; if its memory cannot be
+    /// pinned, into frames of a pool of the driver's own ([`crate::Driver::pool`]).
     ///
     /// # Errors
     /// See [`XdpError`].
@@ -250,103 +346,67 @@ impl XdpDriver {
         options: &XdpOptions,
     ) -> Result<XdpDriver, XdpError> {
         let mut netlink = netlink()?;
-        let name = &options.interface;
-        let link = find_link(&mut netlink, name)?;
-        let mac = link
-            .mac
-            .filter(|mac| *mac != [0; 6])
-            .ok_or_else(|| XdpError::NotEthernet(name.clone()))?;
-        if !link.up {
-            return Err(XdpError::Down(name.clone()));
-        }
         let queues = options.queues.max(1);
-        if queues > link.queues {
-            return Err(XdpError::TooFewQueues {
-                interface: name.clone(),
-                wanted: queues,
-                has: link.queues,
-            });
-        }
-        let ours = addresses(&mut netlink, &link, name, address)?;
-        let mtu_datagram = link.mtu.saturating_sub(headers::ip_udp_bytes(address.ip()));
-        let max_datagram = mtu_datagram.min(MOST_DATAGRAM);
+        let fits: Vec<Fit> = options
+            .interfaces
+            .iter()
+            .map(|name| look(&mut netlink, name, address, queues))
+            .collect::<Result<_, _>>()?;
+        let mtu = fits.iter().map(|fit| fit.link.mtu).min();
+        let mtu = mtu.ok_or_else(|| XdpError::NoInterface(String::new()))?;
+        let max_datagram = mtu
+            .saturating_sub(headers::ip_udp_bytes(address.ip()))
+            .min(MOST_DATAGRAM);
 
         bpf::lift_memory_limit();
-        let (pool, fd, umem, own) = memory(pool, address.ip(), options)?;
+        let (pool, fd, umem, own_pool) = memory(pool, address.ip(), options)?;
         let kernel =
             KernelSocket::bind(address).map_err(|source| XdpError::Bind { address, source })?;
         let local = kernel.local_addr();
-
-        let map = bpf::socket_map(link.queues.max(queues))
-            .map_err(XdpError::of("make a map of sockets"))?;
-        let verdict = program::Verdict::Redirect {
-            map: map.as_raw_fd(),
+        let mut shared = Shared {
+            pool: &pool,
+            umem,
+            first: Some(fd),
+            queues: Vec::new(),
+            share: pool.count() / (queues * fits.len() as u32),
+            port: local.port(),
         };
-        let code = program::assemble(local.port(), &ours, verdict);
-        let (program, multi_buffer) =
-            bpf::load(&code).map_err(XdpError::of("load the XDP program"))?;
-        let (attached, native) = attach(&mut netlink, &program, &link, options)?;
-
-        let share = pool.count() / queues;
-        let offer = (share / 4).clamp(16, MOST_OFFERED);
-        let sizes = Sizes {
-            receive: offer.next_power_of_two(),
-            send: SEND_RING,
-        };
-        let mut opened: Vec<Queue> = Vec::new();
-        let mut first = Some(fd);
-        for queue in 0..queues {
-            let (fd, owner) = match first.take() {
-                Some(fd) => (fd, None),
-                None => {
-                    let fd = socket::create().map_err(XdpError::of("open an AF_XDP socket"))?;
-                    let owner = opened.first().map(|q| q.socket().fd().as_raw_fd());
-                    (fd, owner)
-                }
-            };
-            let socket = Socket::bind(fd, owner, link.index, queue, sizes, multi_buffer).map_err(
-                |error| match error.raw_os_error() {
-                    Some(libc::EBUSY) => XdpError::InUse(name.clone()),
-                    _ => XdpError::of("bind an AF_XDP socket")(error),
-                },
-            )?;
-            let queue_of = Queue::new(
-                socket,
-                &pool,
-                umem.chunk_bytes,
-                (share / 8).clamp(8, MOST_OWN),
-                offer,
-                local.port(),
-                link.index,
-            );
-            bpf::set_socket(&map, queue, queue_of.socket().fd())
-                .map_err(XdpError::of("put a socket into the map"))?;
-            opened.push(queue_of);
+        let mut cards = Vec::new();
+        let (mut all_native, mut all_multi) = (true, true);
+        for fit in &fits {
+            let (card, native, multi_buffer) =
+                open_card(&mut netlink, fit, &mut shared, queues, options)?;
+            cards.push(card);
+            all_native &= native;
+            all_multi &= multi_buffer;
         }
+        let opened = shared.queues;
         let one_frame = umem.chunk_bytes - KERNEL_HEADROOM - umem.headroom;
-        let max_datagram = match multi_buffer {
+        let max_datagram = match all_multi {
             true => max_datagram,
             false => max_datagram.min(one_frame as usize - headers::MOST_BYTES),
         };
-        let zero_copy = opened[0].socket().is_zero_copy();
-        let mut description = format!(
-            "AF_XDP on {name}, {queues} of {} queues, {}, {}",
-            link.queues,
-            if native { "native" } else { "generic" },
+        let zero_copy = opened.iter().all(|queue| queue.socket().is_zero_copy());
+        let description = format!(
+            "AF_XDP on {}, {queues} of {} queues, {}, {}{}",
+            options.interfaces.join(", "),
+            fits[0].link.queues,
+            if all_native { "native" } else { "generic" },
             if zero_copy { "zero-copy" } else { "copy" },
+            if own_pool {
+                ", frames outside the region"
+            } else {
+                ""
+            },
         );
-        if own {
-            description += ", frames outside the region";
-        }
+        let ports = fits.into_iter().map(|fit| (fit.link, fit.mac)).collect();
         Ok(XdpDriver {
-            _attached: attached,
-            _program: program,
-            _map: map,
+            cards,
             queues: opened,
             kernel,
-            routes: Routes::new(netlink, link, mac, local),
+            routes: Routes::new(netlink, ports, local),
             pool,
-            own_pool: own,
+            own_pool,
             local,
             max_datagram,
             burst: options.burst.max(1),
@@ -356,6 +416,38 @@ impl XdpDriver {
             stats: DriverStats::default(),
         })
     }
+}
+
+/// Puts our program onto an interface and sockets onto its queues. Answers also whether the program runs in the card's
+/// driver, and whether it knows packets in several buffers.
+fn open_card(
+    netlink: &mut Netlink,
+    fit: &Fit,
+    shared: &mut Shared<'_>,
+    queues: u32,
+    options: &XdpOptions,
+) -> Result<(Card, bool, bool), XdpError> {
+    let map = bpf::socket_map(fit.link.queues.max(queues))
+        .map_err(XdpError::of("make a map of sockets"))?;
+    let verdict = program::Verdict::Redirect {
+        map: map.as_raw_fd(),
+    };
+    let code = program::assemble(shared.port, &fit.ours, verdict);
+    let (program, multi_buffer) = bpf::load(&code).map_err(XdpError::of("load the XDP program"))?;
+    let (attached, native) = attach(netlink, &program, &fit.link, &fit.name, options.generic)?;
+    let first_queue = shared.queues.len();
+    for queue in 0..queues {
+        shared.bind(fit, queue, multi_buffer)?;
+        let socket = shared.queues[first_queue + queue as usize].socket().fd();
+        bpf::set_socket(&map, queue, socket).map_err(XdpError::of("put a socket into the map"))?;
+    }
+    let card = Card {
+        _attached: attached,
+        _program: program,
+        _map: map,
+        first_queue,
+    };
+    Ok((card, native, multi_buffer))
 }
 
 /// The pool to use, a socket that its memory is registered with, and whether it is not the caller's.

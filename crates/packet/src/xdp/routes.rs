@@ -20,61 +20,63 @@ const SOON: Duration = Duration::from_millis(10);
 const MOST_WAYS: usize = 16_384;
 
 struct Way {
-    template: Option<Template>,
+    /// Which interface, and the headers.
+    straight: Option<(usize, Template)>,
     until: Instant,
 }
 
-/// The ways from one interface and port.
+/// The ways from our interfaces and port.
 pub(crate) struct Routes {
     netlink: Netlink,
-    link: Link,
-    mac: [u8; 6],
+    /// Our interfaces and their Ethernet addresses.
+    ports: Vec<(Link, [u8; 6])>,
     local: SocketAddr,
     ways: HashMap<SocketAddr, Way>,
 }
 
 impl Routes {
     /// `local`: where datagrams come from; with an unspecified address, the one that the route says.
-    pub(crate) fn new(netlink: Netlink, link: Link, mac: [u8; 6], local: SocketAddr) -> Routes {
+    pub(crate) fn new(netlink: Netlink, ports: Vec<(Link, [u8; 6])>, local: SocketAddr) -> Routes {
         Routes {
             netlink,
-            link,
-            mac,
+            ports,
             local,
             ways: HashMap::new(),
         }
     }
 
-    /// The headers for `to`; `None`: by the kernel.
-    pub(crate) fn find(&mut self, now: Instant, to: SocketAddr) -> Option<Template> {
+    /// The interface and the headers for `to`; `None`: by the kernel.
+    pub(crate) fn find(&mut self, now: Instant, to: SocketAddr) -> Option<(usize, Template)> {
         match self.ways.get(&to) {
-            Some(way) if now < way.until => return way.template,
+            Some(way) if now < way.until => return way.straight,
             Some(_) => {}
             None if self.ways.len() >= MOST_WAYS => self.ways.clear(),
             None => {}
         }
-        let (template, soon) = self.ask(to);
+        let (straight, soon) = self.ask(to);
         let until = now + if soon { SOON } else { KEPT };
-        self.ways.insert(to, Way { template, until });
+        self.ways.insert(to, Way { straight, until });
         // This one goes by the kernel, whether or not the next will.
         None
     }
 
     /// The headers, if they are known, and whether they may be known soon.
-    fn ask(&mut self, to: SocketAddr) -> (Option<Template>, bool) {
+    fn ask(&mut self, to: SocketAddr) -> (Option<(usize, Template)>, bool) {
         if to.ip().is_multicast() || to.ip().is_unspecified() {
             return (None, false);
         }
-        let link_local = matches!(to, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local());
-        let (next_hop, source) = if link_local {
-            (to.ip(), None)
-        } else {
-            match self.netlink.route(to.ip()) {
-                Some(route) if route.interface == self.link.index => (route.next_hop, route.source),
-                _ => return (None, false),
-            }
+        let (interface, next_hop, source) = match to {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => (v6.scope_id(), to.ip(), None),
+            _ => match self.netlink.route(to.ip()) {
+                Some(route) => (route.interface, route.next_hop, route.source),
+                None => return (None, false),
+            },
         };
-        let Some(mac) = self.netlink.neighbour(self.link.index, next_hop) else {
+        let ours = |(link, _): &(Link, _)| link.index == interface;
+        let Some(card) = self.ports.iter().position(ours) else {
+            return (None, false);
+        };
+        let Some(mac) = self.netlink.neighbour(interface, next_hop) else {
             return (None, true);
         };
         let mut from = self.local;
@@ -84,6 +86,7 @@ impl Routes {
                 None => return (None, false),
             }
         }
-        (Template::new(self.mac, from, mac, to), false)
+        let headers = Template::new(self.ports[card].1, from, mac, to);
+        (headers.map(|headers| (card, headers)), false)
     }
 }

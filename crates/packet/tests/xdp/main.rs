@@ -545,3 +545,48 @@ fn refusals_say_why() {
     ));
     assert_eq!(frames.free(), frames.count());
 }
+
+/// Several interfaces, as a machine with several cards has: each carries what is routed by it.
+#[test]
+fn several_interfaces_serve_one_port() {
+    let (Some(a), Some(b), Some(c)) = (Machine::new(), Machine::new(), Machine::new()) else {
+        return;
+    };
+    a.connect(("va", 1), &b, ("vb", 2));
+    a.connect(("vd", 1), &c, ("vc", 3));
+    let clock = Clock(Instant::now());
+    let open = |machine: &'_ Machine, at: &str, interfaces: &str| {
+        let frames = pool(8192, 2048);
+        machine.enter();
+        (Box::new(xdp(at, interfaces, &frames)), frames)
+    };
+    let (driver, frames) = open(&a, "10.77.0.1:7101", "va, vd");
+    let mut at_a = end(&a, driver, frames, 1);
+    let (driver, frames) = open(&b, "10.77.0.2:7102", "vb");
+    let mut at_b = end(&b, driver, frames, 2);
+    let (driver, frames) = open(&c, "10.77.0.3:7103", "vc");
+    let mut at_c = end(&c, driver, frames, 3);
+    at_a.port.add_node(2, "10.77.0.2:7102".parse().unwrap());
+    at_a.port.add_node(3, "10.77.0.3:7103".parse().unwrap());
+    at_b.port.add_node(1, "10.77.0.1:7101".parse().unwrap());
+    at_c.port.add_node(1, "10.77.0.1:7101".parse().unwrap());
+    for n in 0..10 {
+        exchange(&clock, &mut at_a, &mut at_b, 2, &[body(n, 9)]);
+        exchange(&clock, &mut at_a, &mut at_c, 3, &[body(n, 9)]);
+        exchange(&clock, &mut at_c, &mut at_a, 1, &[body(n, 9)]);
+        std::thread::sleep(Duration::from_millis(15));
+    }
+    let bodies: Vec<Vec<u8>> = (0..40).map(|n| body(n, 700 * n as usize)).collect();
+    for _ in 0..3 {
+        exchange(&clock, &mut at_a, &mut at_b, 2, &bodies);
+        exchange(&clock, &mut at_a, &mut at_c, 3, &bodies);
+        exchange(&clock, &mut at_c, &mut at_a, 1, &bodies);
+    }
+    let stats = at_a.port.driver_stats();
+    assert!(stats.by_kernel * 5 < stats.received, "{stats:?}");
+    for end in [at_a, at_b, at_c] {
+        let End { port, pool, .. } = end;
+        drop(port);
+        assert_eq!(pool.free(), pool.count());
+    }
+}

@@ -24,6 +24,36 @@ fn fresh_namespace() -> bool {
 }
 
 impl Machine {
+    /// `None`, and why on standard output, where this is not allowed.
+    pub fn new() -> Option<Machine> {
+        if !fresh_namespace() {
+            println!("skipped: network namespaces need root");
+            return None;
+        }
+        let machine = Machine(own_namespace());
+        machine.ip("link set lo up");
+        Some(machine)
+    }
+
+    /// A cable from here to another machine; each end has an address of its machine's, the same on all its cables.
+    pub fn connect(&self, own: (&str, u8), other: &Machine, others: (&str, u8)) {
+        self.ip(&format!(
+            "link add {} type veth peer name {} netns {}",
+            own.0,
+            others.0,
+            other.path()
+        ));
+        for (machine, (name, number), (_, peer)) in [(self, own, others), (other, others, own)] {
+            machine.ip(&format!("addr add 10.77.0.{number}/32 dev {name}"));
+            machine.ip(&format!("link set {name} up"));
+            machine.ip(&format!("route add 10.77.0.{peer}/32 dev {name}"));
+        }
+    }
+
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+
     /// From now on this thread's sockets and programs are on this machine.
     pub fn enter(&self) {
         // SAFETY: a plain system call with an open descriptor.
@@ -53,14 +83,8 @@ impl Machine {
 impl Cable {
     /// `None`, and why on standard output, where this is not allowed.
     pub fn new(mtu: usize, queues: u32) -> Option<Cable> {
-        if !fresh_namespace() {
-            println!("skipped: network namespaces need root");
-            return None;
-        }
-        let a = Machine(own_namespace());
-        assert!(fresh_namespace());
-        let b = Machine(own_namespace());
-        let of_a = format!("/proc/{}/fd/{}", std::process::id(), a.0.as_raw_fd());
+        let (a, b) = (Machine::new()?, Machine::new()?);
+        b.enter();
         let queues = format!("numrxqueues {queues} numtxqueues {queues}");
         if !b.try_ip(&format!(
             "link add vb mtu {mtu} {queues} type veth peer name va mtu {mtu} {queues}"
@@ -68,9 +92,8 @@ impl Cable {
             println!("skipped: no veth interfaces here");
             return None;
         }
-        b.ip(&format!("link set va netns {of_a}"));
+        b.ip(&format!("link set va netns {}", a.path()));
         for (machine, name, number) in [(&a, "va", 1), (&b, "vb", 2)] {
-            machine.ip("link set lo up");
             machine.ip(&format!("addr add 10.77.0.{number}/24 dev {name}"));
             machine.ip(&format!("addr add fd77::{number}/64 dev {name} nodad"));
             machine.ip(&format!("link set {name} up"));

@@ -10,7 +10,6 @@ use cyclone_pmem::{Pool, Region};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::{Load, histogram, native};
-use crate::netlab::INTERFACE;
 
 /// How a client reaches the cluster.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -21,6 +20,8 @@ pub struct Reach {
     pub client_key: String,
     /// `udp`, `tcp` or `xdp`.
     pub transport: String,
+    /// The client's, for `xdp`.
+    pub interface: String,
     /// 1 to 32.
     pub burst: usize,
 }
@@ -64,6 +65,8 @@ pub enum Role {
         transport: String,
         /// Where.
         address: SocketAddr,
+        /// On which interface, for `xdp`.
+        interface: String,
         /// Whether to block while there is nothing.
         block: bool,
     },
@@ -73,6 +76,8 @@ pub enum Role {
         transport: String,
         /// From.
         address: SocketAddr,
+        /// On which interface, for `xdp`.
+        interface: String,
         /// The echo.
         to: SocketAddr,
         /// Whether to block while waiting.
@@ -123,7 +128,7 @@ fn client(reach: &Reach) -> Result<Client> {
     config.tcp = reach.transport == "tcp";
     config.xdp = (reach.transport == "xdp").then(|| XdpOptions {
         burst: reach.burst,
-        ..XdpOptions::new(INTERFACE)
+        ..XdpOptions::new(&reach.interface)
     });
     config.core.deadline_us = 20_000_000;
     config.core.burst = reach.burst;
@@ -174,17 +179,19 @@ pub fn run(role: &str) -> Result<()> {
         Role::Echo {
             transport,
             address,
+            interface,
             block,
-        } => echo(&transport, address, block),
+        } => echo(End::open(&transport, address, &interface, block)?),
         Role::Ping {
             transport,
             address,
+            interface,
             to,
             block,
             bytes,
             count,
         } => {
-            let mut end = End::open(&transport, address, block)?;
+            let mut end = End::open(&transport, address, &interface, block)?;
             answer(&end.ping(to, bytes, count)?)
         }
     }
@@ -225,8 +232,8 @@ struct End {
 }
 
 impl End {
-    fn open(transport: &str, address: SocketAddr, block: bool) -> Result<End> {
-        let options = XdpOptions::new(INTERFACE);
+    fn open(transport: &str, address: SocketAddr, interface: &str, block: bool) -> Result<End> {
+        let options = XdpOptions::new(interface);
         let frame_bytes = match transport {
             "xdp" => options.frame_bytes()?,
             _ => 9216,
@@ -289,8 +296,7 @@ impl End {
     }
 }
 
-fn echo(transport: &str, address: SocketAddr, block: bool) -> Result<()> {
-    let mut end = End::open(transport, address, block)?;
+fn echo(mut end: End) -> Result<()> {
     let mut out = Vec::new();
     loop {
         if end.driver.recv(&end.pool, &mut out, 32)? == 0 {

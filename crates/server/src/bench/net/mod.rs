@@ -26,7 +26,7 @@ use serde::de::DeserializeOwned;
 
 use self::child::{Loaded, Pinged, Reach, Role};
 use crate::config::hex;
-use crate::netlab::{Lab, LabCluster, NodeOptions};
+use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions};
 
 /// CPU of the leader, and of everything else.
 const LEADER_CPU: usize = 0;
@@ -105,14 +105,14 @@ impl Run<'_> {
         self.report
             .say("leader on CPU 0; followers and client on CPU 1; engine echo");
         let executable = std::env::current_exe().context("own executable")?;
-        let lab = Lab::new(6, 1500, executable.clone())?;
+        let lab = Lab::new(6, 1500, Cabling::Mesh, executable.clone())?;
         let hops = self.hops(&lab)?;
         let steps = self.steps(&lab)?;
         let replicas = self.replicas(&lab)?;
         let polling = self.polling(&lab)?;
         let mut payload = self.payload(&lab, &[0, 64, 256, 512, 1024, 1400])?;
         drop(lab);
-        let jumbo = Lab::new(4, JUMBO_MTU, executable)?;
+        let jumbo = Lab::new(4, JUMBO_MTU, Cabling::Mesh, executable)?;
         payload.extend(self.payload(&jumbo, &[1400, 8000])?);
         drop(jumbo);
         figures::draw(&self.report, &steps, &replicas, &payload)?;
@@ -201,11 +201,13 @@ impl Run<'_> {
         inflight: usize,
     ) -> Result<Point> {
         self.go_on()?;
+        let machine = lab.machines() - 1;
         let role = Role::Load {
             reach: Reach {
                 nodes: cluster.nodes.clone(),
                 client_key: hex(&cluster.client_key),
                 transport: step.transport.to_owned(),
+                interface: lab.interfaces(machine, 0..cluster.nodes.len()),
                 burst: step.burst,
             },
             value_bytes,
@@ -215,7 +217,6 @@ impl Run<'_> {
             seed: self.common.seed,
         };
         let replicas = cluster.nodes.len();
-        let machine = lab.machines() - 1;
         let seen: Loaded = Self::child(lab, machine, OTHERS_CPU, &role).with_context(|| {
             let words: Vec<String> = (0..replicas).map(|node| cluster.log(node)).collect();
             format!("{}; the nodes say:\n{}", step.name, words.join("\n"))
@@ -323,6 +324,7 @@ impl Run<'_> {
                 let echo = Role::Echo {
                     transport: transport.into(),
                     address: to,
+                    interface: lab.interfaces(0, [1]),
                     block,
                 };
                 let echo = serde_json::to_string(&echo)?;
@@ -338,6 +340,7 @@ impl Run<'_> {
                 let ping = Role::Ping {
                     transport: transport.into(),
                     address: (lab.address(1), 7201).into(),
+                    interface: lab.interfaces(1, [0]),
                     to,
                     block,
                     bytes: 64,
