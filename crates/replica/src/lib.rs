@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod clients;
+mod clock;
 mod config;
 pub mod embed;
 pub mod identity;
