@@ -17,6 +17,8 @@ need libfabric-dev installed libfabric-dev
 need libfabric-bin command -v fi_info
 need golang-go command -v go
 need redis-tools command -v redis-cli
+need iproute2 command -v ip
+need util-linux command -v taskset
 need python3-venv installed python3-venv
 
 [ ${#missing[@]} -eq 0 ] && exit 0

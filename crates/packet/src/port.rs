@@ -10,6 +10,7 @@
 mod handshake;
 mod open;
 mod send;
+mod sizes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -29,6 +30,7 @@ use crate::header::{COVERED_BYTES, DATA_BYTES, DataHeader, Kind, encode_unknown,
 use crate::replay::Window;
 use crate::stats::PortStats;
 use crate::{Datagram, PacketError};
+use sizes::{chunk_of, largest_datagram};
 
 /// Datagrams taken per poll.
 const POLL_BURST: usize = 64;
@@ -42,9 +44,6 @@ const CLIENT_SWEEP_US: u64 = 5_000_000;
 const NOTICE_BURST: u64 = 64;
 /// ...and one more per this time, µs.
 const NOTICE_EVERY_US: u64 = 1_000;
-
-/// Bytes of each frame that a driver which scatters may leave empty, at most.
-const SCATTER_LOSS: usize = 384;
 
 // The smallest fragments still fit the reassembly's bound.
 const _: () = assert!((MIN_DATAGRAM - DATA_BYTES) / 64 * 64 >= crate::fragment::MIN_FRAGMENT);
@@ -390,13 +389,7 @@ impl Port {
 
     /// Payload bytes per frame of a message of many datagrams on the receiving side, at least.
     pub fn chunk_bytes(&self) -> usize {
-        let most = largest_datagram(&*self.driver, &self.pool);
-        let frame_bytes = self.pool.frame_bytes() as usize;
-        let frames = match self.driver.scatters() {
-            true => most.div_ceil(frame_bytes.saturating_sub(SCATTER_LOSS).max(1)),
-            false => 1,
-        };
-        chunk_of(most) / frames.max(1)
+        sizes::chunk_per_frame(&*self.driver, &self.pool)
     }
 
     /// The port's counters.
@@ -578,20 +571,6 @@ impl Port {
             bytes,
         });
     }
-}
-
-/// The largest datagram that can be received.
-fn largest_datagram(driver: &dyn Driver, pool: &Pool) -> usize {
-    let most = driver.max_datagram();
-    match driver.scatters() {
-        true => most,
-        false => most.min((pool.frame_bytes() as usize).saturating_sub(HEADROOM)),
-    }
-}
-
-/// Payload bytes per datagram of this size; whole cache lines.
-fn chunk_of(max_datagram: usize) -> usize {
-    (max_datagram - DATA_BYTES) / 64 * 64
 }
 
 /// The GCM nonce of a sequence number.

@@ -178,6 +178,8 @@ impl Node {
             ("lent_bytes", driver.lent_bytes),
             ("copied_bytes", driver.copied_bytes),
             ("gathered_bytes", self.counters.gathered_bytes),
+            ("frames", self.pool.count().into()),
+            ("frames_free", self.pool.free().into()),
         ]);
         let logs = self.logs.iter().map(|log| log.group.payload_bytes());
         let (kept, copied) = logs.fold((0, 0), |(k, c), (kept, copied)| (k + kept, c + copied));
