@@ -11,6 +11,7 @@ ROOMS = [
     {"cyclone-pmem", "cyclone-wire"},
     {"cyclone-wal", "cyclone-packet", "cyclone-fabric"},
     {"cyclone-consensus", "cyclone-store", "cyclone-replication"},
+    {"cyclone-pmkv-cm"},
     {"cyclone-replica"},
     {"cyclone-client", "cyclone-gateway", "cyclone-bench"},
     {"cyclone", "cyclone-sim"},

@@ -1,5 +1,6 @@
 //! What stands behind the gateway.
 
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
 use cyclone_wire::reply::Reply;
 
@@ -72,6 +73,22 @@ pub trait Backend {
 
     /// Submits a read; its answer must show every write submitted before it on this node.
     fn submit_read(&mut self, ticket: u64, query: &Query<'_>);
+
+    /// Submits a read that is to be answered as the connection has asked (CLIENT READMODE).
+    fn submit_read_as(&mut self, ticket: u64, query: &Query<'_>, _mode: ReadMode) {
+        self.submit_read(ticket, query);
+    }
+
+    /// Submits a read of what this node has, though another one serves the slot (READONLY); only where
+    /// [`Backend::reads_stale`] says so.
+    fn submit_stale_read(&mut self, ticket: u64, query: &Query<'_>) {
+        self.submit_read(ticket, query);
+    }
+
+    /// Whether this node may show what it has of a slot that another node serves.
+    fn reads_stale(&self, _slot: u16) -> bool {
+        false
+    }
 
     /// Submits a computation of the hash of this node's whole state; its answer is `Reply::Bytes`.
     fn submit_digest(&mut self, ticket: u64);

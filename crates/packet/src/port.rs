@@ -23,7 +23,7 @@ use cyclone_pmem::pool::Pool;
 use cyclone_wire::planted::{self, Bug};
 
 use crate::auth::{Authenticator, CHALLENGE_LIFE_US, CONFIRM_BYTES, HELLO_BYTES, Keys, Security};
-use crate::driver::{Driver, DriverStats, HEADROOM};
+use crate::driver::{Driver, DriverStats};
 use crate::fragment::{Limits, Outcome, Reassembler};
 use crate::gcm::Gcm;
 use crate::header::{COVERED_BYTES, DATA_BYTES, DataHeader, Kind, encode_unknown, field};

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cyclone_packet::Security;
+use cyclone_wire::gang::MAX_LOGS;
 
 /// The key-value engine behind the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +125,13 @@ pub struct Config {
     pub max_pending: usize,
     /// RocksDB's block cache in bytes.
     pub block_cache_bytes: usize,
+    /// Whether reads that ask for it are answered under the leader's lease. Rests on `clock_drift_ppm`; must be the same on all
+    /// replicas, for those that restart keep quiet for an election time-out.
+    pub lease_reads: bool,
+    /// How much the speed of a machine's steady clock (CLOCK_BOOTTIME) may be off, in millionths.
+    pub clock_drift_ppm: u32,
+    /// How old what followers show may be, by the machines' wall clocks; `None`: followers are not read.
+    pub follower_staleness: Option<Duration>,
 }
 
 impl Config {
@@ -131,6 +139,12 @@ impl Config {
     pub const MIN_NVM_BYTES: u64 = 1 << 20;
     /// Default size of the log region.
     pub const DEFAULT_NVM_BYTES: u64 = 128 << 20;
+
+    /// Largest batch in bytes: a sixteenth of a log's share of the region, at most what the format allows.
+    pub fn max_batch_bytes(&self) -> usize {
+        let share = self.nvm_bytes / u64::from(self.logs.max(1)) / 16;
+        (share as usize).min(cyclone_wire::command::MAX_BATCH_BYTES)
+    }
 
     /// Checks the relations between the fields; the message names the field and its value.
     ///
@@ -164,11 +178,8 @@ impl Config {
         if !self.members.iter().any(|member| member.id == self.id) {
             return fail(format!("node id {} is not among the members", self.id));
         }
-        if self.logs != 1 {
-            return fail(format!(
-                "logs = {}: this version serves exactly one physical log",
-                self.logs
-            ));
+        if self.logs == 0 || self.logs > MAX_LOGS {
+            return fail(format!("logs = {} is outside 1..={MAX_LOGS}", self.logs));
         }
         if self.nvm_bytes < Self::MIN_NVM_BYTES * u64::from(self.logs) {
             return fail(format!(
@@ -207,6 +218,12 @@ impl Config {
                 "burst = {} is outside 1..={}",
                 self.network.burst,
                 Network::MAX_BURST
+            ));
+        }
+        if self.clock_drift_ppm > 100_000 {
+            return fail(format!(
+                "clock_drift_ppm = {} is more than a tenth",
+                self.clock_drift_ppm
             ));
         }
         if self.max_pending == 0 {

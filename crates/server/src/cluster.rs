@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::config::{Cluster, File, Limits, MemberEntry, Node, Timing, hex};
+use crate::config::{Cluster, File, Limits, MemberEntry, Node, Reads, Timing, hex};
 
 /// What kind of cluster to start.
 #[derive(Clone, Debug)]
@@ -31,6 +31,8 @@ pub struct Options {
     pub pin: Vec<usize>,
     /// How the loops wait.
     pub polling: String,
+    /// Physical logs.
+    pub logs: u16,
     /// Shortest silence before an election, in milliseconds; the default if not given.
     pub election_ms: Option<u64>,
     /// The program to run; this one if not given.
@@ -48,6 +50,7 @@ impl Default for Options {
             first_port: 7101,
             pin: Vec::new(),
             polling: "adaptive".into(),
+            logs: 1,
             election_ms: None,
             executable: None,
         }
@@ -146,7 +149,7 @@ impl LocalCluster {
             .collect();
         let cluster = Cluster {
             id: hex(&random_key()?[..16]),
-            logs: 1,
+            logs: options.logs,
             node_key: hex(&random_key()?),
             client_key: hex(&client_key),
             security: options.security.clone(),
@@ -176,6 +179,7 @@ impl LocalCluster {
                     election_ms: options.election_ms.unwrap_or(Timing::default().election_ms),
                     ..Timing::default()
                 },
+                reads: Reads::default(),
             };
             let config = directory.join(format!("node{}.toml", member.id));
             fs::write(&config, toml::to_string(&file)?)

@@ -35,6 +35,8 @@ pub struct Arguments {
     pub directory: Option<PathBuf>,
     /// The engine.
     pub engine: String,
+    /// Number of physical logs.
+    pub logs: u16,
 }
 
 /// What a writer knows about one key.
@@ -236,6 +238,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
     };
     progress.say(&format!("three replicas, data in {}", directory.display()));
     let options = Options {
+        logs: arguments.logs,
         engine: arguments.engine.clone(),
         ..Options::default()
     };

@@ -71,6 +71,9 @@ struct Serve {
     /// Overrides node.engine: rocksdb, memory or echo.
     #[arg(long)]
     engine: Option<String>,
+    /// Overrides cluster.logs: number of physical logs, the same on all nodes and for ever.
+    #[arg(long)]
+    logs: Option<u16>,
     /// Overrides node.polling: adaptive, busy or event.
     #[arg(long)]
     polling: Option<String>,
@@ -102,6 +105,9 @@ struct Demo {
     /// rocksdb, memory or echo.
     #[arg(long, default_value = "rocksdb")]
     engine: String,
+    /// Number of physical logs.
+    #[arg(long, default_value_t = 1)]
+    logs: u16,
 }
 
 #[derive(Args)]
@@ -199,6 +205,9 @@ enum ClusterCommand {
         /// Shortest silence before an election, in milliseconds.
         #[arg(long)]
         election_ms: Option<u64>,
+        /// Number of physical logs.
+        #[arg(long, default_value_t = 1)]
+        logs: u16,
     },
 }
 
@@ -230,6 +239,7 @@ fn run(cli: Cli) -> Result<()> {
                 keep: arguments.keep,
                 directory: arguments.directory,
                 engine: arguments.engine,
+                logs: arguments.logs,
             },
             &stop_flag()?,
         ),
@@ -285,12 +295,14 @@ fn run(cli: Cli) -> Result<()> {
                     first_port,
                     engine,
                     election_ms,
+                    logs,
                 },
         }) => {
             let options = cluster::Options {
                 first_port,
                 engine,
                 election_ms,
+                logs,
                 ..cluster::Options::default()
             };
             // A signal must not end this between the start of the nodes and their description: nobody could end them.
@@ -333,6 +345,9 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     }
     if let Some(engine) = &arguments.engine {
         file.node.engine.clone_from(engine);
+    }
+    if let Some(logs) = arguments.logs {
+        file.cluster.logs = logs;
     }
     if let Some(polling) = &arguments.polling {
         file.node.polling.clone_from(polling);

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::cluster::random_key;
-use crate::config::{Cluster, File, Limits, MemberEntry, Node, Timing, hex};
+use crate::config::{Cluster, File, Limits, MemberEntry, Node, Reads, Timing, hex};
 
 /// How machines are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -322,6 +322,7 @@ impl<'a> LabCluster<'a> {
                 redis_listen: None,
             },
             limits: Limits::default(),
+            reads: Reads::default(),
             timing: Timing {
                 heartbeat_ms: 20,
                 election_ms: if node == 0 { 100 } else { 400 },

@@ -165,7 +165,7 @@ impl Machine {
             cluster_id: CLUSTER,
             members: (1..=plan.nodes).map(member).collect(),
             bootstrap: true,
-            logs: 1,
+            logs: plan.logs,
             data: directory.clone(),
             nvm: PathBuf::from("simulated"),
             nvm_bytes: plan.nvm_bytes,
@@ -183,6 +183,10 @@ impl Machine {
             max_value_bytes: plan.max_value_bytes,
             max_pending: 4096,
             block_cache_bytes: 0,
+            // A lease rests on clocks that keep to what is said of them.
+            lease_reads: plan.rates.jump_us == 0 && plan.drift_ppm <= 100_000,
+            clock_drift_ppm: plan.drift_ppm.min(100_000) as u32,
+            follower_staleness: None,
         };
         Machine {
             id,

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   StateMachine   apply, query, flush, checkpoint, install            machine.rs
-//!   KvMachine      commands, sessions, applied indexes over any Kv     kv_machine.rs, commands.rs, session.rs
+//!   KvMachine      commands, sessions, applied indexes over any Kv     kv_machine.rs, commands.rs, queries.rs, session.rs
+//!     Item, Records  values with versions and deadlines                value.rs, deadlines.rs, migrate.rs
 //!   Kv             an ordered map with atomic batches                  kv.rs
 //!     RocksKv      RocksDB without its log                             rocks.rs
 //!     MemoryKv     a BTreeMap                                          memory.rs
@@ -14,6 +15,7 @@
 #![deny(unsafe_code)]
 
 mod commands;
+mod deadlines;
 mod decimal;
 mod echo;
 mod fake;
@@ -21,9 +23,12 @@ mod kv;
 mod kv_machine;
 mod machine;
 mod memory;
+mod migrate;
+mod queries;
 #[cfg(feature = "rocksdb")]
 mod rocks;
 mod session;
+mod value;
 
 pub use echo::Echo;
 pub use fake::{FakeDisk, FakeKv};

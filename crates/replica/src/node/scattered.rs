@@ -11,6 +11,7 @@ use cyclone_wire::command::{Command, Condition, Operation};
 use cyclone_wire::raftmsg::RaftMessage;
 
 use super::Node;
+use crate::logset::LogSet;
 use crate::requests::{Origin, Outcome};
 
 /// Values shorter than this are gathered with the rest.
@@ -122,13 +123,14 @@ impl Node {
         let Ok(decoded) = Command::decode(&outline) else {
             return false;
         };
-        if decoded
-            .operation
-            .value()
-            .is_none_or(|value| !value.is_empty())
-        {
+        if decoded.operation.longest_value() != 0 {
             return false;
         }
+        // A command with one value has one key, so it concerns one log.
+        let logs = LogSet::of(&decoded.operation, self.logs.len());
+        let Some(log) = logs.single() else {
+            return false;
+        };
         self.counters.writes += 1;
         let mut id = [0; 8];
         id.copy_from_slice(&head[4..12]);
@@ -140,8 +142,7 @@ impl Node {
             self.answers.push((origin, Outcome::TooLarge));
             return true;
         }
-        let log = self.log_of(decoded.operation.key());
-        match self.admit(log) {
+        match self.admit(logs) {
             Ok(()) => self.logs[log].write_payload(self.now.wall_ms, origin, &command),
             Err(outcome) => self.answers.push((origin, outcome)),
         }
