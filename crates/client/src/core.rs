@@ -41,6 +41,8 @@ pub struct CoreConfig {
     pub attempt_us: u64,
     /// Largest request in wire form, in bytes.
     pub max_request_bytes: usize,
+    /// Requests per message, at most.
+    pub burst: usize,
 }
 
 impl Default for CoreConfig {
@@ -51,6 +53,7 @@ impl Default for CoreConfig {
             deadline_us: 5_000_000,
             attempt_us: 25_000,
             max_request_bytes: 4 << 20,
+            burst: MESSAGE_REQUESTS,
         }
     }
 }
@@ -180,7 +183,7 @@ impl ClientCore {
             (false, false) => MESSAGE_REQUESTS,
             (false, true) => 0,
         };
-        let mut pack = Pack::default();
+        let mut pack = Pack::new(self.config.burst);
         for _ in 0..self.again.len() {
             if budget == 0 {
                 break;

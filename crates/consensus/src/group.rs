@@ -166,6 +166,11 @@ impl Group {
         self.raw.raft.raft_log.last_index() + self.pending.len() as u64
     }
 
+    /// Payload bytes appended since the start: left in the frames they were received in, and copied.
+    pub fn payload_bytes(&self) -> (u64, u64) {
+        self.raw.store().ring.payload_bytes()
+    }
+
     /// How many frames of the pool the log holds.
     pub fn frames_held(&self) -> usize {
         self.raw.store().ring.frames_held()

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cyclone_pmem::pool::{Frame, Pool};
+use cyclone_pmem::payload::Payload;
+use cyclone_pmem::pool::Pool;
 
 use crate::driver::{Datagram, Driver, DriverStats, HEADROOM};
 
@@ -193,7 +194,7 @@ impl Driver for MemDriver {
     fn recv(
         &mut self,
         pool: &Pool,
-        out: &mut Vec<(SocketAddr, Frame)>,
+        out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
         let mut net = self.net.lock();
@@ -214,7 +215,7 @@ impl Driver for MemDriver {
                 continue;
             }
             frame[HEADROOM..HEADROOM + bytes.len()].copy_from_slice(&bytes);
-            out.push((from, frame.freeze(HEADROOM..HEADROOM + bytes.len())));
+            out.push((from, frame.freeze(HEADROOM..HEADROOM + bytes.len()).into()));
             n += 1;
         }
         self.stats.received += n as u64;
@@ -229,6 +230,10 @@ impl Driver for MemDriver {
 
     fn max_datagram(&self) -> usize {
         self.max_datagram
+    }
+
+    fn describe(&self) -> String {
+        "memory".to_owned()
     }
 
     fn local_addr(&self) -> SocketAddr {

@@ -1,6 +1,8 @@
 //! The replica as a step function. [`Node::step`] does everything that is ready: packets, timers, finished work of
 //! threads, proposals, persistence, sending, applying, answering. It never blocks and reads no clock.
 
+mod scattered;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -12,7 +14,7 @@ use cyclone_wire::client::{ReadMode, Status};
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::envelope;
 use cyclone_wire::planted::{self, Bug};
-use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
+use cyclone_wire::raftmsg::RaftKind;
 use cyclone_wire::reply::Reply;
 
 use crate::answers::Unchecked;
@@ -153,6 +155,7 @@ impl Node {
             region,
             pool,
         } = boot;
+        let clients = ClientReplies::new(config.network.burst);
         let snapshots = Snapshots::new(config.data.join("snapshots"), salt & 0xffff_ffff)?;
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
         Ok(Node {
@@ -176,7 +179,7 @@ impl Node {
             region_description: region,
             pool,
             flushing: false,
-            clients: ClientReplies::default(),
+            clients,
             inbox: Vec::new(),
             answers: Vec::new(),
             completions: Vec::new(),
@@ -212,7 +215,7 @@ impl Node {
                 self.logs[log].write_bytes(self.now.wall_ms, origin, |out| command.encode(out));
             }
             (Ok(()), None) => {
-                let mut builder = BatchBuilder::new();
+                let mut builder = BatchBuilder::new(self.config.network.burst);
                 builder.push_bytes(origin, |out| command.encode(out));
                 self.begin_gang(logs, builder);
             }
@@ -366,12 +369,7 @@ impl Node {
     }
 
     fn raft_message(&mut self, from: u64, bytes: &Payload) {
-        // Headers of a burst lie in the first segment nearly always; otherwise they are gathered.
-        let decoded = match bytes.contiguous() {
-            Some(bytes) => RaftMessage::decode(bytes),
-            None => RaftMessage::decode(&bytes.to_vec()),
-        };
-        let Ok((message, payload_at)) = decoded else {
+        let Ok((message, payload_at)) = scattered::raft_message(bytes) else {
             self.counters.malformed += 1;
             return;
         };
@@ -404,12 +402,15 @@ impl Node {
 
     fn client_requests(&mut self, peer: Peer, body: &Payload) {
         self.active_us = self.now.steady_us;
+        match body.contiguous() {
+            Some(bytes) => self.walk_requests(peer, body, bytes),
+            None => self.scattered_requests(peer, body),
+        }
+    }
+
+    /// `bytes` are those of `body`.
+    fn walk_requests(&mut self, peer: Peer, body: &Payload, bytes: &[u8]) {
         let mut requests = cyclone_wire::client::requests(body.len());
-        let mut gathered = None;
-        let bytes: &[u8] = match body.contiguous() {
-            Some(bytes) => bytes,
-            None => gathered.insert(body.to_vec()),
-        };
         loop {
             let (id, request) = match requests.next(bytes) {
                 None => break,
@@ -462,7 +463,7 @@ impl Node {
                 self.logs[log].write_payload(self.now.wall_ms, origin, &body.slice(range));
             }
             (Ok(()), None) => {
-                let mut builder = BatchBuilder::new();
+                let mut builder = BatchBuilder::new(self.config.network.burst);
                 builder.push_payload(origin, &body.slice(range));
                 self.begin_gang(logs, builder);
             }

@@ -87,11 +87,18 @@ pub(crate) struct PhysicalLog {
 }
 
 impl PhysicalLog {
-    pub(crate) fn new(id: u16, group: Group, applied: u64, applied_term: u64, salt: u64) -> Self {
+    pub(crate) fn new(
+        id: u16,
+        most_commands: usize,
+        group: Group,
+        applied: u64,
+        applied_term: u64,
+        salt: u64,
+    ) -> Self {
         PhysicalLog {
             id,
             group,
-            open: BatchBuilder::new(),
+            open: BatchBuilder::new(most_commands),
             sealed: VecDeque::new(),
             in_flight: VecDeque::new(),
             apply_queue: VecDeque::new(),

@@ -11,7 +11,7 @@ use cyclone_packet::{Driver, Security};
 use cyclone_pmem::{CrashSim, Pool, Region};
 use cyclone_replica::identity::{Identity, IdentityError};
 use cyclone_replica::{
-    Config, Engine, JobRunner, Member, Node, Now, Platform, Polling, StartError, Transport,
+    Config, Engine, JobRunner, Member, Network, Node, Now, Platform, Polling, StartError, Transport,
 };
 use cyclone_store::{FakeDisk, KvMachine, Limits, StateMachine};
 
@@ -171,6 +171,7 @@ impl Machine {
             nvm_bytes: plan.nvm_bytes,
             engine: Engine::Memory,
             transport: Transport::Udp,
+            network: Network::default(),
             security: Security::Authenticated,
             node_key: NODE_KEY,
             client_key: CLIENT_KEY,

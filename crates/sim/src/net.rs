@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cyclone_packet::driver::HEADROOM;
 use cyclone_packet::{Datagram, Driver, DriverStats};
-use cyclone_pmem::{CrashSim, Pool, pool::Frame};
+use cyclone_pmem::{CrashSim, Payload, Pool};
 
 use crate::plan::{Kind, PacketFaults, Struck};
 use crate::random::Random;
@@ -223,7 +223,7 @@ impl Driver for SimDriver {
     fn recv(
         &mut self,
         pool: &Pool,
-        out: &mut Vec<(SocketAddr, Frame)>,
+        out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
         let mut net = self.net.lock();
@@ -244,7 +244,7 @@ impl Driver for SimDriver {
                 continue;
             }
             frame[HEADROOM..HEADROOM + bytes.len()].copy_from_slice(&bytes);
-            out.push((from, frame.freeze(HEADROOM..HEADROOM + bytes.len())));
+            out.push((from, frame.freeze(HEADROOM..HEADROOM + bytes.len()).into()));
             count += 1;
         }
         self.stats.received += count as u64;
@@ -257,6 +257,10 @@ impl Driver for SimDriver {
 
     fn max_datagram(&self) -> usize {
         self.max_datagram
+    }
+
+    fn describe(&self) -> String {
+        "simulated network".to_owned()
     }
 
     fn local_addr(&self) -> SocketAddr {
