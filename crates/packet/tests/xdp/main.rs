@@ -27,7 +27,17 @@ struct End<'a> {
 
 fn xdp(address: &str, interface: &str, pool: &Pool) -> XdpDriver {
     let address = address.parse().expect("an address");
-    XdpDriver::open(address, pool, &XdpOptions::new(interface)).expect("AF_XDP")
+    let since = Instant::now();
+    loop {
+        match XdpDriver::open(address, pool, &XdpOptions::new(interface)) {
+            Ok(driver) => return driver,
+            // Programs that other tests are just starting hold copies of all descriptors for a moment.
+            Err(XdpError::Bind { .. }) if since.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(error) => panic!("AF_XDP: {error}"),
+        }
+    }
 }
 
 fn end<'a>(machine: &'a Machine, driver: Box<dyn Driver>, pool: Pool, id: u64) -> End<'a> {
