@@ -127,6 +127,8 @@ pub struct Machine {
     pub interrupted: bool,
     /// Until when it stands still.
     pub paused_until_us: u64,
+    /// When it read the clock for its next step, if that was not just now.
+    pub clock_read_us: Option<u64>,
     /// Longest delay of its jobs. Machines differ: one that flushes late keeps a longer log than the others.
     pub job_us: u64,
     /// Whether it was seen installing a checkpoint.
@@ -197,6 +199,7 @@ impl Machine {
             damaged: false,
             interrupted: false,
             paused_until_us: 0,
+            clock_read_us: None,
             job_us: match random.chance(0.5) {
                 true => plan.job_us,
                 false => plan.job_us.min(2_000),
@@ -303,7 +306,7 @@ impl Machine {
 
     /// Runs the replica once, or one of its waiting jobs.
     pub fn run(&mut self, sim_us: u64, job: Option<usize>) -> Result<usize, Fault> {
-        let now = self.clock.now(sim_us);
+        let now = self.clock.now(self.clock_read_us.take().unwrap_or(sim_us));
         let Power::On(process) = &mut self.power else {
             return Ok(0);
         };
@@ -357,6 +360,7 @@ impl Machine {
             drop(process);
         }
         self.life += 1;
+        self.clock_read_us = None;
         net.remove(address(self.id));
     }
 
