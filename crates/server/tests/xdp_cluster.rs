@@ -150,8 +150,9 @@ fn large_values_are_never_copied() {
         let Some(lab) = lab(mtu) else { return };
         let directory = tempfile::tempdir().unwrap();
         let options = NodeOptions {
-            // When frames run short payloads are copied out of them; that is not the matter here.
-            nvm_bytes: 256 << 20,
+            // When frames run short payloads are copied out of them; that is not the matter here, so that there are
+            // enough for all that is written, even if nothing is flushed meanwhile.
+            nvm_bytes: 1 << 30,
             ..options()
         };
         let cluster = LabCluster::start(&lab, directory.path(), &options).unwrap();
