@@ -2,6 +2,7 @@
 //!
 //! A driver neither orders, nor repeats, nor checks anything. What it cannot send or receive it counts.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -69,6 +70,39 @@ pub struct DriverStats {
     pub copied_bytes: u64,
     /// Connections closed for a bad length prefix, an error, or to make room (TCP only).
     pub connections_dropped: u64,
+}
+
+/// Moves up to `max` datagrams that wait in memory into frames: how drivers without a kernel receive. Those longer than
+/// `max_datagram` or a frame are dropped.
+pub fn receive_waiting(
+    inbox: &mut VecDeque<(SocketAddr, Vec<u8>)>,
+    pool: &Pool,
+    out: &mut Vec<(SocketAddr, Payload)>,
+    max: usize,
+    max_datagram: usize,
+    stats: &mut DriverStats,
+) -> usize {
+    let mut count = 0;
+    while count < max && !inbox.is_empty() {
+        let Some(mut frame) = pool.alloc() else {
+            stats.pool_empty += 1;
+            break;
+        };
+        let Some((from, bytes)) = inbox.pop_front() else {
+            break;
+        };
+        let end = HEADROOM + bytes.len();
+        if bytes.len() > max_datagram || end > frame.len() {
+            stats.truncated += 1;
+            continue;
+        }
+        frame[HEADROOM..end].copy_from_slice(&bytes);
+        out.push((from, frame.freeze(HEADROOM..end).into()));
+        count += 1;
+    }
+    stats.received += count as u64;
+    stats.receive_calls += u64::from(count > 0);
+    count
 }
 
 /// A source and sink of datagrams. Never blocks.

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cyclone_packet::driver::HEADROOM;
+use cyclone_packet::driver::receive_waiting;
 use cyclone_packet::{Datagram, Driver, DriverStats};
 use cyclone_pmem::{CrashSim, Payload, Pool};
 
@@ -230,25 +230,8 @@ impl Driver for SimDriver {
         let Some(inbox) = net.inboxes.get_mut(&self.address) else {
             return Ok(0);
         };
-        let mut count = 0;
-        while count < max && !inbox.is_empty() {
-            let Some(mut frame) = pool.alloc() else {
-                self.stats.pool_empty += 1;
-                break;
-            };
-            let Some((from, bytes)) = inbox.pop_front() else {
-                break;
-            };
-            if HEADROOM + bytes.len() > frame.len() {
-                self.stats.truncated += 1;
-                continue;
-            }
-            frame[HEADROOM..HEADROOM + bytes.len()].copy_from_slice(&bytes);
-            out.push((from, frame.freeze(HEADROOM..HEADROOM + bytes.len()).into()));
-            count += 1;
-        }
-        self.stats.received += count as u64;
-        Ok(count)
+        let (limit, stats) = (self.max_datagram, &mut self.stats);
+        Ok(receive_waiting(inbox, pool, out, max, limit, stats))
     }
 
     fn fds(&self) -> Vec<RawFd> {
