@@ -4,7 +4,7 @@
 //! messages per association, time. When there is no room, the oldest partial message of a client goes first;
 //! clients cannot push out what nodes send.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use cyclone_pmem::payload::{Payload, Segment};
 use cyclone_wire::planted::{self, Bug};
@@ -61,8 +61,9 @@ pub struct Reassembler {
     limits: Limits,
     frame_bytes: usize,
     held_bytes: usize,
-    /// By association and first sequence number.
-    partials: HashMap<(u64, u64), Partial>,
+    /// By association and first sequence number, and in that order, so that what expires gives its frames back in the same
+    /// order whenever a run is repeated.
+    partials: BTreeMap<(u64, u64), Partial>,
     dropped: u64,
 }
 
@@ -73,7 +74,7 @@ impl Reassembler {
             limits,
             frame_bytes,
             held_bytes: 0,
-            partials: HashMap::new(),
+            partials: BTreeMap::new(),
             dropped: 0,
         }
     }
@@ -177,10 +178,9 @@ impl Reassembler {
 
     /// Drops the oldest until one more message of `assoc` and `cost` more bytes fit.
     fn make_room(&mut self, assoc: u64, from_node: bool, cost: usize) -> bool {
-        let mine = |key: &&(u64, u64)| key.0 == assoc;
-        if self.partials.keys().filter(mine).count() >= self.limits.per_association {
-            let oldest = self.partials.iter().filter(|(key, _)| key.0 == assoc);
-            if let Some(key) = oldest
+        let mine = || self.partials.range((assoc, 0)..=(assoc, u64::MAX));
+        if mine().count() >= self.limits.per_association {
+            if let Some(key) = mine()
                 .min_by_key(|(key, p)| (p.since_us, key.1))
                 .map(|(key, _)| *key)
             {
