@@ -179,14 +179,13 @@ impl Reassembler {
     /// Drops the oldest until one more message of `assoc` and `cost` more bytes fit.
     fn make_room(&mut self, assoc: u64, from_node: bool, cost: usize) -> bool {
         let mine = || self.partials.range((assoc, 0)..=(assoc, u64::MAX));
-        if mine().count() >= self.limits.per_association {
-            if let Some(key) = mine()
+        if mine().count() >= self.limits.per_association
+            && let Some(key) = mine()
                 .min_by_key(|(key, p)| (p.since_us, key.1))
                 .map(|(key, _)| *key)
-            {
-                self.remove(key);
-                self.dropped += 1;
-            }
+        {
+            self.remove(key);
+            self.dropped += 1;
         }
         while self.held_bytes + cost > self.limits.held_bytes {
             let evictable = self
