@@ -75,6 +75,9 @@ struct Serve {
     /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share, if not what the cluster's file says.
     #[arg(long)]
     replication: Option<String>,
+    /// For pmkv: embedded, etcd or zookeeper, if not what the cluster's file says.
+    #[arg(long)]
+    store: Option<String>,
     /// Overrides cluster.logs: number of physical logs, the same on all nodes and for ever.
     #[arg(long)]
     logs: Option<u16>,
@@ -414,6 +417,7 @@ fn serve_pmkv(arguments: &Serve) -> Result<()> {
         config,
         id,
         replication: arguments.replication.clone(),
+        store: arguments.store.clone(),
     };
     pmkv::run(&serve, &*stop_flag()?)
 }

@@ -28,6 +28,7 @@ use crate::control::{Control, ControlConfig};
 use crate::message::{Body, Message};
 use crate::peers::Peers;
 use crate::store::Store;
+use crate::void::Void;
 use crate::worker::{Role, Worker, WorkerConfig};
 
 use promotion::{Join, Promotion};
@@ -94,6 +95,8 @@ pub struct NodeConfig {
     pub backup: BackupConfig,
     /// Below so many free segments new values are refused; `None`: a sixteenth.
     pub full_below: Option<u32>,
+    /// What [`Node::void`] has answered for this memory, the last by shard.
+    pub voids: Vec<(ShardId, Void)>,
 }
 
 impl NodeConfig {
@@ -115,6 +118,7 @@ impl NodeConfig {
             worker: WorkerConfig::new(server, 0),
             backup: BackupConfig::new(token, secret),
             full_below: None,
+            voids: Vec::new(),
         }
     }
 }
@@ -193,6 +197,7 @@ impl Node {
             backup,
             control_config,
             config.shards,
+            &config.voids,
             config.rebuild_threads,
         )?;
         let store = Arc::clone(control.store());
@@ -312,6 +317,28 @@ impl Node {
         Ok(())
     }
 
+    /// Drops everything that is here of these shards: their copies were given up, or begin anew. To be written down, and
+    /// given back with [`NodeConfig::voids`] when this memory is opened again. Between [`Node::prepare`] and
+    /// [`Node::commit`].
+    ///
+    /// # Errors
+    /// A memory that cannot be scanned.
+    pub fn void(&mut self, shards: &[ShardId]) -> Result<Void, NodeError> {
+        self.unadopted.clear();
+        for shard in shards {
+            self.joins.remove(shard);
+            self.serving.remove(shard);
+        }
+        Ok(self.control().void(shards)?)
+    }
+
+    /// These shards were served by another server since, or may have been: they are prepared anew.
+    pub fn serve_anew(&mut self, shards: &[ShardId]) {
+        for shard in shards {
+            self.serving.remove(shard);
+        }
+    }
+
     /// Goes over to the configuration that was prepared.
     ///
     /// # Errors
@@ -351,11 +378,10 @@ impl Node {
                 continue;
             }
             self.worker_of(shard).set_role(shard, Role::Preparing);
-            let promotion = Promotion::new(&placement.backups);
+            let promotion = Promotion::new(&placement.backups, placement.source.is_some());
             self.promotions.insert(shard, promotion);
         }
         self.serving = serving;
-        self.unadopted.clear();
         self.join(&configuration);
         self.prepared = None;
         self.configuration = Some(configuration);
@@ -378,6 +404,7 @@ impl Node {
         self.messages = messages;
         busy |= self.promote();
         self.step_joins();
+        self.fetch();
         if now_us >= self.status_due_us {
             self.status_due_us = now_us + STATUS_US;
             let is_full = self.store.space().is_full();
@@ -425,6 +452,8 @@ impl Node {
                 above,
             } => self.tell_entries(message.from, shard, attempt, above),
             Body::Gathered { .. } => self.gathered(message),
+            Body::Fetch { shard, key } => self.tell_entry(message.from, shard, key),
+            Body::Fetched { shard, key, entry } => self.fetched(message.from, shard, &key, entry),
         }
     }
 }

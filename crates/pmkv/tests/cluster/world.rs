@@ -440,7 +440,9 @@ impl World {
             assert!(self.plan.may_be_full, "seed {}: full", self.seed);
         }
         match (asked, answer) {
-            (Asked::Write { key, number }, Answer::Done(_)) => self.model.done(&key, number, end),
+            (Asked::Write { key, number }, Answer::Done(_) | Answer::Read(_)) => {
+                self.model.done(&key, number, end)
+            }
             (Asked::Write { key, number }, _) if refused => self.model.refused(&key, number),
             (Asked::Batch { writes }, Answer::Done(replies)) => {
                 assert_eq!(replies, vec![Reply::Ok; 3]);
@@ -453,7 +455,7 @@ impl World {
                     self.model.refused(&key, number);
                 }
             }
-            (Asked::Read { keys, start }, Answer::Done(replies)) => {
+            (Asked::Read { keys, start }, Answer::Read(replies)) => {
                 for (key, reply) in keys.iter().zip(replies) {
                     let value = match reply {
                         Reply::Bytes(bytes) => Some(bytes),

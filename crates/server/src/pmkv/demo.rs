@@ -2,7 +2,7 @@
 //! with SIGKILL, its shards go on elsewhere, it comes back empty and becomes a replica again, and every acknowledged write
 //! is looked for.
 //!
-//! The demo is the cluster's manager: it sees the end of the process that it has started, and writes configurations down.
+//! The cluster manages itself: the managers in the servers' processes see that one is silent, and the demo only watches.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,11 +16,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use cyclone_pmkv::{Configuration, ServerId};
+use cyclone_pmkv::ServerId;
 use cyclone_wire::slot;
 use hdrhistogram::Histogram;
 
-use super::file::{self, ClusterFile, Joined, ServerEntry, Written};
+use super::file::{ClusterFile, ServerEntry};
 use crate::cluster::{free_ports, random_key, region_directory};
 use crate::config::hex;
 use crate::demo::{
@@ -76,6 +76,10 @@ impl Servers {
             shards_per_server: cyclone_pmkv::configuration::SHARDS_PER_SERVER,
             memory_bytes: 192 << 20,
             segment_bytes: 1 << 20,
+            lease_ms: None,
+            store: "embedded".into(),
+            store_addresses: Vec::new(),
+            store_path: String::new(),
             token: hex(&random_key()?[..8]),
             servers: servers.collect(),
         };
@@ -120,26 +124,6 @@ impl Servers {
         self.file.servers[id as usize].redis
     }
 
-    /// Every member prepares a configuration, then all go over to it. Answers when it was committed.
-    fn change(&mut self, configuration: &Configuration) -> Result<Instant> {
-        let path = file::configuration_path(&self.file);
-        file::put(&path, &Written::of(configuration, false))?;
-        self.wait("the configuration to be prepared", |servers| {
-            let prepared = |id: ServerId| -> Result<bool> {
-                let term: Option<u32> = file::get(&file::prepared_path(&servers.file, id))?;
-                Ok(term == Some(configuration.term))
-            };
-            for server in &configuration.servers {
-                if !prepared(server.id)? {
-                    return Ok(false);
-                }
-            }
-            Ok(true)
-        })?;
-        file::put(&path, &Written::of(configuration, true))?;
-        Ok(Instant::now())
-    }
-
     fn wait(&mut self, what: &str, done: impl Fn(&Servers) -> Result<bool>) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         while !done(self)? {
@@ -164,22 +148,77 @@ impl Servers {
         Ok(())
     }
 
-    /// Waits until every shard is served.
-    fn wait_until_served(&mut self, configuration: &Configuration) -> Result<()> {
-        let shards = configuration.shards.len();
-        self.wait("all shards to be served", |servers| {
-            let mut serving = 0;
-            for server in &configuration.servers {
-                let info = resp::info(servers.redis(server.id), Duration::from_millis(500));
-                let Ok(info) = info else { return Ok(false) };
-                let number = info
-                    .get("pmkv_shards_serving")
-                    .and_then(|it| it.parse().ok());
-                serving += number.unwrap_or(0usize);
-            }
-            Ok(serving == shards)
-        })
+    /// What the servers that run say of themselves.
+    fn look(&self) -> Vec<Seen> {
+        let running = (0..SERVERS).filter(|&id| self.children[id as usize].is_some());
+        let seen = running.filter_map(|id| {
+            let info = resp::info(self.redis(id), Duration::from_millis(500)).ok()?;
+            let number = |name: &str| info.get(name)?.parse::<usize>().ok();
+            Some(Seen {
+                id,
+                term: number("pmkv_term")?,
+                members: number("pmkv_members")?,
+                serving: number("pmkv_shards_serving")?,
+                whole: number("pmkv_shards_whole")?,
+                held: number("pmkv_shards_held")?,
+            })
+        });
+        seen.collect()
     }
+
+    fn shards(&self) -> Result<usize> {
+        Ok(usize::from(self.file.shards()?))
+    }
+
+    /// Waits until every shard is served, in a term after `term`. Answers when such a term was first seen committed, and
+    /// when all shards were served.
+    fn wait_until_served(&mut self, term: usize) -> Result<(Instant, Instant, usize)> {
+        let shards = self.shards()?;
+        let first = std::cell::Cell::new(None);
+        let newest = std::cell::Cell::new(0);
+        self.wait("all shards to be served", |servers| {
+            let seen: Vec<Seen> = servers.look();
+            let newer = seen.iter().filter(|it| it.term > term);
+            if newer.clone().next().is_some() && first.get().is_none() {
+                first.set(Some(Instant::now()));
+            }
+            newest.set(newer.clone().map(|it| it.term).max().unwrap_or(0));
+            Ok(newer.map(|it| it.serving).sum::<usize>() == shards)
+        })?;
+        let served = Instant::now();
+        Ok((first.get().unwrap_or(served), served, newest.get()))
+    }
+
+    /// Waits until every shard has all its copies, and a server has some of them.
+    fn wait_until_whole(&mut self, holds: ServerId) -> Result<usize> {
+        let shards = self.shards()?;
+        let held = std::cell::Cell::new(0);
+        self.wait("all shards to have their copies", |servers| {
+            let seen = servers.look();
+            let of = seen.iter().find(|it| it.id == holds);
+            held.set(of.map_or(0, |it| it.held));
+            let whole = seen.len() == SERVERS as usize
+                && seen
+                    .iter()
+                    .all(|it| it.whole == shards && it.members == seen.len());
+            Ok(
+                whole
+                    && held.get() > 0
+                    && seen.iter().map(|it| it.serving).sum::<usize>() == shards,
+            )
+        })?;
+        Ok(held.get())
+    }
+}
+
+/// What a server says of itself.
+struct Seen {
+    id: ServerId,
+    term: usize,
+    members: usize,
+    serving: usize,
+    whole: usize,
+    held: usize,
 }
 
 impl Drop for Servers {
@@ -346,15 +385,15 @@ fn play(
     progress: &Progress,
     interrupted: &AtomicBool,
 ) -> Result<PmkvReport> {
-    let first = servers.file.first()?;
     for id in 0..SERVERS {
         servers.start(id)?;
     }
-    servers.wait_until_served(&first)?;
-    // From here on a server whose memory is gone must not come back as if nothing had happened.
-    let path = file::configuration_path(&servers.file);
-    file::put(&path, &Written::of(&first, true))?;
-    progress.say(&format!("{} shards are served", first.shards.len()));
+    let (_, _, term) = servers.wait_until_served(0)?;
+    progress.say(&format!(
+        "{} shards are served; leases of {} ms",
+        servers.shards()?,
+        servers.file.rules().lease_us / 1000
+    ));
     progress.say(
         "  (memories of this machine: they survive the death of processes, not of the machine)",
     );
@@ -371,7 +410,7 @@ fn play(
             std::thread::spawn(move || write_loop(writer, &shared))
         })
         .collect();
-    let story = story(servers, &first, &shared, progress, interrupted);
+    let story = story(servers, term, &shared, progress, interrupted);
     shared.stop.store(true, Ordering::Relaxed);
     let mut known = Vec::new();
     for writer in writers {
@@ -416,7 +455,7 @@ fn ms(since: Instant, until: Instant) -> f64 {
 /// Load, kill, failover, return.
 fn story(
     servers: &mut Servers,
-    first: &Configuration,
+    term: usize,
     shared: &Shared,
     progress: &Progress,
     interrupted: &AtomicBool,
@@ -431,16 +470,17 @@ fn story(
     shared.measuring.store(false, Ordering::Relaxed);
     progress.say(&format!("{puts_per_s:.0} acknowledged writes per second"));
 
-    let victim = 0;
+    // No manager runs there: with one, its successor would come into office first.
+    let victim = SERVERS - 1;
+    let term = servers
+        .look()
+        .iter()
+        .map(|it| it.term)
+        .max()
+        .unwrap_or(term);
     let killed = Instant::now();
     servers.kill(victim)?;
-    let (next, lost) = first.without(victim);
-    if !lost.is_empty() {
-        bail!("shards {lost:?} had no backup");
-    }
-    let committed = servers.change(&next)?;
-    servers.wait_until_served(&next)?;
-    let served = Instant::now();
+    let (committed, served, _) = servers.wait_until_served(term)?;
     progress.say(&format!(
         "kill -9 of server {victim}: new configuration committed after {:.1} ms, all shards served after {:.1} ms",
         ms(killed, committed),
@@ -450,25 +490,11 @@ fn story(
 
     let begun_join = Instant::now();
     servers.start(victim)?;
-    let joining = next.with(servers.file.place(victim), COPIES);
-    servers.change(&joining)?;
-    let joins = joining.shards.iter().zip(0u16..);
-    let joins: Vec<u16> = joins
-        .filter(|(it, _)| it.joining.contains(&victim))
-        .map(|it| it.1)
-        .collect();
-    servers.wait("the server to join", |servers| {
-        let joined: Option<Joined> = file::get(&file::joined_path(&servers.file, victim))?;
-        Ok(joined.is_some_and(|it| it.term == joining.term && it.shards == joins))
-    })?;
-    let whole = joining.joined(victim, &joins);
-    servers.change(&whole)?;
-    servers.wait_until_served(&whole)?;
+    let held = servers.wait_until_whole(victim)?;
     let joined = Instant::now();
     progress.say(&format!(
-        "server {victim} is back, empty, and after {:.1} ms a backup of {} shards",
+        "server {victim} is back, and after {:.1} ms every shard has {COPIES} copies, {held} of them there",
         ms(begun_join, joined),
-        joins.len()
     ));
     pass(Duration::from_secs(1), interrupted)?;
     Ok(PmkvReport {
