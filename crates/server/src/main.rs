@@ -115,6 +115,9 @@ struct Demo {
     /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share.
     #[arg(long, default_value = "rowan")]
     replication: String,
+    /// For pmkv: the servers' leases in milliseconds; by default 10 with eight cores for each server, longer with fewer.
+    #[arg(long)]
+    lease_ms: Option<u64>,
     /// Number of physical logs.
     #[arg(long, default_value_t = 1)]
     logs: u16,
@@ -248,6 +251,7 @@ fn run(cli: Cli) -> Result<()> {
                 json: arguments.json,
                 directory: arguments.directory,
                 replication: arguments.replication,
+                lease_ms: arguments.lease_ms,
             },
             &stop_flag()?,
         ),

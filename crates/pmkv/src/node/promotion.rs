@@ -104,6 +104,11 @@ impl Node {
         here.map(|(&shard, _)| shard).collect()
     }
 
+    /// How many shards this server joins, finished ones included.
+    pub fn joining(&self) -> usize {
+        self.joins.len()
+    }
+
     pub(super) fn step_joins(&mut self) {
         let now_us = self.now_us;
         if self.unadopted.is_empty() {

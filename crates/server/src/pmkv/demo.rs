@@ -40,6 +40,8 @@ pub struct Arguments {
     pub directory: Option<PathBuf>,
     /// How the servers replicate.
     pub replication: String,
+    /// Leases of the servers in milliseconds, if not what this machine's cores suggest.
+    pub lease_ms: Option<u64>,
 }
 
 /// What the demo found: what every demo says, and what is this engine's.
@@ -50,6 +52,7 @@ struct PmkvReport {
     replication: String,
     configuration_ms: f64,
     join_ms: f64,
+    lease_ms: u64,
 }
 
 /// The servers; dropping them ends them and removes their memories.
@@ -61,7 +64,7 @@ struct Servers {
 }
 
 impl Servers {
-    fn create(directory: &Path, replication: &str) -> Result<Servers> {
+    fn create(directory: &Path, replication: &str, lease_ms: Option<u64>) -> Result<Servers> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
         let ports = free_ports(7301, SERVERS as usize)?;
@@ -76,7 +79,7 @@ impl Servers {
             shards_per_server: cyclone_pmkv::configuration::SHARDS_PER_SERVER,
             memory_bytes: 192 << 20,
             segment_bytes: 1 << 20,
-            lease_ms: None,
+            lease_ms,
             store: "embedded".into(),
             store_addresses: Vec::new(),
             store_path: String::new(),
@@ -345,7 +348,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
         arguments.replication,
         directory.display()
     ));
-    let mut servers = Servers::create(&directory, &arguments.replication)?;
+    let mut servers = Servers::create(&directory, &arguments.replication, arguments.lease_ms)?;
     let found = play(&mut servers, &progress, interrupted)?;
     drop(servers);
     if arguments.directory.is_none() {
@@ -506,6 +509,7 @@ fn story(
         replication: String::new(),
         configuration_ms: ms(killed, committed),
         join_ms: ms(begun_join, joined),
+        lease_ms: servers.file.rules().lease_us / 1000,
     })
 }
 

@@ -162,7 +162,8 @@ impl ClusterFile {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let rules = match self.lease_ms {
             Some(lease_ms) => Rules::with_lease(lease_ms.saturating_mul(1000)),
-            None => Rules::for_cores(cores),
+            // All servers of a file share one machine.
+            None => Rules::for_cores(cores / self.servers.len().max(1)),
         };
         Rules {
             // The engine asks for few shards at once by itself; a term for each handful would be a pause for each.

@@ -40,6 +40,9 @@ use memory::OwnMemory;
 /// How long the loop sleeps at most while it is idle.
 const IDLE: Duration = Duration::from_millis(1);
 
+/// How long a finished copy waits for others to be reported together, in microseconds.
+const COPIES_TOGETHER_US: u64 = 500_000;
+
 /// What the command line says.
 pub struct Arguments {
     /// The cluster's file.
@@ -80,6 +83,8 @@ struct Serving {
     newest: Option<Arc<cm::Configuration>>,
     /// Reports of finished copies that were given to the agent, which repeats them.
     copied: BTreeMap<ShardId, u64>,
+    /// When there was last none to report.
+    copies_told_us: u64,
     period_us: u64,
     period_ends_us: u64,
 }
@@ -254,6 +259,7 @@ impl Serving {
             shared,
             newest: None,
             copied: BTreeMap::new(),
+            copies_told_us: 0,
             period_us: rules.period_us,
             period_ends_us: 0,
         };
@@ -347,6 +353,7 @@ impl Serving {
 
     /// Nobody but the configuration's members reaches this memory from here on, and nothing is served.
     fn adopt(&mut self, config: Arc<cm::Configuration>) -> Result<()> {
+        let started = Instant::now();
         self.node.prepare(&translate::configuration(&config)?)?;
         let own = cm::ServerId(u64::from(self.id));
         let begun = self.memory.begun(&config, own);
@@ -360,6 +367,7 @@ impl Serving {
             server = self.id,
             term = config.term,
             begun = begun.len(),
+            took_us = started.elapsed().as_micros() as u64,
             "configuration prepared"
         );
         let term = config.term;
@@ -374,6 +382,7 @@ impl Serving {
         serve: &[ShardId],
         release: &[ShardId],
     ) -> Result<()> {
+        let started = Instant::now();
         if self.newest.as_ref().map(|it| it.term) != Some(config.term) {
             return Ok(());
         }
@@ -391,6 +400,7 @@ impl Serving {
             term = config.term,
             newly_served = serve.len(),
             released = release.len(),
+            took_us = started.elapsed().as_micros() as u64,
             "configuration committed"
         );
         Ok(())
@@ -402,6 +412,7 @@ impl Serving {
         let joined = self.node.joined();
         let own = cm::ServerId(u64::from(self.id));
         let newest = self.newest.clone();
+        let mut finished = BTreeMap::new();
         for shard in joined {
             let placed = newest
                 .iter()
@@ -412,7 +423,18 @@ impl Serving {
             let Some(since) = copy.map(|it| it.since) else {
                 continue;
             };
-            if self.copied.insert(shard, since) != Some(since) {
+            if self.copied.get(&shard) != Some(&since) {
+                finished.insert(shard, since);
+            }
+        }
+        // Together, as each report makes a configuration, and each configuration is a short pause.
+        let waited_us = now_us.saturating_sub(self.copies_told_us);
+        if finished.is_empty() {
+            self.copies_told_us = now_us;
+        } else if waited_us >= COPIES_TOGETHER_US || self.node.joining() == self.node.joined().len()
+        {
+            for (shard, since) in finished {
+                self.copied.insert(shard, since);
                 self.tell(Event::Copied { shard, since });
             }
         }
