@@ -58,12 +58,21 @@ pub struct Arguments {
 struct Files {
     directory: PathBuf,
     server: ServerId,
+    servers: u32,
 }
 
 impl Endpoints for Files {
     fn open(&mut self, name: &str, memory_bytes: u64) -> Result<Box<dyn Endpoint>, FabricError> {
         let name = format!("s{}.{name}", self.server);
-        let endpoint = ShmEndpoint::open(&self.directory, &name, ShmConfig::new(memory_bytes))?;
+        // Each term has new ones, and opening them is a part of the pause: no larger than the cluster needs.
+        let config = ShmConfig {
+            max_connections: self.servers * 2 + 8,
+            max_registrations: 64,
+            max_posted: 16,
+            max_queues: 2,
+            ..ShmConfig::new(memory_bytes)
+        };
+        let endpoint = ShmEndpoint::open(&self.directory, &name, config)?;
         Ok(Box::new(endpoint))
     }
 }
@@ -217,6 +226,7 @@ impl Serving {
         let mut files = Files {
             directory: file.fabric(),
             server: id,
+            servers: u32::try_from(file.servers.len()).unwrap_or(64),
         };
         let peers = files
             .open("peers", 4096)
