@@ -573,8 +573,21 @@ impl Control {
                 }
             }
         };
-        // Fails only for memories that other modules scan.
-        let _ = cyclone_replication::scan(self.backup.table(), |record| look(&record.bytes));
+        let table = self.backup.table();
+        let shard = self.store.shard_of(KeyHash::of(key).slot);
+        let mut assembler = Assembler::default();
+        let remote = |entry: &cyclone_replication::Entry| {
+            entry.state != SegmentState::Free && entry.owner.is_remote()
+        };
+        for segment in table.in_order(remote) {
+            let epoch = table.entry(segment).map_or(0, |it| it.epoch);
+            // Fails only for memories that other modules scan.
+            let _ = scan_segment(table, segment, &mut assembler, |record| {
+                if !self.voids.covers(shard, epoch, record.offset) {
+                    look(&record.bytes);
+                }
+            });
+        }
         newest.filter(|it| it.1 == Kind::Put).map(|it| it.2)
     }
 }
