@@ -15,6 +15,9 @@ const ASK_AGAIN_US: u64 = 50_000;
 /// Shards that a server asks for at once while it joins.
 const JOINS_AT_ONCE: usize = 4;
 
+/// A server may ask another one for a shard as who joins it, and as who will serve it: their attempts differ by this.
+const OF_A_JOIN: u32 = 1 << 31;
+
 fn patience_us(attempt: u32) -> u64 {
     ASK_AGAIN_US << attempt.saturating_sub(1).min(6)
 }
@@ -134,7 +137,7 @@ impl Node {
                 join.attempt += 1;
                 join.asked_us = now_us;
                 join.came.clear();
-                ask.push((join.primary, shard, join.attempt));
+                ask.push((join.primary, shard, join.attempt | OF_A_JOIN));
             }
         }
         for (primary, shard, attempt) in ask {
@@ -202,7 +205,8 @@ impl Node {
         if part >= parts || waiting > MAX_UNADOPTED_BYTES {
             return;
         }
-        let is_asked = |join: &&mut Join| join.primary == message.from && join.attempt == attempt;
+        let is_asked =
+            |join: &&mut Join| join.primary == message.from && join.attempt | OF_A_JOIN == attempt;
         if let Some(join) = self.joins.get_mut(&shard).filter(is_asked) {
             join.came.insert(part);
             join.asked_us = self.now_us;

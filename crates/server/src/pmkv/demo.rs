@@ -31,6 +31,14 @@ use crate::resp;
 const SERVERS: u32 = 4;
 const COPIES: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Copies are made in the background.
+const COPY_PATIENCE: Duration = Duration::from_secs(120);
+
+/// Where to look for free ports: several clusters may begin at the same time, and the kernel's own range lies above.
+fn first_port() -> Result<u16> {
+    let random = random_key()?;
+    Ok(7301 + u16::from_le_bytes([random[0], random[1]]) % 20_000)
+}
 
 /// What the command line says.
 pub struct Arguments {
@@ -67,7 +75,7 @@ impl Servers {
     fn create(directory: &Path, replication: &str, lease_ms: Option<u64>) -> Result<Servers> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
-        let ports = free_ports(7301, SERVERS as usize)?;
+        let ports = free_ports(first_port()?, SERVERS as usize)?;
         let servers = (0..).zip(&ports).map(|(id, &port)| ServerEntry {
             id,
             redis: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
@@ -128,7 +136,16 @@ impl Servers {
     }
 
     fn wait(&mut self, what: &str, done: impl Fn(&Servers) -> Result<bool>) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
+        self.wait_for(PATIENCE, what, done)
+    }
+
+    fn wait_for(
+        &mut self,
+        patience: Duration,
+        what: &str,
+        done: impl Fn(&Servers) -> Result<bool>,
+    ) -> Result<()> {
+        let until = Instant::now() + patience;
         while !done(self)? {
             for (id, child) in self.children.iter_mut().enumerate() {
                 if let Some(child) = child
@@ -142,7 +159,7 @@ impl Servers {
             }
             if Instant::now() > until {
                 bail!(
-                    "waited {PATIENCE:?} for {what}; see {}",
+                    "waited {patience:?} for {what}; see {}",
                     self.logs.display()
                 );
             }
@@ -196,20 +213,22 @@ impl Servers {
     fn wait_until_whole(&mut self, holds: ServerId) -> Result<usize> {
         let shards = self.shards()?;
         let held = std::cell::Cell::new(0);
-        self.wait("all shards to have their copies", |servers| {
-            let seen = servers.look();
-            let of = seen.iter().find(|it| it.id == holds);
-            held.set(of.map_or(0, |it| it.held));
-            let whole = seen.len() == SERVERS as usize
-                && seen
-                    .iter()
-                    .all(|it| it.whole == shards && it.members == seen.len());
-            Ok(
-                whole
+        self.wait_for(
+            COPY_PATIENCE,
+            "all shards to have their copies",
+            |servers| {
+                let seen = servers.look();
+                let of = seen.iter().find(|it| it.id == holds);
+                held.set(of.map_or(0, |it| it.held));
+                let whole = seen.len() == SERVERS as usize
+                    && seen
+                        .iter()
+                        .all(|it| it.whole == shards && it.members == seen.len());
+                Ok(whole
                     && held.get() > 0
-                    && seen.iter().map(|it| it.serving).sum::<usize>() == shards,
-            )
-        })?;
+                    && seen.iter().map(|it| it.serving).sum::<usize>() == shards)
+            },
+        )?;
         Ok(held.get())
     }
 }

@@ -52,7 +52,21 @@ impl World {
             self.fabric.run_for(10_000);
         }
         let joined = self.node(it.target).joined();
-        assert!(joined.contains(&it.shard), "seed {}: {it:?}", self.seed);
+        if !joined.contains(&it.shard) {
+            for id in self.live() {
+                let node = self.node(id);
+                let control = node.control();
+                let (drained, free, stats) = (
+                    control.is_drained(),
+                    control.table().free_segments(),
+                    control.stats(),
+                );
+                drop(control);
+                let roles: Vec<_> = (0..6).map(|shard| node.role(shard)).collect();
+                println!("{id}: drained {drained} free {free} {roles:?} {stats:?}");
+            }
+            panic!("seed {}: {it:?}", self.seed);
+        }
         self.configuration.term += 1;
         let placement = &mut self.configuration.shards[usize::from(it.shard)];
         placement.source = None;
