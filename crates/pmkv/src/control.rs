@@ -1,7 +1,7 @@
 //! The control thread (rowan §4.3): posts segments and finds used ones through the replication protocol, gives segments to
 //! the server's own logs, digests, and cleans. It alone changes the segment table.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -169,12 +169,17 @@ impl Control {
         Ok(())
     }
 
-    /// Indexes what lies in segments that are still written: protocols whose segments outlive a term keep older terms'
+    /// Indexes what lies in segments that are still written, or not handed over yet: protocols whose segments outlive a term keep older terms'
     /// records there. Digested they will be again, when they are full.
     fn index_open(&mut self) -> Result<(), ReplicationError> {
         let table = self.backup.table();
-        let open =
-            table.in_order(|entry| entry.state == SegmentState::Using && entry.owner.is_remote());
+        // Protocols may also keep closed ones back for a while before they hand them over.
+        let digested: HashSet<u32> = self.digested.iter().map(|it| it.segment).collect();
+        let open = table.in_order(|entry| {
+            let unread = matches!(entry.state, SegmentState::Using | SegmentState::Used);
+            unread && entry.owner.is_remote()
+        });
+        let open = open.into_iter().filter(|it| !digested.contains(it));
         let mut apart = Vec::new();
         for segment in open {
             let base = table.segment_offset(segment);

@@ -33,6 +33,9 @@ use crate::worker::{Role, Worker, WorkerConfig};
 
 use promotion::{Join, Promotion};
 
+/// Messages of a term to come that are kept; who sent more asks again.
+const MAX_EARLY: usize = 1024;
+
 /// How often servers tell each other how they are, in microseconds.
 const STATUS_US: u64 = 10_000;
 
@@ -97,6 +100,8 @@ pub struct NodeConfig {
     pub full_below: Option<u32>,
     /// What [`Node::void`] has answered for this memory, the last by shard.
     pub voids: Vec<(ShardId, Void)>,
+    /// Bytes per second that it takes, on average, of shards that it joins.
+    pub join_bytes_per_s: u64,
 }
 
 impl NodeConfig {
@@ -119,6 +124,7 @@ impl NodeConfig {
             backup: BackupConfig::new(token, secret),
             full_below: None,
             voids: Vec::new(),
+            join_bytes_per_s: 256 << 20,
         }
     }
 }
@@ -164,6 +170,10 @@ pub struct Node {
     joins: BTreeMap<ShardId, Join>,
     unadopted: Vec<Vec<u8>>,
     messages: Vec<Message>,
+    /// Of a term that is not committed here yet: its senders are ahead by a moment.
+    early: Vec<Message>,
+    /// When the next shard may be asked for, to join it.
+    join_due_us: u64,
     status_due_us: u64,
     now_us: u64,
 }
@@ -226,6 +236,8 @@ impl Node {
             joins: BTreeMap::new(),
             unadopted: Vec::new(),
             messages: Vec::new(),
+            early: Vec::new(),
+            join_due_us: 0,
             status_due_us: 0,
             now_us: 0,
         })
@@ -385,6 +397,9 @@ impl Node {
         self.join(&configuration);
         self.prepared = None;
         self.configuration = Some(configuration);
+        for message in std::mem::take(&mut self.early) {
+            self.hear(message);
+        }
         Ok(())
     }
 
@@ -437,6 +452,9 @@ impl Node {
     fn hear(&mut self, message: Message) {
         // Who has not committed this configuration yet asks again when it has.
         let term = self.configuration.as_ref().map(|it| it.term);
+        if Some(message.term) > term && self.early.len() < MAX_EARLY {
+            return self.early.push(message);
+        }
         if term != Some(message.term) || self.prepared.is_some() {
             return;
         }

@@ -130,8 +130,16 @@ impl Node {
             }
         }
         let mut ask = Vec::new();
-        let unfinished = self.joins.iter_mut().filter(|(_, join)| !join.is_whole);
+        // A shard that moves here is served first.
+        let promotions = &self.promotions;
+        let unfinished = self
+            .joins
+            .iter_mut()
+            .filter(|(shard, join)| !join.is_whole && !promotions.contains_key(shard));
         for (&shard, join) in unfinished.take(JOINS_AT_ONCE) {
+            if join.attempt == 0 && now_us < self.join_due_us {
+                break;
+            }
             let is_late = now_us.saturating_sub(join.asked_us) >= patience_us(join.attempt);
             if join.attempt == 0 || is_late {
                 join.attempt += 1;
@@ -211,6 +219,10 @@ impl Node {
             join.came.insert(part);
             join.asked_us = self.now_us;
             join.is_whole |= join.came.len() as u32 == parts;
+            let bytes: usize = entries.iter().map(Vec::len).sum();
+            let takes_us =
+                (bytes as u64).saturating_mul(1_000_000) / self.config.join_bytes_per_s.max(1);
+            self.join_due_us = self.join_due_us.max(self.now_us) + takes_us;
             self.unadopted.extend(entries);
             return;
         }

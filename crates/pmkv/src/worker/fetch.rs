@@ -142,6 +142,7 @@ impl Worker {
         let Some(asked) = lacking.asked.remove(key) else {
             return;
         };
+        self.stats.fetched += 1;
         if lacking.absent.len() >= MAX_ABSENT {
             lacking.absent.clear();
         }

@@ -155,6 +155,8 @@ pub struct WorkerStats {
     pub refused_busy: u64,
     /// Records sent again.
     pub resent: u64,
+    /// Keys that came from the server that a shard moves away from, before the rest of the shard.
+    pub fetched: u64,
 }
 
 /// A worker. One thread owns it.

@@ -13,6 +13,16 @@ pub struct Move {
 }
 
 impl World {
+    /// Keys that servers have fetched from others so far.
+    pub fn fetched(&mut self) -> u64 {
+        let live = self.live();
+        let mut sum = 0;
+        for id in live {
+            sum += self.node(id).worker(0).expect("one").stats().fetched;
+        }
+        sum
+    }
+
     /// A shard that can move, and where to: to a server that has nothing of it.
     pub fn some_move(&mut self) -> Option<Move> {
         let count = self.configuration.shards.len() as u64;
