@@ -143,6 +143,9 @@ enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Clusters of `--engine pmkv`.
+    #[command(flatten)]
+    Pmkv(pmkv::ctl::Command),
 }
 
 #[derive(Args)]
@@ -273,6 +276,9 @@ fn run(cli: Cli) -> Result<()> {
                     json,
                 },
         }) => ctl::status(connect, password.as_deref(), json),
+        Command::Ctl(Ctl {
+            command: CtlCommand::Pmkv(command),
+        }) => pmkv::ctl::run(&command),
         Command::Bench(Bench {
             command:
                 BenchCommand::Put {

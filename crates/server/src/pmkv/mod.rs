@@ -7,6 +7,7 @@
 mod agent;
 mod backend;
 mod clock;
+pub mod ctl;
 pub mod demo;
 pub mod file;
 mod manager;
