@@ -189,6 +189,12 @@ enum BenchCommand {
         #[command(flatten)]
         common: Common,
     },
+    /// The log-structured store with every replication: YCSB, write amplification, takeover and cold start.
+    Pmkv {
+        /// Shared options.
+        #[command(flatten)]
+        common: Common,
+    },
     /// What `net` runs on its machines.
     #[command(hide = true)]
     NetChild {
@@ -310,6 +316,9 @@ fn run(cli: Cli) -> Result<()> {
             let stop = stop_flag()?;
             bench::net::run(&common, &stop)
         }
+        Command::Bench(Bench {
+            command: BenchCommand::Pmkv { common },
+        }) => bench::pmkv::run(&common),
         Command::Bench(Bench {
             command: BenchCommand::NetChild { role },
         }) => bench::net::child::run(&role),
