@@ -4,6 +4,7 @@
 //! `CYCLONE_PMKV_KILLS` says how many are killed (3 unless set); the ignored test kills 50.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -174,17 +175,17 @@ impl Client {
     /// Asks one server, and another one next time if it could not help.
     fn ask(&mut self, command: &redis::Cmd) -> Told {
         let address = self.addresses[self.at];
-        if !self.open.contains_key(&address) {
-            match resp::connect(address, Duration::from_secs(8)) {
-                Ok(connection) => drop(self.open.insert(address, connection)),
+        let connection = match self.open.entry(address) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(place) => match resp::connect(address, Duration::from_secs(8)) {
+                Ok(connection) => place.insert(connection),
                 Err(_) => {
                     self.at = (self.at + 1) % self.addresses.len();
                     std::thread::sleep(Duration::from_millis(2));
                     return Told::NotDone;
                 }
-            }
-        }
-        let connection = self.open.get_mut(&address).expect("opened");
+            },
+        };
         match command.query::<redis::Value>(connection) {
             Ok(value) => Told::Value(value),
             Err(error) => {

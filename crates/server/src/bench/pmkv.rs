@@ -29,7 +29,7 @@ const SERVERS: u32 = 3;
 const SHARDS: u16 = 24;
 const MEMORY_BYTES: u64 = 256 << 20;
 /// Workers of each server where only the media are looked at: every backup then has so many streams of each other server.
-const STREAMS: u32 = 24;
+const STREAMS: u32 = 64;
 
 /// Modelled media of all servers, or none.
 type Media = Option<Arc<Devices>>;
@@ -55,6 +55,11 @@ impl Endpoints for Files {
             None => endpoint,
         })
     }
+}
+
+/// So many for each worker of three servers that all have some.
+fn shards_of(workers: u32) -> u16 {
+    SHARDS.saturating_mul(u16::try_from(workers.max(1)).unwrap_or(u16::MAX))
 }
 
 /// Three servers that have three copies of everything.
@@ -90,9 +95,10 @@ fn open(
         media: media.clone(),
     };
     let peers = files.open("peers", 4096)?;
-    let mut config = NodeConfig::new(id, protocol, SHARDS * workers.max(1) as u16, Token(7), 99);
+    let mut config = NodeConfig::new(id, protocol, shards_of(workers), Token(7), 99);
     config.workers = workers;
-    config.backup.segment_bytes = 1 << 20;
+    // Where each of many senders has a segment of its own, they are small.
+    config.backup.segment_bytes = if workers > 1 { 128 << 10 } else { 1 << 20 };
     config.backup.max_posted = 16;
     config.backup.batch = 8;
     Ok(Node::open(config, Box::new(data), peers, Box::new(files))?)
@@ -119,7 +125,7 @@ impl Cluster {
             let node = open(&cluster.directory, id, protocol, workers, media, false)?;
             cluster.nodes.push(Some(node));
         }
-        let shards = SHARDS * workers.max(1) as u16;
+        let shards = shards_of(workers);
         let servers = cluster.servers();
         cluster.configuration = Configuration::spread(1, servers, shards, SERVERS as usize)?;
         cluster.go_over()?;
