@@ -300,7 +300,9 @@ fn throughput(common: &Common, report: &mut Report) -> Result<()> {
 fn media(common: &Common, report: &mut Report) -> Result<()> {
     let mut table = Table::new(&["replication", "objects", "write_amplification"]);
     let lasts = Duration::from_millis(if common.quick { 500 } else { 3_000 });
-    for protocol in protocols() {
+    let named = [Protocol::Rwrite, Protocol::Share, Protocol::Rowan];
+    let wanted = |it: &Protocol| !common.quick || named.contains(it);
+    for protocol in protocols().into_iter().filter(wanted) {
         report.progress(&format!("media under {protocol}"));
         let local = LocalStores {
             cores: STREAMS,
