@@ -19,6 +19,7 @@
 mod admit;
 mod config;
 mod error;
+mod flash;
 mod group;
 mod message;
 mod outbox;
@@ -28,6 +29,7 @@ mod view;
 
 pub use config::Config;
 pub use error::{ConsensusError, ProposeError, RequestError, StepError};
+pub use flash::FlashStatus;
 pub use group::Group;
 pub use message::{EncodedMessage, OutMessage};
 pub use outbox::{Committed, LeaderChange, Outbox, Ready};

@@ -84,6 +84,13 @@ pub struct FlashStats {
     pub grown_segments: u64,
 }
 
+/// Proof that everything handed over before a position is durable. Only the flash log makes it.
+#[derive(Debug)]
+#[must_use]
+pub struct Durable {
+    _only_the_log: (),
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blocked {
     Budget,
@@ -137,6 +144,13 @@ pub struct FlashLog {
     pub(crate) hard_state: HardState,
     pub(crate) hard_version: u64,
     pub(crate) hard_written: u64,
+    /// Term and vote that stand in a page.
+    pub(crate) hard_told: (u64, u64),
+    /// The hard state in a page commits less than it should: the entries were not there yet.
+    pub(crate) hard_owed: bool,
+    /// Page in which a hard state ended, and the commit index that it says.
+    pub(crate) commits: VecDeque<(u64, u64)>,
+    pub(crate) durable_commit: u64,
     /// A segment has begun that has no copy of the hard state yet.
     pub(crate) hard_due: bool,
     pub(crate) reset_due: Option<(u64, u64)>,
@@ -171,6 +185,11 @@ impl FlashLog {
         self.durable_index
     }
 
+    /// As the only level: the commit index that a crash now would leave.
+    pub fn durable_commit(&self) -> u64 {
+        self.durable_commit
+    }
+
     /// The term of an entry handed over, or of the one before the first.
     pub fn term(&self, index: u64) -> Option<u64> {
         self.terms.get(index)
@@ -200,6 +219,11 @@ impl FlashLog {
     /// All pages below are durable.
     pub fn durable_page(&self) -> u64 {
         self.durable
+    }
+
+    /// The proof that everything below `position` is durable, once it is.
+    pub fn witness(&self, position: u64) -> Option<Durable> {
+        (self.durable >= position).then_some(Durable { _only_the_log: () })
     }
 
     /// Counters.
@@ -303,6 +327,14 @@ impl FlashLog {
             }
             self.durable_index = index;
             self.ends.pop_front();
+        }
+        while let Some((_, commit)) = self
+            .commits
+            .front()
+            .filter(|(page, _)| *page < self.durable)
+        {
+            self.durable_commit = *commit;
+            self.commits.pop_front();
         }
     }
 

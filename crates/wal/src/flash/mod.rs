@@ -29,7 +29,7 @@ pub use cyclone_wire::flash::{FlashMode, FlashSuperblock};
 pub use device::{Action, Completion, DeviceError, FlashDevice, Request};
 pub use fetch::{FetchError, FetchId, Fetched};
 pub use levels::RebuildError;
-pub use log::{FlashLog, FlashState, FlashStats};
+pub use log::{Durable, FlashLog, FlashState, FlashStats};
 pub use probe::{FlashFacts, probe};
 pub use recover::FlashRecovered;
 pub use sim::{FlashFaults, SimDisk, SimFlash};

@@ -210,6 +210,10 @@ impl FlashLog {
             hard_state: HardState::default(),
             hard_version: 0,
             hard_written: 0,
+            hard_told: (0, 0),
+            hard_owed: false,
+            commits: VecDeque::new(),
+            durable_commit: 0,
             hard_due: false,
             reset_due: None,
             mark_due: false,
@@ -430,6 +434,8 @@ impl FlashLog {
         walker.give_up(self);
         self.settle_ends();
         self.durable_index = self.terms.next() - 1;
+        let state = &self.hard_state;
+        (self.hard_told, self.durable_commit) = ((state.term, state.vote), state.commit);
         (self.hard_written, self.hard_due) =
             (self.hard_version, self.block.mode == FlashMode::Only);
         Ok(())

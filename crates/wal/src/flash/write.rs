@@ -60,7 +60,7 @@ pub(crate) struct Current {
     kind: ObjectKind,
     /// The object's bytes; of an entry only its head.
     head: Vec<u8>,
-    /// Of an entry: index and term.
+    /// Of an entry: index and term. Of a hard state: number of the change, and the commit index that it says.
     entry: (u64, u64),
     total: usize,
     done: usize,
@@ -151,15 +151,15 @@ impl FlashLog {
             self.current = Some(simple(ObjectKind::Reset, head));
             return true;
         }
-        let only = self.block.mode == FlashMode::Only;
-        if only && (self.hard_due || self.hard_version > self.hard_written) {
+        let available = self.terms.next() <= upto;
+        if self.block.mode == FlashMode::Only && self.hard_state_first(available) {
             let mut state = self.hard_state.clone();
             // What stands before it in the log is what it may speak about.
             state.commit = state.commit.min(self.terms.next() - 1);
             let mut head = Vec::new();
             state.encode(self.hard_version, &mut head);
             self.current = Some(Current {
-                entry: (self.hard_version, 0),
+                entry: (self.hard_version, state.commit),
                 ..simple(ObjectKind::HardState, head)
             });
             return true;
@@ -187,6 +187,17 @@ impl FlashLog {
             done: 0,
         });
         true
+    }
+
+    /// Whether the hard state is to be written before the next entry. One that only commits more goes behind the entries
+    /// that it commits.
+    fn hard_state_first(&self, available: bool) -> bool {
+        let state = &self.hard_state;
+        let commits_later = available
+            && state.commit >= self.terms.next()
+            && self.hard_told == (state.term, state.vote);
+        let owed = self.hard_owed && self.terms.next() > state.commit;
+        self.hard_due || owed || (self.hard_version > self.hard_written && !commits_later)
     }
 
     /// Puts as much of an object into pages as there is room for.
@@ -233,8 +244,12 @@ impl FlashLog {
         match current.kind {
             ObjectKind::Entry => self.note_end(page, current.entry.0, current.entry.1),
             ObjectKind::HardState => {
-                self.hard_written = current.entry.0;
                 self.hard_due = false;
+                let (version, commit) = current.entry;
+                self.hard_written = version;
+                self.hard_owed = commit < self.hard_state.commit;
+                self.commits.push_back((page, commit));
+                self.hard_told = (self.hard_state.term, self.hard_state.vote);
             }
             ObjectKind::Reset => {
                 self.reset_due = None;
