@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use cyclone_packet::Security;
 
+use crate::flash::FlashConfig;
+
 /// The key-value engine behind the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
@@ -93,6 +95,8 @@ pub struct Config {
     pub max_pending: usize,
     /// RocksDB's block cache in bytes.
     pub block_cache_bytes: usize,
+    /// The log's second level, or its only durable one; `None`: the region alone.
+    pub flash: Option<FlashConfig>,
 }
 
 impl Config {
@@ -164,6 +168,15 @@ impl Config {
                 "max_value_bytes = {} is outside 1..={largest} (a sixteenth of a log's share of nvm_bytes)",
                 self.max_value_bytes
             ));
+        }
+        if let Some(flash) = &self.flash {
+            let least = FlashConfig::MIN_BYTES.max(8 * self.max_value_bytes as u64);
+            if flash.bytes / u64::from(self.logs) < least {
+                return fail(format!(
+                    "flash_bytes = {} is below {least} per log (16 MiB, and eight of the longest values)",
+                    flash.bytes
+                ));
+            }
         }
         if self.max_pending == 0 {
             return fail("max_pending = 0 would refuse every command".into());

@@ -93,6 +93,7 @@ pub struct Node {
     pub(crate) answers: Vec<(Origin, Outcome)>,
     pub(crate) flushing: bool,
     pub(crate) completions: Vec<(Ticket, Outcome)>,
+    pub(crate) next_handover_us: u64,
     next_tick_us: u64,
     next_upkeep_us: u64,
     pub(crate) next_touch_us: u64,
@@ -139,6 +140,7 @@ impl Node {
             inbox: Vec::new(),
             answers: Vec::new(),
             completions: Vec::new(),
+            next_handover_us: 0,
             next_tick_us: 0,
             next_upkeep_us: 0,
             next_touch_us: 0,
@@ -254,7 +256,7 @@ impl Node {
         } else {
             u64::MAX
         };
-        let timers = self.next_tick_us.min(retry);
+        let timers = self.next_tick_us.min(retry).min(self.flash_deadline_us());
         self.port
             .next_timeout()
             .map_or(timers, |port| timers.min(port))
@@ -480,7 +482,7 @@ impl Node {
                 reads.confirm(context, group.commit());
             }
         }
-        let mut work = 0;
+        let mut work = self.poll_flash(log)?;
         while let Some(ready) = self.logs[log].group.take_ready() {
             // Typestate: the messages exist only once their entries and hard state are durable.
             let mut outbox = ready.persist()?;
@@ -496,9 +498,11 @@ impl Node {
             self.send(log, &outbox)?;
             self.logs[log].committed(&mut outbox, &mut self.answers);
         }
+        work += self.poll_flash(log)?;
         if self.snapshots.is_installing() && !planted::has(Bug::AppliesWhileInstalling) {
             return Ok(work);
         }
+        self.logs[log].replay()?;
         let store = Arc::clone(&self.store);
         let job = self.logs[log].apply(&*store, &mut self.answers)?;
         if let Some(job) = job {
@@ -548,7 +552,7 @@ impl Node {
     /// Sends a persisted step's messages as one burst. Of several acknowledgements to one peer only the last is sent: it
     /// says all that the others say.
     //= cyclone §4.2
-    fn send(&mut self, log: usize, outbox: &Outbox) -> Result<(), NodeError> {
+    pub(crate) fn send(&mut self, log: usize, outbox: &Outbox) -> Result<(), NodeError> {
         if outbox.messages.is_empty() {
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use cyclone_consensus::{Committed, Group, Outbox, ProposeError};
+use cyclone_consensus::{Committed, ConsensusError, Group, Outbox, ProposeError};
 use cyclone_pmem::Payload;
 use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
 
@@ -62,6 +62,9 @@ pub(crate) struct PhysicalLog {
     sealed: VecDeque<(Payload, Vec<Origin>)>,
     in_flight: VecDeque<InFlight>,
     apply_queue: VecDeque<ToApply>,
+    /// Entries up to here come from flash, before any that are committed now; those wait in `behind`.
+    replay_to: u64,
+    behind: VecDeque<ToApply>,
     /// The entries at the front of `apply_queue` that a worker is applying.
     applying: usize,
     pub(crate) applied: u64,
@@ -77,6 +80,8 @@ impl PhysicalLog {
     pub(crate) fn new(id: u16, group: Group, applied: u64, applied_term: u64, salt: u64) -> Self {
         PhysicalLog {
             id,
+            replay_to: group.replay_through(),
+            behind: VecDeque::new(),
             group,
             open: BatchBuilder::new(),
             sealed: VecDeque::new(),
@@ -208,8 +213,32 @@ impl PhysicalLog {
                     );
                 }
             }
-            self.apply_queue.push_back(ToApply { entry, origins });
+            // Behind those that wait already, even when what they waited for has just been applied.
+            let waits = self.applied < self.replay_to || !self.behind.is_empty();
+            let queue = match waits {
+                true => &mut self.behind,
+                false => &mut self.apply_queue,
+            };
+            queue.push_back(ToApply { entry, origins });
         }
+    }
+
+    /// Takes the next part of what the store lacks and the ring does not have.
+    ///
+    /// # Errors
+    /// Flash does not read back.
+    pub(crate) fn replay(&mut self) -> Result<(), ConsensusError> {
+        if self.applied >= self.replay_to {
+            self.apply_queue.append(&mut self.behind);
+        } else if self.applying == 0 && self.apply_queue.is_empty() {
+            let entries = self.group.replay(self.applied + 1, self.replay_to)?;
+            self.apply_queue
+                .extend(entries.into_iter().map(|entry| ToApply {
+                    entry,
+                    origins: Vec::new(),
+                }));
+        }
+        Ok(())
     }
 
     /// Answers commands whose fate stays open for too long, and reads that can no longer be confirmed.
@@ -347,6 +376,10 @@ impl PhysicalLog {
 
     /// A checkpoint has replaced the state up to `index`: what waited below it is settled, its replies are not known.
     pub(crate) fn skip_to(&mut self, index: u64, term: u64, answers: &mut Vec<(Origin, Outcome)>) {
+        if index >= self.replay_to {
+            self.replay_to = 0;
+            self.apply_queue.append(&mut self.behind);
+        }
         while self
             .apply_queue
             .front()

@@ -12,11 +12,11 @@ use crate::node::{Done, Node, NodeError};
 use crate::requests::Ticket;
 
 /// Fill of the log from which on it is trimmed.
-const TRIM_AT: f64 = 0.25;
+pub(crate) const TRIM_AT: f64 = 0.25;
 /// Fill from which on the store is asked to flush.
-const FLUSH_AT: f64 = 0.4;
+pub(crate) const FLUSH_AT: f64 = 0.4;
 /// Fill from which on lagging followers no longer hold entries back.
-const LAGGARDS_UNTIL: f64 = 0.7;
+pub(crate) const LAGGARDS_UNTIL: f64 = 0.7;
 
 /// How often a peer without an association is spoken to.
 const TOUCH_US: u64 = 500_000;
@@ -56,7 +56,13 @@ impl Node {
     /// after that they are brought up with a checkpoint.
     pub(crate) fn trim(&mut self) -> Result<(), NodeError> {
         let mut flush = false;
+        self.give_way();
         for log in &mut self.logs {
+            if log.group.flash().is_some() {
+                let flushed = self.store.flushed(log.id);
+                flush |= crate::flash::trim_levels(log, flushed, self.now.steady_us)?;
+                continue;
+            }
             let used = log.group.fullness();
             if used < TRIM_AT {
                 continue;
@@ -189,9 +195,11 @@ impl Node {
             .leader()
     }
 
-    /// Descriptors that are readable when packets wait.
+    /// Descriptors that are readable when packets wait, or when flash has something to tell.
     pub fn port_descriptors(&self) -> Vec<RawFd> {
-        self.port.fds()
+        let mut descriptors = self.port.fds();
+        descriptors.extend(self.flash_descriptors());
+        descriptors
     }
 
     /// Hands leadership to the follower that has most of the log, log by log.

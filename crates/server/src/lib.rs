@@ -6,5 +6,6 @@ pub mod cluster;
 pub mod config;
 pub mod ctl;
 pub mod demo;
+pub mod logtool;
 pub mod resp;
 pub mod serve;

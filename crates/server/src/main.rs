@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use cyclone::{bench, cluster, config, ctl, demo, serve};
+use cyclone::{bench, cluster, config, ctl, demo, logtool, serve};
 use cyclone_bench::cli::Experiment;
 
 /// Replicated durability for key-value stores at memory speed.
@@ -28,6 +28,8 @@ enum Command {
     Demo(Demo),
     /// Look at a running cluster.
     Ctl(Ctl),
+    /// Look at what a stopped node's region and flash hold.
+    Log(logtool::Arguments),
     /// Measure.
     Bench(Bench),
     /// Start a cluster on this machine and leave it running; prints a JSON line that describes it.
@@ -67,6 +69,15 @@ struct Serve {
     /// Overrides node.nvm.
     #[arg(long)]
     nvm: Option<PathBuf>,
+    /// Overrides node.flash: directory of the log's second level.
+    #[arg(long)]
+    flash: Option<PathBuf>,
+    /// Overrides node.flash_bytes.
+    #[arg(long)]
+    flash_bytes: Option<u64>,
+    /// Overrides node.durability: nvm or flash.
+    #[arg(long)]
+    durability: Option<String>,
     /// Overrides node.engine: rocksdb, memory or echo.
     #[arg(long)]
     engine: Option<String>,
@@ -219,6 +230,7 @@ fn run(cli: Cli) -> Result<()> {
                     json,
                 },
         }) => ctl::status(connect, password.as_deref(), json),
+        Command::Log(arguments) => logtool::run(&arguments),
         Command::Bench(Bench {
             command:
                 BenchCommand::Put {
@@ -299,6 +311,13 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     }
     if let Some(nvm) = &arguments.nvm {
         file.node.nvm.clone_from(nvm);
+    }
+    if let Some(flash) = &arguments.flash {
+        file.node.flash = Some(flash.clone());
+    }
+    file.node.flash_bytes = arguments.flash_bytes.unwrap_or(file.node.flash_bytes);
+    if let Some(durability) = &arguments.durability {
+        file.node.durability.clone_from(durability);
     }
     if let Some(engine) = &arguments.engine {
         file.node.engine.clone_from(engine);

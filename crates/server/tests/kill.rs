@@ -134,12 +134,28 @@ fn settled(cluster: &LocalCluster, patience: Duration) -> Vec<Option<String>> {
 
 #[test]
 fn killed_replicas_lose_nothing() {
+    kill_and_check(None, 50);
+}
+
+/// With a second level: what the ring has let go of comes back from flash.
+#[test]
+fn killed_replicas_with_a_second_level_lose_nothing() {
+    kill_and_check(Some("nvm"), 12);
+}
+
+/// Flash as the only durable level: the regions of killed nodes are removed before they start again.
+#[test]
+fn killed_replicas_that_lose_their_memory_lose_nothing() {
+    kill_and_check(Some("flash"), 12);
+}
+
+fn kill_and_check(durability: Option<&str>, default_kills: u64) {
     let number = |name: &str| {
         std::env::var(name)
             .ok()
             .and_then(|text| text.parse::<u64>().ok())
     };
-    let kills = number("CYCLONE_KILLS").unwrap_or(50);
+    let kills = number("CYCLONE_KILLS").unwrap_or(default_kills);
     let seed = number("CYCLONE_SEED").unwrap_or_else(|| {
         u64::from_le_bytes(
             cyclone::cluster::random_key().expect("random")[..8]
@@ -152,7 +168,13 @@ fn killed_replicas_lose_nothing() {
     let options = Options {
         // Of this process, below the ephemeral ones: test programs may run side by side.
         first_port: 10_000 + (std::process::id() % 900) as u16 * 10,
-        nvm_bytes: 32 << 20,
+        nvm_bytes: if durability.is_some() {
+            20 << 20
+        } else {
+            32 << 20
+        },
+        durability: durability.map(str::to_owned),
+        flash_bytes: 64 << 20,
         executable: Some(PathBuf::from(env!("CARGO_BIN_EXE_cyclone"))),
         ..Options::default()
     };
@@ -203,6 +225,11 @@ fn killed_replicas_lose_nothing() {
             std::thread::sleep(Duration::from_millis(choice.draw() % 200));
         }
         for &victim in &victims {
+            if durability == Some("flash") {
+                let region = format!("node{}.nvm", cluster.nodes[victim].id);
+                // Killed while starting, it may not have made one yet.
+                let _ = std::fs::remove_file(cluster.regions.join(region));
+            }
             cluster.start(victim, false).expect("started again");
         }
         wait_for_progress(&acked, Duration::from_secs(20), &story);

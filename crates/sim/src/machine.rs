@@ -178,6 +178,7 @@ impl Machine {
             max_value_bytes: plan.max_value_bytes,
             max_pending: 4096,
             block_cache_bytes: 0,
+            flash: None,
         };
         Machine {
             id,

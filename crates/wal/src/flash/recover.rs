@@ -32,7 +32,10 @@ pub struct FlashRecovered {
     pub beyond: u64,
 }
 
-/// Reads or writes one piece and waits for it.
+/// Names the requests that are waited for.
+const WAITED_FOR: u64 = u64::MAX;
+
+/// Reads or writes one piece and waits for it, with nothing else under way.
 fn blocking(
     device: &mut dyn FlashDevice,
     action: Action,
@@ -41,7 +44,7 @@ fn blocking(
     len: usize,
 ) -> Result<super::buffer::Buffer, FlashError> {
     let request = Request {
-        token: u64::MAX,
+        token: WAITED_FOR,
         action,
         offset,
         buffer,
@@ -148,9 +151,45 @@ impl FlashLog {
         block.encode(&mut page[..PAGE_BYTES]);
         for copy in [1, 0] {
             let at = copy * PAGE_BYTES as u64;
-            page = blocking(&mut *log.device, Action::Write, at, page, PAGE_BYTES)?;
+            page = log.write_waiting(at, page)?;
         }
         Ok(log)
+    }
+
+    /// Writes a page and waits for it, while other requests may be under way.
+    fn write_waiting(
+        &mut self,
+        offset: u64,
+        buffer: super::buffer::Buffer,
+    ) -> Result<super::buffer::Buffer, FlashError> {
+        let mut request = Request {
+            token: WAITED_FOR,
+            action: Action::Write,
+            offset,
+            buffer,
+            len: PAGE_BYTES,
+        };
+        while let Err(refused) = self.device.submit(0, request) {
+            request = refused;
+            self.device.wait();
+            self.poll(0);
+        }
+        let mut done: Vec<Completion> = Vec::new();
+        loop {
+            self.device.wait();
+            self.device.poll(0, &mut done);
+            let mut ours = None;
+            for completion in done.drain(..) {
+                match completion.token {
+                    WAITED_FOR => ours = Some(completion),
+                    _ => self.completed(completion, 0),
+                }
+            }
+            if let Some(ours) = ours {
+                ours.result?;
+                return Ok(ours.buffer);
+            }
+        }
     }
 
     /// Makes durable what a new log begins with.

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -78,7 +79,8 @@ type Jobs = Arc<Mutex<Receiver<Request>>>;
 pub struct ThreadedFlash {
     area: Arc<AreaFile>,
     bytes: u64,
-    jobs: Sender<Request>,
+    jobs: Option<Sender<Request>>,
+    threads: Vec<JoinHandle<()>>,
     done: Receiver<Completion>,
     kept: Vec<Completion>,
     outstanding: usize,
@@ -96,17 +98,18 @@ impl ThreadedFlash {
         let (jobs, queue) = channel();
         let (done_in, done) = channel();
         let queue: Jobs = Arc::new(Mutex::new(queue));
+        let mut threads = Vec::with_capacity(THREADS);
         for number in 0..THREADS {
             let (queue, done) = (Arc::clone(&queue), done_in.clone());
             let (area, event) = (Arc::clone(&area), Arc::clone(&event));
-            std::thread::Builder::new()
-                .name(format!("flash-{number}"))
-                .spawn(move || work(&queue, &done, &area, &event))?;
+            let thread = std::thread::Builder::new().name(format!("flash-{number}"));
+            threads.push(thread.spawn(move || work(&queue, &done, &area, &event))?);
         }
         Ok(ThreadedFlash {
             area,
             bytes,
-            jobs,
+            jobs: Some(jobs),
+            threads,
             done,
             kept: Vec::new(),
             outstanding: 0,
@@ -156,21 +159,27 @@ impl FlashDevice for ThreadedFlash {
     }
 
     fn submit(&mut self, _now_us: u64, request: Request) -> Result<(), Request> {
-        if self.outstanding >= OUTSTANDING {
+        let Some(jobs) = self
+            .jobs
+            .as_ref()
+            .filter(|_| self.outstanding < OUTSTANDING)
+        else {
             return Err(request);
-        }
+        };
+        jobs.send(request).map_err(|unsent| unsent.0)?;
         self.outstanding += 1;
-        self.jobs.send(request).map_err(|unsent| unsent.0)
+        Ok(())
     }
 
     fn poll(&mut self, _now_us: u64, done: &mut Vec<Completion>) {
         let before = done.len();
+        // Before looking: what comes in between makes it readable again.
+        if self.outstanding > 0 {
+            let _ = rustix::io::read(&*self.event, &mut [0; 8]);
+        }
         done.append(&mut self.kept);
         done.extend(self.done.try_iter());
         self.outstanding -= done.len() - before;
-        if done.len() > before {
-            let _ = rustix::io::read(&*self.event, &mut [0; 8]);
-        }
     }
 
     fn wait(&mut self) {
@@ -192,5 +201,20 @@ impl FlashDevice for ThreadedFlash {
 
     fn describe(&self) -> String {
         self.area.describe("threads")
+    }
+}
+
+impl Drop for ThreadedFlash {
+    fn drop(&mut self) {
+        self.jobs = None;
+        let mut waiting = self.outstanding - self.kept.len();
+        while waiting > 0 && self.done.recv_timeout(Duration::from_secs(1)).is_ok() {
+            waiting -= 1;
+        }
+        // Threads that a device holds up are left to themselves: it must not hang its owner.
+        for thread in self.threads.drain(..).filter(|_| waiting == 0) {
+            // One that panicked has been reported by the panic hook.
+            let _ = thread.join();
+        }
     }
 }

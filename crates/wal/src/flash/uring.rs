@@ -130,9 +130,11 @@ impl FlashDevice for UringFlash {
 
     fn poll(&mut self, _now_us: u64, done: &mut Vec<Completion>) {
         self.tell();
-        let mut found = false;
+        // Before looking: what comes in between makes it readable again.
+        if self.outstanding() > 0 {
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        }
         for entry in self.ring.completion() {
-            found = true;
             let place = entry.user_data() as usize;
             let request = self.flying.get_mut(place).and_then(Option::take);
             let Some(request) = request else { continue };
@@ -151,9 +153,6 @@ impl FlashDevice for UringFlash {
                 buffer: request.buffer,
                 result,
             });
-        }
-        if found {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
         }
     }
 

@@ -13,7 +13,7 @@ use super::log::{Blocked, FlashLog};
 use crate::ring::Ring;
 
 /// Tokens of writes that prepare space.
-const GROW: u64 = 1 << 63;
+const GROW: u64 = 1 << 62;
 
 /// Pages in the making, at most to the segment's end.
 pub(crate) struct Filling {
@@ -452,8 +452,8 @@ impl FlashLog {
             false => u64::MAX,
         };
         let grow = match self.grow_failed {
-            Some((_, due)) => due,
-            None => u64::MAX,
+            Some((_, due)) if !self.growing && self.buffers.free() > 0 => due,
+            _ => u64::MAX,
         };
         retries
             .min()
@@ -463,7 +463,7 @@ impl FlashLog {
             .min(grow)
     }
 
-    fn completed(&mut self, completion: Completion, now_us: u64) {
+    pub(crate) fn completed(&mut self, completion: Completion, now_us: u64) {
         if completion.action == Action::Read {
             return self.fetched(completion, now_us);
         }
@@ -528,6 +528,8 @@ impl FlashLog {
         if self.open_page(true, now_us) {
             self.close_page();
             self.seal();
+        } else {
+            self.idle_since_us = now_us;
         }
         self.blocked = blocked;
     }
