@@ -133,28 +133,63 @@ pub(crate) unsafe fn zero_streaming(to: *mut u8, len: usize, method: Method) {
     let head = head.min(len);
     let lines = (len - head) / LINE_BYTES;
     let tail = head + lines * LINE_BYTES;
-    // SAFETY: all three parts lie within what the caller vouches for. The lines' stores are hidden from the compiler,
-    // as a device's would be; each is of an aligned word, so that others who look at the same time see old or new words.
+    // SAFETY: all three parts lie within what the caller vouches for, and the lines of the middle one are whole.
     unsafe {
         each_byte(to, head);
-        for line in 0..lines {
-            asm!(
-                "movnti [{0}], {1}",
-                "movnti [{0} + 8], {1}",
-                "movnti [{0} + 16], {1}",
-                "movnti [{0} + 24], {1}",
-                "movnti [{0} + 32], {1}",
-                "movnti [{0} + 40], {1}",
-                "movnti [{0} + 48], {1}",
-                "movnti [{0} + 56], {1}",
-                in(reg) to.add(head + line * LINE_BYTES),
-                in(reg) 0u64,
-                options(nostack, preserves_flags)
-            );
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            zero_lines_wide(to.add(head), lines);
+        } else {
+            zero_lines(to.add(head), lines);
         }
         each_byte(to.add(tail), len - tail);
         method.flush(to, head);
         method.flush(to.add(tail), len - tail);
+    }
+}
+
+// The lines' stores are hidden from the compiler, as a device's would be. Vectors that are aligned to their size are not
+// stored in parts smaller than a word, so that others who look at the same time see old words or new ones.
+
+/// Zeroes lines with one store each.
+///
+/// # Safety
+/// `lines` whole lines from `to` on are mapped and writable.
+#[target_feature(enable = "avx512f")]
+unsafe fn zero_lines_wide(to: *mut u8, lines: usize) {
+    let zeros = std::arch::x86_64::_mm512_setzero_si512();
+    for line in 0..lines {
+        // SAFETY: the caller vouches for the line; the CPU's feature was asked for.
+        unsafe {
+            asm!(
+                "vmovntdq [{0}], {1}",
+                in(reg) to.add(line * LINE_BYTES),
+                in(zmm_reg) zeros,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+}
+
+/// Zeroes lines on CPUs without stores that wide.
+///
+/// # Safety
+/// As [`zero_lines_wide`].
+unsafe fn zero_lines(to: *mut u8, lines: usize) {
+    // SAFETY: part of every x86-64 CPU.
+    let zeros = unsafe { std::arch::x86_64::_mm_setzero_si128() };
+    for line in 0..lines {
+        // SAFETY: the caller vouches for the line.
+        unsafe {
+            asm!(
+                "movntdq [{0}], {1}",
+                "movntdq [{0} + 16], {1}",
+                "movntdq [{0} + 32], {1}",
+                "movntdq [{0} + 48], {1}",
+                in(reg) to.add(line * LINE_BYTES),
+                in(xmm_reg) zeros,
+                options(nostack, preserves_flags)
+            );
+        }
     }
 }
 

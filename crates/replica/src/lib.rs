@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod clients;
+mod clock;
 mod config;
 pub mod embed;
 mod flash;

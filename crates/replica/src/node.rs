@@ -15,6 +15,7 @@ use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
 use cyclone_wire::reply::Reply;
 
 use crate::clients::ClientReplies;
+use crate::clock::Steady;
 use crate::config::Config;
 use crate::physical::PhysicalLog;
 use crate::reads::Read;
@@ -99,6 +100,7 @@ pub struct Node {
     pub(crate) next_touch_us: u64,
     tick_us: u64,
     pub(crate) active_us: u64,
+    steady: Steady,
     pub(crate) now: Now,
 }
 
@@ -146,6 +148,7 @@ impl Node {
             next_touch_us: 0,
             tick_us,
             active_us: 0,
+            steady: Steady::default(),
             now: Now {
                 steady_us: 0,
                 wall_ms: 0,
@@ -225,12 +228,8 @@ impl Node {
     /// # Errors
     /// What the replica cannot live on with.
     pub fn step(&mut self, now: Now) -> Result<usize, NodeError> {
-        // A clock that is caught going back stands still instead.
         self.now = Now {
-            steady_us: match planted::has(Bug::ClockTrusted) {
-                true => now.steady_us,
-                false => now.steady_us.max(self.now.steady_us),
-            },
+            steady_us: self.steady.read(now.steady_us),
             wall_ms: now.wall_ms,
         };
         let now = self.now;
@@ -257,14 +256,16 @@ impl Node {
             u64::MAX
         };
         let timers = self.next_tick_us.min(retry).min(self.flash_deadline_us());
-        self.port
+        let first = self
+            .port
             .next_timeout()
-            .map_or(timers, |port| timers.min(port))
+            .map_or(timers, |port| timers.min(port));
+        self.steady.machine_us(first)
     }
 
     /// When a client last had work for this replica; the polling policy spins only near it.
     pub fn active_us(&self) -> u64 {
-        self.active_us
+        self.steady.machine_us(self.active_us)
     }
 
     fn receive(&mut self) -> Result<usize, NodeError> {

@@ -60,6 +60,7 @@ pub(crate) struct PhysicalLog {
     pub(crate) group: Group,
     open: BatchBuilder,
     sealed: VecDeque<(Payload, Vec<Origin>)>,
+    /// By index; entries of several terms may claim the same one.
     in_flight: VecDeque<InFlight>,
     apply_queue: VecDeque<ToApply>,
     /// Entries up to here come from flash, before any that are committed now; those wait in `behind`.
@@ -160,13 +161,7 @@ impl PhysicalLog {
         while let Some((payload, origins)) = self.sealed.pop_front() {
             match self.group.propose(payload.clone()) {
                 Ok(index) => {
-                    let term = self.group.term();
-                    self.in_flight.push_back(InFlight {
-                        index,
-                        term,
-                        origins,
-                        since_us: now_us,
-                    });
+                    self.await_fate(index, origins, now_us);
                 }
                 // The log is full for the moment: what was accepted waits, new requests are refused at the door.
                 Err(error @ (ProposeError::Full { .. } | ProposeError::Uncommitted { .. }))
@@ -187,6 +182,22 @@ impl PhysicalLog {
                 }
             }
         }
+    }
+
+    /// Notes an entry of ours, by its index. Those of an earlier time as leader that lie beyond it may still be there:
+    /// until something is committed in their place, another leader may commit them.
+    fn await_fate(&mut self, index: u64, origins: Vec<Origin>, since_us: u64) {
+        let ours = InFlight {
+            index,
+            term: self.group.term(),
+            origins,
+            since_us,
+        };
+        let at = match planted::has(Bug::EarlierTermForgotten) {
+            true => self.in_flight.len(),
+            false => self.in_flight.partition_point(|other| other.index <= index),
+        };
+        self.in_flight.insert(at, ours);
     }
 
     /// Takes in what a persisted step committed; finds out which of our entries a new leader has overwritten.
@@ -271,17 +282,16 @@ impl PhysicalLog {
                 answers.extend(lost);
             }
         }
-        let late = |ours: &InFlight| now_us.saturating_sub(ours.since_us) > OUTCOME_TIMEOUT_US;
-        while self.in_flight.front().is_some_and(late) {
-            if let Some(ours) = self.in_flight.pop_front() {
-                self.pending -= ours.origins.len();
-                answers.extend(
-                    ours.origins
-                        .into_iter()
-                        .map(|origin| (origin, Outcome::Unknown)),
-                );
+        let pending = &mut self.pending;
+        self.in_flight.retain_mut(|ours| {
+            let late = now_us.saturating_sub(ours.since_us) > OUTCOME_TIMEOUT_US;
+            if late {
+                *pending -= ours.origins.len();
+                let unknown = ours.origins.drain(..);
+                answers.extend(unknown.map(|origin| (origin, Outcome::Unknown)));
             }
-        }
+            !late
+        });
     }
 
     /// Whether committed entries wait and no worker holds them.

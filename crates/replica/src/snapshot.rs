@@ -162,6 +162,11 @@ fn read_piece(path: &Path, fetch: &SnapshotFetch, total: u64) -> SnapshotChunk {
 }
 
 impl Node {
+    /// Whether a checkpoint is about to replace the store's state.
+    pub fn is_installing(&self) -> bool {
+        self.snapshots.is_installing()
+    }
+
     fn spawn_snapshot(&mut self, job: impl FnOnce() -> Done + Send + 'static) {
         self.workers.run(move || NodeDone::Snapshot(job()));
     }

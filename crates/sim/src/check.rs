@@ -9,6 +9,8 @@ use cyclone_store::{EntryInput, FakeDisk, KvMachine, Limits, Mode, StateMachine}
 struct Entry {
     term: u64,
     payload: Vec<u8>,
+    /// The term that the replica was in.
+    in_term: u64,
 }
 
 /// What a replica has let others see of itself.
@@ -161,7 +163,8 @@ impl Checks {
         })
     }
 
-    /// One leader per term; it has every committed entry.
+    /// One leader per term; it has every entry committed in an earlier one. Of later terms it need not know: its election
+    /// may have been decided while it stood still, and the next one too.
     fn elected(&mut self, node: &Node) -> Result<(), Broken> {
         let (id, group) = (node.config().id, node.group(0));
         let other = *self.leaders.entry(group.term()).or_insert(id);
@@ -171,7 +174,9 @@ impl Checks {
                 group.term()
             )
         })?;
-        let last = self.committed.len() as u64;
+        let earlier = |entry: &Entry| entry.in_term < group.term();
+        let last = self.committed.iter().rposition(earlier);
+        let last = last.map_or(0, |position| position as u64 + 1);
         require(group.last_index() >= last, || {
             format!(
                 "replica {id} leads with {} of {last} committed entries",
@@ -218,6 +223,7 @@ impl Checks {
             self.committed.push(Entry {
                 term,
                 payload: self.scratch.clone(),
+                in_term: group.term(),
             });
             return Ok(());
         }
@@ -252,6 +258,10 @@ impl Checks {
 
     /// An earlier life of the cluster has committed this.
     pub fn preload(&mut self, term: u64, payload: Vec<u8>) {
-        self.committed.push(Entry { term, payload });
+        self.committed.push(Entry {
+            term,
+            payload,
+            in_term: term,
+        });
     }
 }

@@ -10,6 +10,8 @@ use crate::world::{Ending, Event, World, trace};
 
 /// Clients that a partition puts on a side; of a crowd, the others reach everybody.
 const MOST_CLIENTS_CUT: usize = 16;
+/// The most that a clock goes back at once.
+const HOUR_US: u64 = 3_600_000_000;
 
 fn ip(id: u64) -> IpAddr {
     address(id).ip()
@@ -123,7 +125,10 @@ impl World {
             }
             Kind::Jump => {
                 let far = self.plan.election_us as i64 * 3;
-                let steady_us = self.random.within(0, 2 * far as u64) as i64 - far / 2;
+                let steady_us = match self.random.chance(0.25) {
+                    true => -(self.random.below(HOUR_US) as i64),
+                    false => self.random.within(0, 2 * far as u64) as i64 - far / 2,
+                };
                 let wall_ms = self.random.within(0, 20_000) as i64 - 10_000;
                 trace!(
                     self,
@@ -137,6 +142,30 @@ impl World {
         }
         self.struck.note(kind);
         Ok(())
+    }
+
+    /// A leader that falls while a replica installs its checkpoint leaves the replica to another, whose log may begin
+    /// earlier.
+    pub(crate) fn while_installing(&mut self, installing: bool) {
+        if installing && self.plan.has(Kind::Kill) && self.random.chance(0.3) {
+            let delay_us = self.random.below(self.plan.job_us);
+            self.after(delay_us, Event::Depose);
+        }
+    }
+
+    /// Kills whoever leads.
+    pub(crate) fn depose(&mut self) {
+        let leads = |machine: &Machine| machine.node().is_some_and(|node| node.leads());
+        let Some(leader) = self.machines.iter().position(leads) else {
+            return;
+        };
+        if !self.rough {
+            return;
+        }
+        trace!(self, "leader {} is killed", self.machines[leader].id);
+        self.struck.note(Kind::Kill);
+        self.finish_some_jobs(leader);
+        self.stop(leader, false);
     }
 
     /// A worker thread may have come further than the loop.
@@ -248,6 +277,7 @@ impl World {
             return;
         }
         let net = self.net.clone();
+        self.callers[position].bury(&mut self.load);
         self.machines[position].stop(&net, power_lost);
         if power_lost {
             self.damage(position);

@@ -36,7 +36,10 @@ impl Changes {
 
     /// The command line that repeats a run.
     pub fn command(&self, seed: u64, planted: Option<&str>) -> String {
-        let mut words = vec![format!("cyclone-sim run --seed {seed}")];
+        // As this program was called: it is not where a shell looks for programs.
+        let program = std::env::args().next();
+        let program = program.as_deref().unwrap_or("cyclone-sim");
+        let mut words = vec![format!("{program} run --seed {seed}")];
         if !self.without.is_empty() {
             let names: Vec<_> = self.without.iter().map(|kind| kind.name()).collect();
             words.push(format!("--without {}", names.join(",")));

@@ -18,6 +18,7 @@
 //! test, so a fault there cannot hide here.
 #![forbid(unsafe_code)]
 
+mod callers;
 pub mod check;
 mod faults;
 pub mod history;

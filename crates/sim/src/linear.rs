@@ -13,9 +13,11 @@ mod list;
 mod search;
 mod shrink;
 
-use crate::history::{History, Operation, Outcome, text};
-use std::collections::HashMap;
 use std::fmt;
+
+use rustc_hash::FxHashMap;
+
+use crate::history::{History, Operation, Outcome, text};
 
 /// How long the checker may think.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +126,7 @@ pub fn check_with(history: &History, limits: Limits) -> Result<Summary, CheckErr
         operations: history.len(),
         ..Summary::default()
     };
-    let mut by_key: HashMap<&[u8], Vec<&Operation>> = HashMap::new();
+    let mut by_key: FxHashMap<&[u8], Vec<&Operation>> = FxHashMap::default();
     for operation in history.operations() {
         match operation.outcome {
             Outcome::Done { return_us, .. } if return_us < operation.invoke_us => {

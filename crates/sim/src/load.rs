@@ -20,10 +20,10 @@ const FRAME_BYTES: u32 = 9216;
 const FRAMES: u64 = 512;
 
 /// What a client has under way.
-struct Pending {
-    key: Vec<u8>,
-    op: Op,
-    invoke_us: u64,
+pub(crate) struct Pending {
+    pub(crate) key: Vec<u8>,
+    pub(crate) op: Op,
+    pub(crate) invoke_us: u64,
 }
 
 /// Where a client's packets come from.
@@ -53,10 +53,22 @@ pub struct Client {
     pub address: SocketAddr,
     steps: StepClient,
     pending: BTreeMap<u64, Pending>,
+    chooser: Chooser,
+}
+
+/// What a client wants next.
+pub(crate) struct Chooser {
+    number: u64,
     written: u64,
     /// Whether it never writes: a leader that nobody writes to has nothing to notice its fall by.
     only_reads: bool,
-    random: Random,
+    pub(crate) random: Random,
+}
+
+/// An operation as the cluster takes it.
+pub(crate) enum Request<'a> {
+    Query(Query<'a>),
+    Write(command::Operation<'a>),
 }
 
 /// What all clients share.
@@ -114,9 +126,7 @@ impl Load {
             address: from,
             steps,
             pending: BTreeMap::new(),
-            written: 0,
-            only_reads: random.chance(0.4),
-            random,
+            chooser: Chooser::new(number, random),
         })
     }
 
@@ -124,19 +134,25 @@ impl Load {
     pub fn bury(&mut self, client: Client) {
         self.net.remove(client.address);
         for pending in client.pending.into_values() {
-            self.history.push(Operation {
-                client: client.number,
-                key: pending.key,
-                op: pending.op,
-                invoke_us: pending.invoke_us,
-                outcome: Outcome::Unknown,
-            });
+            self.ended(client.number, pending, Outcome::Unknown);
         }
+    }
+
+    /// Notes what came of an operation.
+    pub(crate) fn ended(&mut self, client: u64, pending: Pending, outcome: Outcome) {
+        self.answered += u64::from(matches!(outcome, Outcome::Done { .. }));
+        self.history.push(Operation {
+            client,
+            key: pending.key,
+            op: pending.op,
+            invoke_us: pending.invoke_us,
+            outcome,
+        });
     }
 
     /// Lets a client choose an operation and submit it.
     pub fn submit(&mut self, client: &mut Client, now_us: u64) {
-        let (key, op) = client.choose(&self.plan);
+        let (key, op) = client.chooser.choose(&self.plan);
         client.submit(key, op, now_us);
     }
 
@@ -157,21 +173,14 @@ impl Load {
                 Err(ClientError::Unknown) => Outcome::Unknown,
                 Err(error) => anyhow::bail!("client {}: {error}", client.number),
             };
-            self.answered += u64::from(matches!(outcome, Outcome::Done { .. }));
-            self.history.push(Operation {
-                client: client.number,
-                key: pending.key,
-                op: pending.op,
-                invoke_us: pending.invoke_us,
-                outcome,
-            });
+            self.ended(client.number, pending, outcome);
             ended += 1;
         }
         Ok(ended)
     }
 }
 
-fn answer(reply: Reply) -> anyhow::Result<Answer> {
+pub(crate) fn answer(reply: Reply) -> anyhow::Result<Answer> {
     Ok(match reply {
         Reply::Ok => Answer::Ok,
         Reply::Nil => Answer::Nil,
@@ -195,12 +204,62 @@ impl Client {
 
     /// The next pause between operations.
     pub fn pause_us(&mut self, plan: &Plan) -> u64 {
-        self.random.wait(plan.think_us)
+        self.chooser.random.wait(plan.think_us)
     }
 
     /// Whether the client has had enough.
     pub fn quits(&mut self, plan: &Plan) -> bool {
-        self.random.chance(plan.quit)
+        self.chooser.random.chance(plan.quit)
+    }
+
+    /// Submits an operation.
+    pub fn submit(&mut self, key: Vec<u8>, op: Op, now_us: u64) {
+        let core = &mut self.steps.core;
+        let ticket = match request(&key, &op) {
+            Request::Query(query) => {
+                let through_log = self.chooser.random.chance(0.1);
+                core.submit_query(now_us, &query, through_log)
+            }
+            Request::Write(operation) => core.submit(now_us, &operation),
+        };
+        let pending = Pending {
+            key,
+            op,
+            invoke_us: now_us,
+        };
+        self.pending.insert(ticket, pending);
+    }
+}
+
+/// An operation of the history as the cluster takes it.
+pub(crate) fn request<'a>(key: &'a [u8], op: &'a Op) -> Request<'a> {
+    let set = |value, condition, get| command::Operation::Set {
+        key,
+        value,
+        condition,
+        get,
+    };
+    Request::Write(match op {
+        Op::Get => return Request::Query(Query::Get { key }),
+        Op::Len => return Request::Query(Query::StrLen { key }),
+        Op::Set(value) => set(value, Condition::Always, false),
+        Op::SetAbsent(value) => set(value, Condition::Absent, false),
+        Op::GetSet(value) => set(value, Condition::Always, true),
+        Op::Incr(delta) => command::Operation::IncrBy { key, delta: *delta },
+        Op::Append(value) => command::Operation::Append { key, value },
+        Op::Del => command::Operation::Del { keys: vec![key] },
+        Op::GetDel => command::Operation::GetDel { key },
+    })
+}
+
+impl Chooser {
+    pub(crate) fn new(number: u64, mut random: Random) -> Chooser {
+        Chooser {
+            number,
+            written: 0,
+            only_reads: random.chance(0.4),
+            random,
+        }
     }
 
     fn value(&mut self, plan: &Plan) -> Vec<u8> {
@@ -221,7 +280,7 @@ impl Client {
     }
 
     /// Registers, counters and logs: keys of one kind see one kind of write, so that answers say much.
-    fn choose(&mut self, plan: &Plan) -> (Vec<u8>, Op) {
+    pub(crate) fn choose(&mut self, plan: &Plan) -> (Vec<u8>, Op) {
         let number = match plan.hot && self.random.chance(0.9) {
             true => self.random.below(2.min(plan.keys)),
             false => self.random.below(plan.keys),
@@ -250,42 +309,5 @@ impl Client {
             7 => (register(), Op::GetSet(self.value(plan))),
             _ => (register(), Op::Set(self.value(plan))),
         }
-    }
-
-    /// Submits an operation.
-    pub fn submit(&mut self, key: Vec<u8>, op: Op, now_us: u64) {
-        let core = &mut self.steps.core;
-        let set = |value, condition, get| command::Operation::Set {
-            key: &key,
-            value,
-            condition,
-            get,
-        };
-        let through_log = self.random.chance(0.1);
-        let ticket = match &op {
-            Op::Get => core.submit_query(now_us, &Query::Get { key: &key }, through_log),
-            Op::Len => core.submit_query(now_us, &Query::StrLen { key: &key }, through_log),
-            Op::Set(value) => core.submit(now_us, &set(value, Condition::Always, false)),
-            Op::SetAbsent(value) => core.submit(now_us, &set(value, Condition::Absent, false)),
-            Op::GetSet(value) => core.submit(now_us, &set(value, Condition::Always, true)),
-            Op::Incr(delta) => core.submit(
-                now_us,
-                &command::Operation::IncrBy {
-                    key: &key,
-                    delta: *delta,
-                },
-            ),
-            Op::Append(value) => {
-                core.submit(now_us, &command::Operation::Append { key: &key, value })
-            }
-            Op::Del => core.submit(now_us, &command::Operation::Del { keys: vec![&key] }),
-            Op::GetDel => core.submit(now_us, &command::Operation::GetDel { key: &key }),
-        };
-        let pending = Pending {
-            key,
-            op,
-            invoke_us: now_us,
-        };
-        self.pending.insert(ticket, pending);
     }
 }

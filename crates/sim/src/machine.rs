@@ -26,7 +26,7 @@ pub const CLIENT_KEY: [u8; 32] = [0x43; 32];
 /// The simulated cluster's identity.
 const CLUSTER: u128 = 0x51_4d43_1753_7465_7200;
 /// Length of one clock's life before the simulation begins.
-const BOOTED_US: u64 = 1_000_000_000;
+const BOOTED_US: u64 = 1_000_000_000_000;
 
 /// Where a replica's packets go.
 pub fn address(id: u64) -> SocketAddr {
@@ -127,6 +127,10 @@ pub struct Machine {
     pub interrupted: bool,
     /// Until when it stands still.
     pub paused_until_us: u64,
+    /// Longest delay of its jobs. Machines differ: one that flushes late keeps a longer log than the others.
+    pub job_us: u64,
+    /// Whether it was seen installing a checkpoint.
+    pub installing: bool,
     image: Option<Vec<u8>>,
     /// Lines of the image that were made durable last.
     recent: Vec<u64>,
@@ -189,6 +193,11 @@ impl Machine {
             damaged: false,
             interrupted: false,
             paused_until_us: 0,
+            job_us: match random.chance(0.5) {
+                true => plan.job_us,
+                false => plan.job_us.min(2_000),
+            },
+            installing: false,
             image: None,
             recent: Vec::new(),
             identity: None,
@@ -214,6 +223,14 @@ impl Machine {
     pub fn node(&self) -> Option<&Node> {
         match &self.power {
             Power::On(process) => Some(&process.node),
+            _ => None,
+        }
+    }
+
+    /// The replica, for asking it something.
+    pub(crate) fn node_mut(&mut self) -> Option<&mut Node> {
+        match &mut self.power {
+            Power::On(process) => Some(&mut process.node),
             _ => None,
         }
     }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use cyclone_sim::hunt::{self, Changes, Range, Totals};
 use cyclone_sim::{Kind, images};
@@ -255,9 +255,13 @@ fn print(totals: &Totals, first: u64, json: bool, failed: bool) {
 }
 
 fn check(file: &std::path::Path) -> anyhow::Result<ExitCode> {
-    for (number, line) in std::fs::read_to_string(file)?.lines().enumerate() {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    for (number, line) in text.lines().enumerate() {
         let key = format!("line {}", number + 1);
-        match cyclone_sim::linear::check(&cyclone_sim::interchange::parse(line, key.as_bytes())?) {
+        let history = cyclone_sim::interchange::parse(line, key.as_bytes())
+            .with_context(|| format!("{}, {key}", file.display()))?;
+        match cyclone_sim::linear::check(&history) {
             Ok(_) => println!("ok"),
             Err(cyclone_sim::linear::CheckError::Undecided { .. }) => println!("unknown"),
             Err(_) => println!("illegal"),
@@ -268,7 +272,8 @@ fn check(file: &std::path::Path) -> anyhow::Result<ExitCode> {
 
 fn image(file: &std::path::Path) -> anyhow::Result<ExitCode> {
     let place = place()?;
-    std::fs::write(file, images::make(place.path())?)?;
+    std::fs::write(file, images::make(place.path())?)
+        .with_context(|| format!("writing {}", file.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 

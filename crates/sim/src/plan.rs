@@ -172,6 +172,8 @@ pub struct Plan {
     pub clients: u64,
     /// A client's mean pause between operations.
     pub think_us: u64,
+    /// The mean pause of callers within each replica's process; 0: there are none.
+    pub callers_us: u64,
     /// Keys.
     pub keys: u64,
     /// Share of operations that only read.
@@ -228,24 +230,25 @@ impl Plan {
             }
         };
         let calm = random.chance(0.15);
-        let crowd = random.chance(0.04);
+        let crowd = random.chance(0.02);
         let mut plan = Plan {
             seed,
             nodes: *random.pick(&[1, 3, 3, 3, 3, 3, 3, 5]),
             duration_us,
             heartbeat_us,
             election_us,
-            nvm_bytes: *random.pick(&[2 << 20, 2 << 20, 4 << 20]),
+            nvm_bytes: *random.pick(&[1 << 20, 1 << 20, 2 << 20, 4 << 20]),
             max_value_bytes: 0,
             max_sessions: *random.pick(&[3, 10_000, 10_000, 10_000]),
             datagram_bytes: *random.pick(&[1472, 8972]),
             clients: if crowd {
-                random.within(300, 2000)
+                *random.pick(&[150, 300, 500, 2000])
             } else {
                 random.within(1, 8)
             },
             // In election time-outs: what is done while leaders change is what may go wrong.
-            think_us: election_us * *random.pick(&[1, 2, 6]) / 8,
+            think_us: election_us * *random.pick(&[1, 3, 8]) / 8,
+            callers_us: election_us * *random.pick(&[0, 0, 8]) / 8,
             keys: *random.pick(&[1, 3, 10, 40]),
             reads: *random.pick(&[0.4, 0.4, 0.9]),
             packets: PacketFaults {
@@ -273,7 +276,7 @@ impl Plan {
             amnesia: some(&mut random, 0.3),
             data_loss: some(&mut random, 0.2),
             quit: some(&mut random, 0.1),
-            large: *random.pick(&[0.0, 0.0, 0.0, 0.02, 0.1, 0.4]),
+            large: *random.pick(&[0.0, 0.0, 0.0, 0.01, 0.05, 0.2]),
             job_us: if random.chance(0.4) {
                 3 * SECOND
             } else {
@@ -287,8 +290,8 @@ impl Plan {
         };
         plan.fit();
         if crowd {
-            plan.duration_us = plan.duration_us.min(20 * election_us);
-            plan.think_us = plan.duration_us / 2;
+            plan.duration_us = plan.duration_us.min(10 * election_us);
+            (plan.think_us, plan.callers_us) = (plan.duration_us / 2, 0);
             plan.keys = 200;
         }
         if calm {
@@ -301,12 +304,15 @@ impl Plan {
         plan
     }
 
-    /// The longest value that region and datagrams allow.
+    /// The region that datagrams need, and the longest value that both allow.
     pub(crate) fn fit(&mut self) {
-        self.max_value_bytes = match self.datagram_bytes {
-            ..8000 => 8 << 10,
-            _ => (self.nvm_bytes / 16) as usize,
-        };
+        if self.datagram_bytes < 8000 {
+            // An entry takes many frames then, and there is one per datagram.
+            self.nvm_bytes = self.nvm_bytes.max(2 << 20);
+            self.max_value_bytes = 8 << 10;
+        } else {
+            self.max_value_bytes = self.nvm_bytes as usize / 16;
+        }
     }
 
     /// Whether a fault is part of the plan.

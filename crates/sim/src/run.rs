@@ -4,10 +4,12 @@ use std::path::Path;
 
 use cyclone_store::Limits;
 
+use crate::callers::Callers;
 use crate::check::Broken;
 use crate::history::{Answer, Op, Outcome};
 use crate::images;
 use crate::linear;
+use crate::load::Client;
 use crate::plan::Plan;
 use crate::world::{Failure, Report, World};
 
@@ -54,16 +56,17 @@ impl World {
     fn quiet(&mut self) -> Result<(), Broken> {
         self.rough = false;
         self.net.heal();
-        self.plan.job_us = 2_000;
         let bound_us = PATIENCE * self.plan.election_us + 20_000_000;
         for position in 0..self.machines.len() {
             self.machines[position].paused_until_us = 0;
+            self.machines[position].job_us = 2_000;
             self.machines[position].disk.stall(false);
             self.start(position)?;
             self.step(position, None)?;
         }
         self.wait(bound_us, "every operation to end", |world| {
             world.clients.values().all(|client| client.pending() == 0)
+                && world.callers.iter().all(|callers| callers.pending() == 0)
         })?;
         // Every key is read once more, and something is written: the first by one client, the second by another.
         let keys: std::collections::BTreeSet<Vec<u8>> = self
@@ -217,7 +220,10 @@ impl World {
             }
         });
         let machines: Vec<String> = machines.collect();
-        let pending: usize = self.clients.values().map(|client| client.pending()).sum();
+        let pending = self.clients.values().map(Client::pending);
+        let pending: usize = pending
+            .chain(self.callers.iter().map(Callers::pending))
+            .sum();
         format!("{}; {pending} operations pending", machines.join("; "))
     }
 

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use anyhow::Context;
 
+use crate::callers::Callers;
 use crate::check::{Broken, Checks};
 use crate::load::{Client, Load};
 use crate::machine::{Fault, Machine, Power, address};
@@ -28,8 +29,12 @@ pub(crate) enum Event {
     Client(u64),
     /// A client's own deadline.
     ClientTimer(u64),
+    /// Callers within a replica's process ask for something.
+    Callers(usize),
     /// A fault strikes.
     Strike(Kind),
+    /// Whoever leads is killed.
+    Depose,
     /// A fault ends.
     End(Ending),
 }
@@ -104,6 +109,7 @@ pub struct World {
     pub(crate) random: Random,
     pub(crate) machines: Vec<Machine>,
     pub(crate) clients: BTreeMap<u64, Client>,
+    pub(crate) callers: Vec<Callers>,
     pub(crate) load: Load,
     pub(crate) net: Net,
     pub(crate) checks: Checks,
@@ -147,10 +153,14 @@ impl World {
             .collect();
         let load = Load::new(&plan, &net, random.fork(2))?;
         let count = machines.len();
+        let callers = (0..count)
+            .map(|position| Callers::new(position, random.fork(200 + position as u64)))
+            .collect();
         let mut world = World {
             now_us: 0,
             random,
             clients: BTreeMap::new(),
+            callers,
             load,
             net,
             checks: Checks::default(),
@@ -176,6 +186,10 @@ impl World {
         for machine in 0..count {
             let at_us = world.random.within(0, 2_000);
             world.at(at_us, Event::Start(machine));
+            if world.plan.callers_us > 0 {
+                let delay_us = world.callers[machine].pause_us(&world.plan);
+                world.at(delay_us, Event::Callers(machine));
+            }
         }
         for _ in 0..world.plan.clients {
             world.new_client()?;
@@ -186,6 +200,7 @@ impl World {
             Kind::Drift,
             Kind::Crowd,
             Kind::Hot,
+            Kind::Large,
             Kind::SlowJob,
             Kind::Late,
             Kind::Forget,
@@ -304,7 +319,12 @@ impl World {
                 }
                 Ok(())
             }
+            Event::Callers(position) => self.callers_act(position),
             Event::Strike(kind) => self.strike(kind),
+            Event::Depose => {
+                self.depose();
+                Ok(())
+            }
             Event::End(ending) => self.end(ending),
         }
     }
@@ -360,6 +380,7 @@ impl World {
         let id = self.machines[position].id;
         trace!(self, "replica {id} goes down: {fault:?}");
         let net = self.net.clone();
+        self.callers[position].bury(&mut self.load);
         match fault {
             Fault::Panic(text) => return Err(Broken(format!("replica {id} panicked: {text}"))),
             Fault::Error(text) if text.contains("simulated write error") => {
@@ -393,6 +414,9 @@ impl World {
             match outcome {
                 Err(fault) => return self.went_down(position, fault),
                 Ok(work) => {
+                    if let Some(node) = self.machines[position].node_mut() {
+                        self.callers[position].collect(&mut self.load, node, self.now_us)?;
+                    }
                     if let Some(node) = self.machines[position].node() {
                         if self.trace {
                             let group = node.group(0);
@@ -410,6 +434,11 @@ impl World {
                             }
                         }
                         self.checks.stepped(node)?;
+                        let installing = node.is_installing();
+                        if installing != self.machines[position].installing {
+                            self.machines[position].installing = installing;
+                            self.while_installing(installing);
+                        }
                     }
                     if work == 0 {
                         break;
@@ -449,7 +478,7 @@ impl World {
         self.wake_at(position, due_us);
         while self.jobs[position] < waiting {
             self.jobs[position] += 1;
-            let delay_us = self.random.tail(50, self.plan.job_us);
+            let delay_us = self.random.tail(50, self.machines[position].job_us);
             self.after(delay_us, Event::Job(position, life));
         }
     }
@@ -484,6 +513,22 @@ impl World {
         self.clients.insert(number, client);
         self.after(pause_us, Event::Client(number));
         self.client_step(number)
+    }
+
+    fn callers_act(&mut self, position: usize) -> Result<(), Broken> {
+        if !self.rough {
+            return Ok(());
+        }
+        let pause_us = self.callers[position].pause_us(&self.plan);
+        self.after(pause_us, Event::Callers(position));
+        if self.is_paused(position) {
+            return Ok(());
+        }
+        let Some(node) = self.machines[position].node_mut() else {
+            return Ok(());
+        };
+        self.callers[position].submit(&self.plan, node, self.now_us);
+        self.step(position, None)
     }
 
     fn client_at(&mut self, to: std::net::SocketAddr) -> Result<(), Broken> {

@@ -25,7 +25,7 @@ struct State {
     current: Map,
     /// Writes left before the disk fails; `None`: it does not.
     fail_after: Option<u64>,
-    /// Whether calls that must not wait are told that they would have to.
+    /// Whether reads and writes that must not wait are told that they would have to.
     stalled: bool,
     /// Bumped by a crash: handles from before do nothing any more.
     life: u64,
@@ -62,12 +62,9 @@ impl FakeDisk {
         let State {
             durable, unflushed, ..
         } = &mut *state;
-        for batch in unflushed.drain(..).take(keep) {
-            for (key, edit) in batch {
-                memory::change_map(durable, edit.as_change(&key));
-            }
+        for (key, edit) in unflushed.drain(..).take(keep).flatten() {
+            memory::change_map(durable, edit.as_change(&key));
         }
-        state.unflushed.clear();
         state.current = state.durable.clone();
     }
 
@@ -91,12 +88,12 @@ impl FakeDisk {
         self.lock().fail_after = Some(calls);
     }
 
-    /// Whether writes would wait.
+    /// Whether reads and writes would wait.
     pub fn is_stalled(&self) -> bool {
         self.lock().stalled
     }
 
-    /// While set, writes that must not wait are told that they would have to.
+    /// While set, reads and writes that must not wait are told that they would have to.
     pub fn stall(&self, stalled: bool) {
         self.lock().stalled = stalled;
     }
@@ -140,8 +137,12 @@ impl FakeKv {
 }
 
 impl Kv for FakeKv {
-    fn get(&self, key: &[u8], _mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
-        Ok(self.disk.lock().current.get(key).cloned())
+    fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
+        let state = self.disk.lock();
+        if mode == Mode::NonBlocking && state.stalled {
+            return Err(ApplyError::WouldBlock);
+        }
+        Ok(state.current.get(key).cloned())
     }
 
     fn write(
@@ -186,8 +187,12 @@ impl Kv for FakeKv {
 
     fn flush(&self) -> Result<bool, ApplyError> {
         let mut state = self.working()?;
-        state.durable = state.current.clone();
-        state.unflushed.clear();
+        let State {
+            durable, unflushed, ..
+        } = &mut *state;
+        for (key, edit) in unflushed.drain(..).flatten() {
+            memory::change_map(durable, edit.as_change(&key));
+        }
         Ok(true)
     }
 

@@ -83,6 +83,8 @@ bugs! {
     ReadsNotWaiting = "reads-not-waiting",
     /// replica: what a deposed leader had under way counts as not done.
     InFlightIsLost = "in-flight-is-lost",
+    /// replica: what a leader had under way in an earlier term stays before what it has under way now.
+    EarlierTermForgotten = "earlier-term-forgotten",
     /// replica: an entry's replies go to its commands in the wrong order.
     RepliesReversed = "replies-reversed",
     /// replica: requests of a deposed leader are never answered.
@@ -99,7 +101,7 @@ bugs! {
     AppliesWhileInstalling = "applies-while-installing",
     /// replica: a checkpoint is installed before its last piece has come.
     PieceMissing = "piece-missing",
-    /// replica: the steady clock is trusted never to go back.
+    /// replica: the steady clock is trusted never to go back, and what is due waits until it has come back.
     ClockTrusted = "clock-trusted",
     /// store: a checkpoint claims an entry that it does not hold.
     CheckpointAhead = "checkpoint-ahead",

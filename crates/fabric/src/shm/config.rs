@@ -30,7 +30,8 @@ pub enum Stalled {
 pub enum ZeroCheck {
     /// Every byte.
     Whole,
-    /// The first line, and one word of each page: finds a segment that nobody zeroed.
+    /// The first line, and one word of every 64 KiB: finds a segment that nobody zeroed, and reads next to nothing of
+    /// what has just been stored past the caches.
     Sampled,
 }
 

@@ -255,15 +255,15 @@ impl Queues {
 
 /// The first offset found where the range is not zero.
 fn first_not_zero(memory: &SharedArea, offset: u64, len: u64, check: ZeroCheck) -> Option<u64> {
-    const PAGE: u64 = 4096;
+    const STEP: usize = 64 << 10;
     match check {
         ZeroCheck::Whole => (offset..offset + len)
             .step_by(8)
             .find(|&at| memory.load_u64(at) != 0),
         ZeroCheck::Sampled => {
             let line = (offset..offset + 64).step_by(8);
-            let pages = (offset..offset + len).step_by(PAGE as usize);
-            line.chain(pages).find(|&at| memory.load_u64(at) != 0)
+            let samples = (offset..offset + len).step_by(STEP);
+            line.chain(samples).find(|&at| memory.load_u64(at) != 0)
         }
     }
 }

@@ -1,7 +1,8 @@
 //! A key's operations made ready for the search: what each does, as far as it can be told beforehand.
 
+use rustc_hash::{FxHashMap, FxHashSet};
+
 use crate::history::{Answer, Op, Operation, Outcome};
-use std::collections::{HashMap, HashSet};
 
 pub(super) type State = u32;
 /// The key is absent.
@@ -67,7 +68,7 @@ pub(super) struct Shape<'a> {
     pub(super) monotone: bool,
     pub(super) only_append: bool,
     pub(super) grows_to: Option<&'a [u8]>,
-    pub(super) shown: HashSet<&'a [u8]>,
+    pub(super) shown: FxHashSet<&'a [u8]>,
 }
 
 impl<'a> Shape<'a> {
@@ -79,7 +80,7 @@ impl<'a> Shape<'a> {
             monotone: false,
             only_append: false,
             grows_to: None,
-            shown: HashSet::new(),
+            shown: FxHashSet::default(),
         };
         let (mut only_up, mut only_append) = (true, true);
         let mut longest: Option<&[u8]> = None;
@@ -114,8 +115,8 @@ impl<'a> Shape<'a> {
 /// The states met so far, numbered.
 pub(super) struct States<'a> {
     pub(super) values: Vec<Option<Vec<u8>>>,
-    pub(super) numbers: HashMap<Vec<u8>, State>,
-    pub(super) shown: HashSet<&'a [u8]>,
+    pub(super) numbers: FxHashMap<Vec<u8>, State>,
+    pub(super) shown: FxHashSet<&'a [u8]>,
     /// One state for all values that no answer shows, on opaque keys.
     pub(super) unseen: Option<State>,
 }
@@ -129,7 +130,7 @@ impl<'a> States<'a> {
         });
         Self {
             values,
-            numbers: HashMap::new(),
+            numbers: FxHashMap::default(),
             shown: shape.shown.clone(),
             unseen,
         }

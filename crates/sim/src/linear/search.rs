@@ -28,11 +28,14 @@
 //! operation), so a step costs the same for any number of operations. Two sets out of ten million share a hash with
 //! probability 2^-80.
 
+use std::collections::HashSet;
+use std::hash::BuildHasherDefault;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
 use super::item::{ABSENT, Effect, Item, Ranks, Shape, State, States};
 use super::list::{List, Mixed, word};
 use crate::history::{After, Operation, Outcome};
-use std::collections::{HashMap, HashSet};
-use std::hash::BuildHasherDefault;
 
 /// What the search found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +144,7 @@ impl<'a> Search<'a> {
             items,
         };
         let unseen = search.states.unseen;
-        let mut class_of = HashMap::new();
+        let mut class_of = FxHashMap::default();
         for index in 0..search.items.len() {
             let item = search.items[index];
             if index >= remaining {
@@ -179,8 +182,8 @@ impl<'a> Search<'a> {
         let Some(unseen) = self.states.unseen else {
             return;
         };
-        let mut earliest: HashMap<State, u64> = HashMap::new();
-        let mut chained: HashSet<State> = HashSet::new();
+        let mut earliest: FxHashMap<State, u64> = FxHashMap::default();
+        let mut chained: FxHashSet<State> = FxHashSet::default();
         for item in &self.items {
             let Some(sees) = item.sees else { continue };
             let first = earliest.entry(sees).or_insert(u64::MAX);

@@ -1,0 +1,43 @@
+//! The steady clock as the replica sees it.
+
+use cyclone_wire::planted::{self, Bug};
+
+/// Follows the machine's steady clock; when that is caught going back, time goes on from where it was. Were it to stand
+/// still instead until the clock has come back, heartbeats, elections and repetitions would stand still with it.
+#[derive(Debug, Default)]
+pub(crate) struct Steady {
+    seen_us: u64,
+    /// How far the machine's clock has gone back in all.
+    back_us: u64,
+}
+
+impl Steady {
+    /// What the replica takes for the time when the machine's clock shows `machine_us`.
+    pub(crate) fn read(&mut self, machine_us: u64) -> u64 {
+        if planted::has(Bug::ClockTrusted) {
+            return machine_us;
+        }
+        self.back_us = self.back_us.max(self.seen_us.saturating_sub(machine_us));
+        self.seen_us = machine_us.saturating_add(self.back_us);
+        self.seen_us
+    }
+
+    /// What the machine's clock shows when the replica takes the time for `steady_us`.
+    pub(crate) fn machine_us(&self, steady_us: u64) -> u64 {
+        steady_us.saturating_sub(self.back_us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_goes_on_when_the_clock_goes_back() {
+        let mut steady = Steady::default();
+        let shown = [100, 150, 40, 50, 45, 200].map(|machine_us| steady.read(machine_us));
+        assert_eq!(shown, [100, 150, 150, 160, 160, 315]);
+        assert_eq!(steady.machine_us(315), 200);
+        assert_eq!(steady.machine_us(7), 0);
+    }
+}

@@ -1,0 +1,103 @@
+//! Callers within a replica's process: what the Redis gateway and an embedding program are to it. They have no session,
+//! ask only their own replica, and hear at once what became of a request, or die with the process.
+
+use std::collections::BTreeMap;
+
+use cyclone_replica::{Node, Outcome as Ended};
+
+use crate::check::Broken;
+use crate::history::Outcome;
+use crate::load::{Chooser, Load, Pending, Request, answer, request};
+use crate::plan::Plan;
+use crate::random::Random;
+
+/// Requests that one process has under way at most.
+const MOST_PENDING: usize = 6;
+/// Where callers' numbers begin: above those of clients.
+const FIRST: u64 = 1 << 32;
+
+/// The callers of one process.
+pub(crate) struct Callers {
+    number: u64,
+    chooser: Chooser,
+    ticket: u64,
+    pending: BTreeMap<u64, Pending>,
+}
+
+impl Callers {
+    pub(crate) fn new(position: usize, random: Random) -> Callers {
+        let number = FIRST + position as u64;
+        Callers {
+            number,
+            chooser: Chooser::new(number, random),
+            ticket: 0,
+            pending: BTreeMap::new(),
+        }
+    }
+
+    /// Requests without an outcome.
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// The time until the next request.
+    pub(crate) fn pause_us(&mut self, plan: &Plan) -> u64 {
+        self.chooser.random.wait(plan.callers_us)
+    }
+
+    /// Asks for something, mostly where it can be done.
+    pub(crate) fn submit(&mut self, plan: &Plan, node: &mut Node, now_us: u64) {
+        if self.pending.len() >= MOST_PENDING || !(node.leads() || self.chooser.random.chance(0.05))
+        {
+            return;
+        }
+        let (key, op) = self.chooser.choose(plan);
+        self.ticket += 1;
+        match request(&key, &op) {
+            Request::Query(query) => node.read(self.ticket, &query),
+            Request::Write(operation) => node.write(self.ticket, &operation),
+        }
+        let pending = Pending {
+            key,
+            op,
+            invoke_us: now_us,
+        };
+        self.pending.insert(self.ticket, pending);
+    }
+
+    /// Notes what came of requests.
+    pub(crate) fn collect(
+        &mut self,
+        load: &mut Load,
+        node: &mut Node,
+        now_us: u64,
+    ) -> Result<(), Broken> {
+        for (ticket, ended) in node.take_completions() {
+            let Some(pending) = self.pending.remove(&ticket) else {
+                return Err(Broken(format!(
+                    "callers {} were answered twice",
+                    self.number
+                )));
+            };
+            let outcome = match ended {
+                Ended::Done(reply) => Outcome::Done {
+                    return_us: now_us,
+                    answer: answer(reply).map_err(|error| Broken(error.to_string()))?,
+                },
+                Ended::NotLeader(_) | Ended::Busy | Ended::Lost | Ended::TooLarge => {
+                    Outcome::NotDone
+                }
+                Ended::Unknown => Outcome::Unknown,
+            };
+            load.ended(self.number, pending, outcome);
+        }
+        Ok(())
+    }
+
+    /// Their process has ended: what they had under way may or may not happen.
+    pub(crate) fn bury(&mut self, load: &mut Load) {
+        for pending in std::mem::take(&mut self.pending).into_values() {
+            load.ended(self.number, pending, Outcome::Unknown);
+        }
+    }
+}
