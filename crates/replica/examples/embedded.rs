@@ -39,6 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         max_value_bytes: 1 << 20,
         max_pending: 8192,
         block_cache_bytes: 16 << 20,
+        flash: None,
     };
     fn set<'a>(key: &'a [u8], value: &'a [u8]) -> Operation<'a> {
         Operation::Set {

@@ -11,9 +11,12 @@ use cyclone_packet::{Driver, Security};
 use cyclone_pmem::{CrashSim, Pool, Region};
 use cyclone_replica::identity::{Identity, IdentityError};
 use cyclone_replica::{
-    Config, Engine, JobRunner, Member, Node, Now, Platform, Polling, StartError, Transport,
+    Config, Durability, Engine, FlashConfig, JobRunner, Member, Node, Now, Platform, Polling,
+    StartError, Transport,
 };
 use cyclone_store::{FakeDisk, KvMachine, Limits, StateMachine};
+
+use cyclone_wal::flash::{DeviceError, FlashDevice, SimDisk};
 
 use crate::net::Net;
 use crate::plan::Plan;
@@ -119,6 +122,10 @@ pub struct Machine {
     pub clock: Clock,
     /// The store's disk.
     pub disk: FakeDisk,
+    /// The log's flash, where the plan has it.
+    flash: SimDisk,
+    /// Until when the flash misbehaves.
+    flash_calm_us: u64,
     /// Counts processes; events for an earlier one are stale.
     pub life: u64,
     /// Whether memory or disk was damaged since the last successful start: a refusal to start is then right.
@@ -182,13 +189,21 @@ impl Machine {
             max_value_bytes: plan.max_value_bytes,
             max_pending: 4096,
             block_cache_bytes: 0,
-            flash: None,
+            flash: plan.flash.map(|durability| FlashConfig {
+                directory: PathBuf::from("simulated"),
+                bytes: FlashConfig::MIN_BYTES,
+                durability,
+            }),
         };
+        let flash = SimDisk::new(FlashConfig::MIN_BYTES, plan.seed ^ id);
+        flash.faults(|faults| faults.torn_pages = true);
         Machine {
             id,
             power: Power::Off,
             clock: Clock::draw(plan, &mut random),
             disk: FakeDisk::default(),
+            flash,
+            flash_calm_us: 0,
             life: 0,
             damaged: false,
             interrupted: false,
@@ -300,6 +315,7 @@ impl Machine {
     /// Runs the replica once, or one of its waiting jobs.
     pub fn run(&mut self, sim_us: u64, job: Option<usize>) -> Result<usize, Fault> {
         let now = self.clock.now(sim_us);
+        self.strike_flash(now.steady_us);
         let Power::On(process) = &mut self.power else {
             return Ok(0);
         };
@@ -317,6 +333,32 @@ impl Machine {
             Err(panic) => Err(Fault::Panic(panic_text(&panic))),
             Ok(Err(error)) => Err(Fault::Error(error.to_string())),
             Ok(Ok(work)) => Ok(work),
+        }
+    }
+
+    /// Now and then the flash hangs or fails for a while.
+    fn strike_flash(&mut self, now_us: u64) {
+        if self.config.flash.is_none() {
+            return;
+        }
+        // Or the clock has jumped back, and it would last too long.
+        let over = now_us >= self.flash_calm_us || now_us + 5_000_000 < self.flash_calm_us;
+        if self.flash_calm_us > 0 && over {
+            self.flash_calm_us = 0;
+            self.flash.faults(|faults| {
+                faults.write_error = None;
+                faults.hang_until_us = 0;
+            });
+        }
+        if self.flash_calm_us == 0 && self.random.chance(0.0005) {
+            self.flash_calm_us = now_us + self.random.within(1_000, 4_000_000);
+            let until_us = self.flash_calm_us;
+            let kind = self.random.below(3);
+            self.flash.faults(|faults| match kind {
+                0 => faults.hang_until_us = until_us,
+                1 => faults.write_error = Some(DeviceError::Io(5)),
+                _ => faults.write_error = Some(DeviceError::NoSpace),
+            });
         }
     }
 
@@ -351,9 +393,30 @@ impl Machine {
             });
             self.disk.crash(keep);
             drop(process);
+            self.stop_flash(power_lost, seed);
         }
         self.life += 1;
         net.remove(address(self.id));
+    }
+
+    fn stop_flash(&mut self, power_lost: bool, seed: u64) {
+        match power_lost {
+            true => {
+                self.flash.crash(seed);
+            }
+            false => self.flash.settle(),
+        }
+        // A new process begins at a time of its own: what hung is over.
+        self.flash_calm_us = 0;
+        self.flash.faults(|faults| {
+            faults.write_error = None;
+            faults.hang_until_us = 0;
+        });
+        let only = self.config.flash.as_ref();
+        if power_lost && only.is_some_and(|flash| flash.durability == Durability::Flash) {
+            // Memory that keeps its bytes is what this mode does without.
+            self.image = None;
+        }
     }
 
     /// Flips a bit of what is persisted. Answers whether anything was.
@@ -408,6 +471,8 @@ fn is_refusal(error: &StartError) -> bool {
             | StartError::Ring { .. }
             | StartError::Superblock { .. }
             | StartError::StoreBehind { .. }
+            | StartError::Flash { .. }
+            | StartError::FlashLost { .. }
     )
 }
 
@@ -457,6 +522,12 @@ impl Platform for Parts<'_> {
             .disk
             .open(move || memory.as_ref().is_some_and(CrashSim::has_crashed));
         Ok(Arc::new(KvMachine::open(kv, config.logs, limits)?))
+    }
+
+    fn flash(&mut self, _: &Config, _: u16) -> Result<Box<dyn FlashDevice>, StartError> {
+        let memory = self.memory.clone();
+        let lost = move || memory.as_ref().is_some_and(CrashSim::has_crashed);
+        Ok(Box::new(self.machine.flash.device_of(lost)))
     }
 
     fn driver(&mut self, config: &Config, _: &Pool) -> Result<Box<dyn Driver>, StartError> {

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use cyclone_replica::Durability;
+
 use crate::random::Random;
 
 macro_rules! kinds {
@@ -206,6 +208,8 @@ pub struct Plan {
     pub hot: bool,
     /// Whether to start from checked-in images.
     pub old_format: bool,
+    /// The log's second level, or its only durable one. Not drawn: seeds keep their stories.
+    pub flash: Option<Durability>,
 }
 
 const SECOND: u64 = 1_000_000;
@@ -287,6 +291,7 @@ impl Plan {
             late_us: *random.pick(&[0, 0, heartbeat_us / 8, heartbeat_us / 2]),
             hot: random.chance(0.3),
             old_format: random.chance(0.1),
+            flash: None,
         };
         plan.fit();
         if crowd {
@@ -302,6 +307,15 @@ impl Plan {
             plan.fit();
         }
         plan
+    }
+
+    /// The same plan with flash, and its faults.
+    pub fn with_flash(self, durability: Durability) -> Plan {
+        Plan {
+            flash: Some(durability),
+            old_format: false,
+            ..self
+        }
     }
 
     /// The region that datagrams need, and the longest value that both allow.

@@ -1,5 +1,6 @@
 //! Whole runs: the fixed seeds, and what a run must be for a failure to be repeatable.
 
+use cyclone_replica::Durability;
 use cyclone_sim::{Kind, Plan, run};
 
 /// Seeds with a story: each failed once, or is the first to fail when the bug that it is named after is planted again
@@ -32,6 +33,25 @@ fn seeds_with_a_story_hold() {
                 "seed {seed} ({story}) fails again after {} µs: {}\nrepeat it with: cyclone-sim run --seed {seed} --trace",
                 failure.at_us, failure.what
             );
+        }
+    }
+}
+
+/// The same faults and those of flash: pages torn by power failures, writes that hang or fail; as the only durable level,
+/// every power failure takes the region.
+#[test]
+fn runs_with_flash_hold() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    for durability in [Durability::Nvm, Durability::Flash] {
+        for seed in 1..=12 {
+            println!("seed {seed} with {durability:?}");
+            let plan = Plan::draw(seed).with_flash(durability);
+            if let Err(failure) = run(&plan, place.path(), false) {
+                panic!(
+                    "seed {seed} with {durability:?} fails after {} µs: {}",
+                    failure.at_us, failure.what
+                );
+            }
         }
     }
 }

@@ -156,6 +156,7 @@ pub struct FlashLog {
     pub(crate) reset_due: Option<(u64, u64)>,
     pub(crate) mark_due: bool,
     pub(crate) idle_since_us: u64,
+    pub(crate) polled_us: u64,
     pub(crate) blocked: Option<(Blocked, u64)>,
     pub(crate) failed_since: Option<(u64, DeviceError)>,
     pub(crate) next_token: u64,
@@ -224,6 +225,12 @@ impl FlashLog {
     /// The proof that everything below `position` is durable, once it is.
     pub fn witness(&self, position: u64) -> Option<Durable> {
         (self.durable >= position).then_some(Durable { _only_the_log: () })
+    }
+
+    /// Whether entries up to `last` and everything else handed over are durable.
+    pub fn is_settled(&self, last: u64) -> bool {
+        let hard = self.mode() == FlashMode::Second || self.hard_written >= self.hard_version;
+        hard && self.reset_due.is_none() && self.durable == self.tail && self.durable_index >= last
     }
 
     /// Counters.

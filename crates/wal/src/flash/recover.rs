@@ -257,6 +257,7 @@ impl FlashLog {
             reset_due: None,
             mark_due: false,
             idle_since_us: 0,
+            polled_us: 0,
             blocked: None,
             failed_since: None,
             next_token: 0,

@@ -146,6 +146,26 @@ impl SimDisk {
         SimFlash {
             disk: self.clone(),
             number: disk.device,
+            lost_power: None,
+        }
+    }
+
+    /// A device on it that does nothing any more once its machine has lost power.
+    pub fn device_of(&self, lost_power: impl Fn() -> bool + Send + 'static) -> SimFlash {
+        SimFlash {
+            lost_power: Some(Box::new(lost_power)),
+            ..self.device()
+        }
+    }
+
+    /// The process has ended: what it had under way is done.
+    pub fn settle(&self) {
+        let mut disk = self.lock();
+        // The next process's clock may show less.
+        disk.now_us = 0;
+        for (_, _, mut request) in std::mem::take(&mut disk.waiting) {
+            // Its owner is gone and will not be told.
+            let _ = disk.finish(&mut request);
         }
     }
 
@@ -169,6 +189,7 @@ impl SimDisk {
     pub fn crash(&self, seed: u64) -> usize {
         let mut disk = self.lock();
         disk.random ^= seed.rotate_left(17);
+        disk.now_us = 0;
         let waiting = std::mem::take(&mut disk.waiting);
         let mut at_stake = 0;
         for (_, _, request) in waiting {
@@ -273,6 +294,31 @@ impl Disk {
 pub struct SimFlash {
     disk: SimDisk,
     number: u64,
+    lost_power: Option<Box<dyn Fn() -> bool + Send>>,
+}
+
+impl SimFlash {
+    /// Without power nothing is done any more.
+    fn fail_all(&self, disk: &mut Disk, done: &mut Vec<Completion>) {
+        let mut others = VecDeque::new();
+        for (at, device, request) in std::mem::take(&mut disk.waiting) {
+            if device != self.number {
+                others.push_back((at, device, request));
+                continue;
+            }
+            done.push(Completion {
+                token: request.token,
+                action: request.action,
+                buffer: request.buffer,
+                result: Err(DeviceError::Io(libc::EIO)),
+            });
+        }
+        disk.waiting = others;
+    }
+
+    fn is_dead(&self) -> bool {
+        self.lost_power.as_ref().is_some_and(|lost| lost())
+    }
 }
 
 impl FlashDevice for SimFlash {
@@ -293,8 +339,12 @@ impl FlashDevice for SimFlash {
     }
 
     fn poll(&mut self, now_us: u64, done: &mut Vec<Completion>) {
+        let dead = self.is_dead();
         let mut disk = self.disk.lock();
         disk.now_us = disk.now_us.max(now_us);
+        if dead {
+            return self.fail_all(&mut disk, done);
+        }
         if disk.now_us < disk.faults.hang_until_us {
             return;
         }

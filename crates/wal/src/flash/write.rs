@@ -12,6 +12,8 @@ use super::device::{Action, Completion, DeviceError, Request};
 use super::log::{Blocked, FlashLog};
 use crate::ring::Ring;
 
+/// Time between looks at a device that cannot wake its owner.
+const POLL_US: u64 = 200;
 /// Tokens of writes that prepare space.
 const GROW: u64 = 1 << 62;
 
@@ -417,6 +419,7 @@ impl FlashLog {
         let mut done = std::mem::take(&mut self.done);
         self.device.poll(now_us, &mut done);
         let work = done.len();
+        self.polled_us = now_us;
         for completion in done.drain(..) {
             self.completed(completion, now_us);
         }
@@ -455,12 +458,13 @@ impl FlashLog {
             Some((_, due)) if !self.growing && self.buffers.free() > 0 => due,
             _ => u64::MAX,
         };
-        retries
-            .min()
-            .unwrap_or(u64::MAX)
-            .min(flush)
-            .min(mark)
-            .min(grow)
+        let retries = retries.min().unwrap_or(u64::MAX);
+        // A device that cannot wake its owner is looked at often.
+        let poll = match self.device.descriptor() {
+            None if self.device.outstanding() > 0 => self.polled_us + POLL_US,
+            _ => u64::MAX,
+        };
+        retries.min(flush).min(mark).min(grow).min(poll)
     }
 
     pub(crate) fn completed(&mut self, completion: Completion, now_us: u64) {
