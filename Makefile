@@ -35,6 +35,7 @@ lint:
 	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
 	cargo clippy --release --locked -p cyclone-fabric -p cyclone-replication --all-targets -- -D warnings
 	cargo clippy --release --locked -p cyclone-sim --features planted --all-targets -- -D warnings
+	cargo clippy --release --locked -p cyclone-pmkv-cm --features etcd,zookeeper --all-targets -- -D warnings
 
 layout:
 	@scripts/layout.sh
@@ -43,6 +44,7 @@ layout:
 unit:
 	cargo build $(WORKSPACE)
 	cargo test $(WORKSPACE)
+	cargo test --release --locked -p cyclone-pmkv-cm --features etcd,zookeeper --test stores
 
 # About a minute of fresh seeds; the fixed ones are among the tests above.
 simulate:

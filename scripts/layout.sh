@@ -11,7 +11,8 @@ ROOMS = [
     {"cyclone-pmem", "cyclone-wire"},
     {"cyclone-wal", "cyclone-packet", "cyclone-fabric"},
     {"cyclone-consensus", "cyclone-store", "cyclone-replication"},
-    {"cyclone-replica"},
+    {"cyclone-pmkv-cm"},
+    {"cyclone-replica", "cyclone-pmkv"},
     {"cyclone-client", "cyclone-gateway", "cyclone-bench"},
     {"cyclone", "cyclone-sim"},
 ]

@@ -18,6 +18,12 @@ need libfabric-bin command -v fi_info
 need golang-go command -v go
 need redis-tools command -v redis-cli
 need python3-venv installed python3-venv
+# For the tests of the configuration manager's stores (features etcd and zookeeper); etcd's client generates code with protoc.
+need etcd-server command -v etcd
+need zookeeper installed zookeeper
+need default-jre-headless command -v java
+need protobuf-compiler command -v protoc
+need libprotobuf-dev installed libprotobuf-dev
 
 [ ${#missing[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null; then

@@ -216,6 +216,105 @@ def pipelines(r):
          if "Command #" in str(answers[1]) else [True, "value is not an integer or out of range", b"x"])
 
 
+def expiry(r):
+    before = r.dbsize()
+    same("SET PX", r.set("{e}k", "v", px=1_000), True)
+    true("PTTL", 0 < r.pttl("{e}k") <= 1_000, r.pttl("{e}k"))
+    time.sleep(1.005)
+    same("GET after its time", r.get("{e}k"), None)
+    same("EXISTS after its time", r.exists("{e}k"), 0)
+    same("SET NX after its time", r.set("{e}k", "w", nx=True), True)
+    same("EXPIRE", r.expire("{e}k", 100), True)
+    same("EXPIRE NX", r.expire("{e}k", 200, nx=True), False)
+    same("EXPIRE GT", r.expire("{e}k", 200, gt=True), True)
+    same("TTL", r.ttl("{e}k"), 200)
+    same("SET KEEPTTL", r.set("{e}k", "x", keepttl=True), True)
+    same("TTL kept", r.ttl("{e}k"), 200)
+    same("INCR keeps", (r.set("{e}n", 1, ex=50), r.incr("{e}n"), r.ttl("{e}n")), (True, 2, 50))
+    same("PERSIST", r.persist("{e}k"), True)
+    same("TTL without", r.ttl("{e}k"), -1)
+    same("GETEX", r.getex("{e}k", px=100_000), b"x")
+    same("SETEX", r.setex("{e}s", 10, "y"), True)
+    same("PSETEX", r.psetex("{e}s", 10_000, "y"), True)
+    same("PEXPIREAT in the past removes", (r.pexpireat("{e}s", 1), r.get("{e}s")), (True, None))
+    # More than one sweep takes: all are gone from the store in the end.
+    with r.pipeline(transaction=False) as pipe:
+        for i in range(1_000):
+            pipe.set(f"{{e}}{i}", i, px=50)
+        pipe.execute()
+    r.delete("{e}k", "{e}n")
+    deadline = time.monotonic() + 10
+    while r.dbsize() > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    same("all are gone", r.dbsize(), before)
+
+
+def transactions(r):
+    same("MSET", r.mset({"{t}a": 1, "{t}b": 2}), True)
+    same("MSETNX refused", r.msetnx({"{t}b": 3, "{t}c": 4}), False)
+    same("MGET", r.mget("{t}a", "{t}b", "{t}c"), [b"1", b"2", None])
+    with r.pipeline(transaction=True) as pipe:
+        pipe.set("{t}a", 5).incr("{t}a").get("{t}a").expire("{t}a", 100).ttl("{t}a")
+        same("MULTI", pipe.execute(), [True, 6, b"6", True, 100])
+    with r.pipeline(transaction=True) as pipe:
+        pipe.watch("{t}a")
+        r.set("{t}a", 7)
+        pipe.multi()
+        pipe.set("{t}b", "never")
+        try:
+            same("WATCH", pipe.execute(), "WatchError")
+        except redis.WatchError:
+            same("nothing of it was done", r.get("{t}b"), b"2")
+    with r.pipeline(transaction=True) as pipe:
+        pipe.execute_command("NOSUCH")
+        pipe.set("{t}b", "never")
+        try:
+            same("EXECABORT", pipe.execute(), "error")
+        except ResponseError:
+            same("nothing of that either", r.get("{t}b"), b"2")
+
+    def add(pipe):
+        old = int(pipe.get("{t}n") or 0)
+        pipe.multi()
+        pipe.set("{t}n", old + 1)
+
+    import threading
+
+    def adder():
+        with redis.Redis(connection_pool=r.connection_pool) as own:
+            for _ in range(50):
+                own.transaction(add, "{t}n")
+
+    threads = [threading.Thread(target=adder) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    same("optimistic additions", r.get("{t}n"), b"200")
+    keys = {f"{{t}}{i}": "v" * 3_000 for i in range(1_200)}
+    same("MSET of 3.6 MB", r.mset(keys), True)
+    same("DEL of many", r.delete(*keys), 1_200)
+    same("UNLINK", r.unlink("{t}a", "{t}b", "{t}n", "{t}none"), 3)
+
+
+def read_modes(r):
+    connection = r.connection_pool.get_connection()
+    try:
+        def ask(*words):
+            connection.send_command(*words)
+            return connection.read_response()
+
+        for mode in ("index", "log", "lease", "weak", "default"):
+            same(f"READMODE {mode}", ask("CLIENT", "READMODE", mode), b"OK")
+            for i in range(20):
+                same(f"INCR, {mode}", ask("SET", "{r}k", f"{mode}{i}"), b"OK")
+                same(f"GET, {mode}", ask("GET", "{r}k"), f"{mode}{i}".encode())
+        same("READMODE", ask("CLIENT", "READMODE"), b"index")
+    finally:
+        r.connection_pool.release(connection)
+    r.delete("{r}k")
+
+
 def large_values(r):
     for length in (1_000, 4_095, 4_096, 60_000, 65_536, 300_000, MIB - 1, MIB):
         value = bytes((i * 31 + length) % 251 for i in range(1_000)) * (length // 1_000 + 1)
@@ -317,6 +416,8 @@ def main():
         ("numbers", number_commands),
         ("key space", keyspace_commands),
         ("pipelines", pipelines),
+        ("expiry", expiry),
+        ("transactions", transactions),
         ("large values", large_values),
         ("cluster", cluster_commands),
     ]
@@ -326,6 +427,8 @@ def main():
             run(f"RESP{protocol}: connection", lambda: connection_commands(r, protocol, options))
             for name, step in steps:
                 run(f"RESP{protocol}: {name}", lambda step=step: step(r))
+    if b"cyclone_id" in node_client(leader, options).execute_command("INFO", "cyclone"):
+        run("read modes", lambda: read_modes(node_client(leader, options)))
     run("redirects", lambda: redirects(addresses, leader, options))
     print(f"{checks - failures} passed, {failures} failed")
     sys.exit(1 if failures else 0)

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use cyclone_wire::client::{Status, responses};
+use cyclone_wire::client::{MAX_TERMS, ReadMode, Status, put_mode, responses};
 use cyclone_wire::codec::Write;
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::envelope;
@@ -79,6 +79,8 @@ pub struct ClientCore {
     ready: bool,
     completions: Vec<Completion>,
     buffers: Buffers,
+    /// Per log the highest term of a leader heard from.
+    terms: Vec<u64>,
     /// Requests refused at the door; they have numbers too.
     turned_away: u64,
     /// Requests sent again, for lack of an answer or after a refusal.
@@ -102,6 +104,7 @@ impl ClientCore {
             ready: false,
             completions: Vec::new(),
             buffers: Buffers::default(),
+            terms: Vec::new(),
             turned_away: 0,
             resent: 0,
         }
@@ -117,11 +120,18 @@ impl ClientCore {
         self.push(now_us, Kind::Write, |body| session::encode(operation, body))
     }
 
-    /// Takes in a read; `through_log` chooses the quorum read of cyclone §2 over ReadIndex. Both are linearizable.
+    /// Takes in a linearizable read; `through_log` chooses the quorum read of cyclone §2 over ReadIndex.
     pub fn submit_query(&mut self, now_us: u64, query: &Query<'_>, through_log: bool) -> Ticket {
-        self.push(now_us, Kind::Read { through_log }, |body| {
-            query.encode(body)
-        })
+        let mode = match through_log {
+            true => ReadMode::Log,
+            false => ReadMode::Index,
+        };
+        self.submit_read(now_us, query, mode)
+    }
+
+    /// Takes in a read. A weak one shows every write of this client that had its outcome before.
+    pub fn submit_read(&mut self, now_us: u64, query: &Query<'_>, mode: ReadMode) -> Ticket {
+        self.push(now_us, Kind::Read { mode }, |body| query.encode(body))
     }
 
     fn push(&mut self, now_us: u64, kind: Kind, encode: impl FnOnce(&mut Vec<u8>)) -> Ticket {
@@ -272,9 +282,10 @@ impl ClientCore {
             .next_due_us
             .min(request.due_us)
             .min(request.deadline_us);
-        pack.make_room(node, request.body.len(), &mut self.buffers, out);
+        let body_bytes = request.body.len() + 8 * self.terms.len();
+        pack.make_room(node, body_bytes, &mut self.buffers, out);
         // As `cyclone_wire::client` writes it, but the bodies are in wire form already.
-        let session = &self.session;
+        let (session, terms) = (&self.session, &self.terms);
         pack.message.put_sized(|message| {
             message.put_u64(wire_id(ticket, attempt));
             match request.kind {
@@ -282,9 +293,9 @@ impl ClientCore {
                     message.put_u8(COMMAND);
                     session.put_tagged(message, request.session, request.seq, &request.body);
                 }
-                Kind::Read { through_log } => {
+                Kind::Read { mode } => {
                     message.put_u8(QUERY);
-                    message.put_u8(u8::from(through_log));
+                    put_mode(message, mode, terms);
                     message.extend_from_slice(&request.body);
                 }
             }
@@ -436,6 +447,10 @@ impl ClientCore {
         };
         for response in responses(body) {
             let Ok((id, status)) = response else { return };
+            if let Status::Terms(terms) = status {
+                self.learn_terms(&terms);
+                continue;
+            }
             let (ticket, attempt) = split_id(id);
             if ticket == Slab::wire_ticket(self.opening.number, MAX_SLOTS) {
                 self.on_opening(now_us, node, status);
@@ -443,6 +458,28 @@ impl ClientCore {
                 self.on_response(now_us, node, ticket, attempt, status);
             }
         }
+    }
+
+    /// Weak reads go to no leader older than those this client has heard from.
+    //= cyclone §2
+    fn learn_terms(&mut self, terms: &[u64]) {
+        if self.terms.len() < terms.len() {
+            self.terms.resize(terms.len().min(MAX_TERMS), 0);
+        }
+        for (known, term) in self.terms.iter_mut().zip(terms) {
+            *known = (*known).max(*term);
+        }
+    }
+
+    /// Per log the highest term of a leader heard from: whoever hands it to another client ([`ClientCore::know_terms`]) lets that
+    /// one's weak reads show what this one has seen.
+    pub fn terms(&self) -> &[u64] {
+        &self.terms
+    }
+
+    /// Takes over what another client knows.
+    pub fn know_terms(&mut self, terms: &[u64]) {
+        self.learn_terms(terms);
     }
 
     fn on_opening(&mut self, now_us: u64, node: usize, status: Status) {
@@ -506,6 +543,8 @@ impl ClientCore {
             Status::NotLeader { .. } | Status::Lost => Some(NotDone::NoLeader),
             Status::Busy => Some(NotDone::Busy),
             Status::TooLarge => Some(NotDone::TooLarge),
+            // The client's own kind of answer is no answer to a request.
+            Status::Terms(_) => return,
             Status::Malformed => Some(NotDone::Malformed),
         };
         if let Some(why) = refusal {

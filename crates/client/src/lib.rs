@@ -26,8 +26,9 @@ use std::time::{Duration, Instant};
 
 use cyclone_packet::{Driver, Security, TcpDriver, TcpOptions, UdpDriver, UdpOptions};
 use cyclone_pmem::{Pool, Region};
-use cyclone_wire::command::{Condition, Operation, Query};
-use cyclone_wire::reply::Reply;
+use cyclone_wire::client::ReadMode;
+use cyclone_wire::command::{Condition, Expectation, Operation, Query};
+use cyclone_wire::reply::{Failure, Reply};
 
 pub use crate::core::{ClientCore, CoreConfig};
 pub use crate::error::{ClientError, NotDone};
@@ -150,6 +151,12 @@ impl Client {
         self.steps.core.submit_query(now_us, query, false)
     }
 
+    /// Submits a read without waiting.
+    pub fn submit_read(&mut self, query: &Query<'_>, mode: ReadMode) -> Ticket {
+        let now_us = self.now_us();
+        self.steps.core.submit_read(now_us, query, mode)
+    }
+
     /// Requests without an outcome.
     pub fn pending(&self) -> usize {
         self.steps.core.pending()
@@ -218,7 +225,65 @@ impl Client {
         self.wait_for(ticket)
     }
 
+    /// Executes a read as the mode says and waits for its answer.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn query_as(&mut self, query: &Query<'_>, mode: ReadMode) -> Result<Reply, ClientError> {
+        let ticket = self.submit_read(query, mode);
+        self.wait_for(ticket)
+    }
+
+    /// Executes several operations as one, if everything that is expected holds: all of them, in order, with nothing in
+    /// between, on every replica alike and across any crash. `None`: an expectation does not hold, nothing was done. An
+    /// operation that is refused (an INCR of text) has `Reply::Failed` in its place and does not stop the others. Counts once,
+    /// however often it had to be sent. Bounds: see [`Operation::Batch`].
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn atomically(
+        &mut self,
+        expectations: Vec<Expectation<'_>>,
+        operations: Vec<Operation<'_>>,
+    ) -> Result<Option<Vec<Reply>>, ClientError> {
+        let batch = Operation::Batch {
+            expectations,
+            operations,
+        };
+        let ticket = self.submit(&batch);
+        match self.outcome_of(ticket)? {
+            Reply::Array(replies) => Ok(Some(replies)),
+            Reply::Failed(Failure::ConditionFailed) => Ok(None),
+            Reply::Failed(failure) => Err(failure.into()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// The versions of keys, for [`cyclone_wire::command::Expected::Version`]: a batch that expects them happens only if nothing
+    /// has changed the keys meanwhile.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn versions(&mut self, keys: &[&[u8]]) -> Result<Vec<u64>, ClientError> {
+        let keys = keys.to_vec();
+        let Reply::Array(items) = self.query(&Query::Versions { keys })? else {
+            return Err(ClientError::Unexpected);
+        };
+        let number = |item: Reply| match item {
+            Reply::Int(version) => Ok(version as u64),
+            _ => Err(ClientError::Unexpected),
+        };
+        items.into_iter().map(number).collect()
+    }
+
     fn wait_for(&mut self, ticket: Ticket) -> Result<Reply, ClientError> {
+        match self.outcome_of(ticket)? {
+            Reply::Failed(failure) => Err(failure.into()),
+            reply => Ok(reply),
+        }
+    }
+
+    fn outcome_of(&mut self, ticket: Ticket) -> Result<Reply, ClientError> {
         // Those that came before cannot be the one; the state machine ends every request by its deadline.
         let mut done = Vec::new();
         let mut stash = std::mem::take(&mut self.stash);
@@ -233,10 +298,7 @@ impl Client {
         };
         stash.append(&mut done);
         self.stash = stash;
-        match result? {
-            Reply::Failed(failure) => Err(failure.into()),
-            reply => Ok(reply),
-        }
+        result
     }
 
     /// Sets a key.

@@ -1,5 +1,6 @@
 //! One request and what became of its attempts; a slab of requests whose numbers never repeat.
 
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::reply::Reply;
 
 use crate::error::{ClientError, NotDone};
@@ -90,7 +91,7 @@ impl Attempts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Write,
-    Read { through_log: bool },
+    Read { mode: ReadMode },
 }
 
 /// Where a request stands.

@@ -20,6 +20,9 @@ pub struct Config {
     pub applied_term: u64,
     /// Ticks without a leader before an election; the real time-out lies between this and twice as much.
     pub election_ticks: u32,
+    /// Ticks that this replica waits longer before an election than others are sure to be free to vote: where several
+    /// logs want one leader, one of them is to decide and the others to follow.
+    pub election_delay_ticks: u32,
     /// Ticks between heartbeats.
     pub heartbeat_ticks: u32,
     /// Ask before campaigning, so that a replica that comes back does not disturb a working leader.
@@ -57,6 +60,7 @@ impl Config {
             applied: 0,
             applied_term: 0,
             election_ticks: 10,
+            election_delay_ticks: 0,
             heartbeat_ticks: 2,
             pre_vote: true,
             check_quorum: true,
@@ -88,6 +92,7 @@ impl Config {
             "election ticks must exceed heartbeat ticks",
         )?;
         require(self.election_ticks < 1 << 20, "election ticks")?;
+        require(self.election_delay_ticks < 1 << 20, "election delay")?;
         require(self.max_inflight_msgs > 0, "inflight messages")?;
         require(self.max_entry_bytes <= u64::from(u32::MAX), "entry bytes")
     }
@@ -106,7 +111,7 @@ impl Config {
             check_quorum: self.check_quorum,
             pre_vote: self.pre_vote,
             min_election_tick: 0,
-            max_election_tick: 0,
+            max_election_tick: (2 * self.election_ticks + self.election_delay_ticks) as usize,
             read_only_option: raft::ReadOnlyOption::Safe,
             skip_bcast_commit: !self.eager_commit,
             batch_append: self.batch_append,

@@ -206,6 +206,11 @@ impl Group {
         self.raw.store().flash.as_ref()
     }
 
+    /// An entry of the part of a replay that was handed out last.
+    pub(crate) fn replayed(&self, index: u64) -> Option<&StoredEntry> {
+        self.level()?.replayed(index)
+    }
+
     pub(crate) fn level_mut(&mut self) -> Option<&mut Level> {
         self.raw.mut_store().flash.as_mut()
     }
@@ -247,7 +252,12 @@ impl Group {
     /// # Errors
     /// The group is of no further use.
     pub fn poll_flash(&mut self, now_us: u64) -> Result<(usize, Outbox), ConsensusError> {
-        let committed = self.commit();
+        let log = &self.raw.raft.raft_log;
+        // What is about to be replaced still stands in the ring, and may lie below the commit index.
+        let committed = match log.unstable_snapshot() {
+            Some(_) => 0,
+            None => log.committed.min(log.persisted),
+        };
         let view = self.raw.mut_store();
         let Some(level) = view.flash.as_mut() else {
             return Ok((0, Outbox::default()));

@@ -224,6 +224,20 @@ impl Group {
     /// # Errors
     /// Nothing was done: not the leader, no room, too large.
     pub fn propose(&mut self, payload: Payload) -> Result<u64, ProposeError> {
+        self.may_propose(&payload)?;
+        let index = self.last_index() + 1;
+        self.uncommitted_bytes += payload.len() as u64;
+        self.staging.push(index, self.term(), payload);
+        self.pending.push(Entry::default());
+        Ok(index)
+    }
+
+    /// Whether [`Group::propose`] would take this entry now. Several logs can so be asked before the first is given
+    /// its part of something that concerns all.
+    ///
+    /// # Errors
+    /// Why it would not.
+    pub fn may_propose(&self, payload: &Payload) -> Result<(), ProposeError> {
         let raft = &self.raw.raft;
         if !self.is_leader() || self.failed {
             return Err(ProposeError::NotLeader {
@@ -246,13 +260,9 @@ impl Group {
         }
         let index = self.last_index() + 1;
         self.check_uncommitted(index, bytes)?;
-        let cost = staging::cost(&payload);
+        let cost = staging::cost(payload);
         self.check_room(cost + RESERVE_BYTES, 1 + RESERVE_SLOTS, cost, index)
-            .map_err(|(needed, free)| ProposeError::Full { needed, free })?;
-        self.staging.push(index, self.term(), payload);
-        self.pending.push(Entry::default());
-        self.uncommitted_bytes = bytes;
-        Ok(index)
+            .map_err(|(needed, free)| ProposeError::Full { needed, free })
     }
 
     /// What is not committed must fit into half of any replica's log, even where every payload is copied: a new leader can
@@ -417,7 +427,8 @@ impl Group {
             mixed = mixed.wrapping_add(0x9e37_79b9_7f4a_7c15);
             mixed = (mixed ^ (mixed >> 30)).wrapping_mul(factor);
         }
-        let wanted = (base + (mixed >> 20) % base) as usize;
+        let delay = u64::from(self.config.election_delay_ticks);
+        let wanted = (delay + base + (mixed >> 20) % base) as usize;
         if raft.randomized_election_timeout() != wanted {
             raft.set_randomized_election_timeout(wanted);
         }
@@ -524,13 +535,7 @@ impl Group {
                     .for_each(|segment| out.extend_from_slice(segment));
                 true
             }
-            None => match self
-                .raw
-                .store()
-                .flash
-                .as_ref()
-                .and_then(|level| level.replayed(index))
-            {
+            None => match self.replayed(index) {
                 Some(stored) => {
                     out.extend_from_slice(&stored.payload);
                     true

@@ -17,19 +17,24 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod colocate;
 mod config;
 mod error;
 mod flash;
+mod gang;
 mod group;
+mod lookup;
 mod message;
 mod outbox;
 mod staging;
 mod status;
 mod view;
 
+pub use colocate::{Action, Colocation, LogView};
 pub use config::Config;
 pub use error::{ConsensusError, ProposeError, RequestError, StepError};
 pub use flash::FlashStatus;
+pub use gang::{Decision, GangBook};
 pub use group::Group;
 pub use message::{EncodedMessage, OutMessage};
 pub use outbox::{Committed, LeaderChange, Outbox, Ready};

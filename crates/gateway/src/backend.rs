@@ -1,5 +1,6 @@
 //! What stands behind the gateway.
 
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
 use cyclone_wire::reply::Reply;
 
@@ -18,6 +19,8 @@ pub enum Outcome {
     Unknown,
     /// The command exceeds the backend's limits; nothing was done.
     TooLarge,
+    /// There is no room for more values; nothing was done, and deletions are taken. Answered with `-OOM`.
+    Full,
 }
 
 /// Who serves a slot.
@@ -51,13 +54,18 @@ pub struct TopologyNode {
     pub myself: bool,
 }
 
-/// The cluster, as CLUSTER commands present it: all slots are served by the leader.
+/// Slots that a node serves: the first, the last, and the node's place in [`Topology::nodes`].
+pub type SlotRange = (u16, u16, usize);
+
+/// The cluster, as CLUSTER commands present it: all slots are served by the leader, unless ranges say otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// All nodes, this one among them.
     pub nodes: Vec<TopologyNode>,
     /// The term, shown as Redis's configuration epoch.
     pub epoch: u64,
+    /// Who serves which slots, in order, where not one node serves all of them.
+    pub ranges: Vec<SlotRange>,
 }
 
 /// A section of INFO: its name and its lines `key:value`. Sections named like the gateway's own are appended to them.
@@ -72,6 +80,22 @@ pub trait Backend {
 
     /// Submits a read; its answer must show every write submitted before it on this node.
     fn submit_read(&mut self, ticket: u64, query: &Query<'_>);
+
+    /// Submits a read that is to be answered as the connection has asked (CLIENT READMODE).
+    fn submit_read_as(&mut self, ticket: u64, query: &Query<'_>, _mode: ReadMode) {
+        self.submit_read(ticket, query);
+    }
+
+    /// Submits a read of what this node has, though another one serves the slot (READONLY); only where
+    /// [`Backend::reads_stale`] says so.
+    fn submit_stale_read(&mut self, ticket: u64, query: &Query<'_>) {
+        self.submit_read(ticket, query);
+    }
+
+    /// Whether this node may show what it has of a slot that another node serves.
+    fn reads_stale(&self, _slot: u16) -> bool {
+        false
+    }
 
     /// Submits a computation of the hash of this node's whole state; its answer is `Reply::Bytes`.
     fn submit_digest(&mut self, ticket: u64);

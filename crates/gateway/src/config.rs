@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::resp::Limits;
 use mio::net::TcpListener;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
@@ -38,6 +39,8 @@ pub struct GatewayConfig {
     pub output_stall_us: u64,
     /// Microseconds without traffic after which a connection is dropped; 0: never.
     pub idle_timeout_us: u64,
+    /// How connections read until they say otherwise (CLIENT READMODE).
+    pub read_mode: ReadMode,
     /// This node's id, as in [`TopologyNode::id`](crate::TopologyNode::id).
     pub node_id: String,
     /// The product's version, for INFO.
@@ -61,6 +64,7 @@ impl GatewayConfig {
             output_limit_bytes: 256 * 1024 * 1024,
             output_stall_us: 60_000_000,
             idle_timeout_us: 0,
+            read_mode: ReadMode::Index,
             node_id: "0".repeat(40),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             settings: Vec::new(),

@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::reply::{Failure, Reply};
 use cyclone_wire::resp::{Protocol, RequestParser, encode};
 use mio::net::TcpStream;
 
 use crate::backend::{Backend, Outcome, Route};
+use crate::command::transaction::{Extra, Multi, Watches, encode_parts};
 use crate::config::GatewayConfig;
 use crate::slab::{SEQ_MASK, ticket};
 
@@ -25,6 +27,10 @@ pub(crate) enum Shape {
     Flag,
     /// TYPE: bytes are a simple string.
     Simple,
+    /// MSET: an array is OK.
+    AllOk,
+    /// MSETNX: an array is 1, a failed condition 0.
+    AllOrNone,
     /// SCAN with a TYPE that no key has: the cursor alone.
     CursorOnly,
 }
@@ -51,6 +57,7 @@ pub(crate) struct Pending {
     slot: u16,
     /// Bytes of the request, counted against the connection's limit.
     bytes: usize,
+    extra: Option<Extra>,
 }
 
 /// CLIENT REPLY.
@@ -106,11 +113,18 @@ pub(crate) struct Session {
     pub(crate) lib_version: Vec<u8>,
     pub(crate) reply_mode: ReplyMode,
     pub(crate) readonly: bool,
+    /// CLIENT READMODE; `None`: as configured.
+    pub(crate) read_mode: Option<ReadMode>,
     pub(crate) no_evict: bool,
     pub(crate) no_touch: bool,
     /// Answer what is pending, then hang up.
     pub(crate) closing: bool,
     pub(crate) waiting: Option<Waiting>,
+    /// Between MULTI and EXEC.
+    pub(crate) multi: Option<Box<Multi>>,
+    pub(crate) watches: Watches,
+    /// Goes with the next command submitted.
+    pub(crate) extra: Option<Extra>,
     pub(crate) created_us: u64,
     pub(crate) active_us: u64,
     pub(crate) peer: SocketAddr,
@@ -144,10 +158,14 @@ impl Session {
             lib_version: Vec::new(),
             reply_mode: ReplyMode::On,
             readonly: false,
+            read_mode: None,
             no_evict: false,
             no_touch: false,
             closing: false,
             waiting: None,
+            multi: None,
+            watches: Watches::default(),
+            extra: None,
             created_us: now_us,
             active_us: now_us,
             peer: addrs.0,
@@ -180,7 +198,9 @@ impl Session {
         quiet: bool,
     ) {
         self.reads += usize::from(is_read);
+        let extra = self.extra.take();
         self.push(Pending {
+            extra,
             state: State::Waiting,
             shape,
             protocol: self.protocol,
@@ -197,6 +217,7 @@ impl Session {
         let bytes = 0;
         let (shape, protocol) = (Shape::Plain, self.protocol);
         self.push(Pending {
+            extra: None,
             state: State::Local(reply),
             shape,
             protocol,
@@ -222,6 +243,10 @@ impl Session {
             return false;
         }
         self.reads -= usize::from(pending.is_read);
+        let outcome = match &mut pending.extra {
+            Some(Extra::Watch { keys, epoch }) => self.watches.learn(keys, *epoch, outcome),
+            _ => outcome,
+        };
         self.held_bytes += held(&outcome);
         pending.state = State::Done(outcome);
         offset == 0
@@ -296,7 +321,15 @@ fn held(outcome: &Outcome) -> usize {
 
 fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backend: &dyn Backend) {
     match outcome {
-        Outcome::Done(reply) => encode_reply(out, reply, pending.shape, pending.protocol),
+        Outcome::Done(reply) => match (&pending.extra, reply) {
+            (Some(Extra::Exec(parts)), Reply::Array(replies)) => {
+                encode_parts(out, parts, replies, pending.protocol);
+            }
+            (Some(Extra::Exec(_)), Reply::Failed(Failure::ConditionFailed)) => {
+                encode::null_array(out, pending.protocol);
+            }
+            _ => encode_reply(out, reply, pending.shape, pending.protocol),
+        },
         Outcome::NotLeader => match backend.route(pending.slot) {
             Route::Local => encode::error(out, "TRYAGAIN not done: leadership changed, retry"),
             elsewhere => refuse_route(out, pending.slot, &elsewhere),
@@ -309,6 +342,7 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
         Outcome::Lost | Outcome::Unknown => {
             encode::error(out, "TRYAGAIN not done: leadership changed, retry")
         }
+        Outcome::Full => encode::error(out, "OOM memory is full: only deletions are taken"),
         Outcome::TooLarge => encode::error(out, "ERR command is longer than the node's limit"),
     }
 }
@@ -322,10 +356,14 @@ pub(crate) fn refuse_route(out: &mut Vec<u8>, slot: u16, route: &Route) {
     }
 }
 
-fn encode_reply(out: &mut Vec<u8>, reply: &Reply, shape: Shape, protocol: Protocol) {
+pub(crate) fn encode_reply(out: &mut Vec<u8>, reply: &Reply, shape: Shape, protocol: Protocol) {
     match (reply, shape) {
         (Reply::Ok, Shape::Flag) => encode::int(out, 1),
         (Reply::Nil, Shape::Flag) => encode::int(out, 0),
+        (Reply::Array(_), Shape::AllOrNone) => encode::int(out, 1),
+        (Reply::Failed(Failure::ConditionFailed), Shape::AllOrNone) => encode::int(out, 0),
+        // Values were within the limits when they were taken in.
+        (Reply::Array(_), Shape::AllOk) => encode::ok(out),
         (Reply::Ok, _) => encode::ok(out),
         (Reply::Nil, _) => encode::null(out, protocol),
         (Reply::Int(value), _) => encode::int(out, *value),

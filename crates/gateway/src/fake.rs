@@ -1,8 +1,10 @@
 //! A backend in memory, for tests: no log, no replicas, and everything a test wants to go wrong.
 
+mod more;
+
 use std::collections::{BTreeMap, VecDeque};
 
-use cyclone_wire::command::{Condition, Operation, Query};
+use cyclone_wire::command::{Condition, Expiry, Operation, Query};
 use cyclone_wire::glob;
 use cyclone_wire::reply::{Failure, Reply};
 
@@ -13,6 +15,10 @@ use crate::backend::{Backend, InfoSection, Outcome, Route, Topology, TopologyNod
 pub struct MemoryBackend {
     /// The data.
     pub data: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// When keys expire.
+    pub deadlines: BTreeMap<Vec<u8>, u64>,
+    /// The time by which they do, in milliseconds since 1970.
+    pub now_ms: u64,
     /// Whether outcomes are kept back.
     pub hold: bool,
     /// Whether outcomes come in the reverse of the order of submission.
@@ -32,6 +38,9 @@ pub struct MemoryBackend {
     /// Whether to note them.
     pub record: bool,
     outcomes: VecDeque<(u64, Outcome)>,
+    /// Which write changed a key last.
+    versions: BTreeMap<Vec<u8>, u64>,
+    writes: u64,
 }
 
 impl Default for MemoryBackend {
@@ -46,6 +55,8 @@ impl Default for MemoryBackend {
         };
         MemoryBackend {
             data: BTreeMap::new(),
+            deadlines: BTreeMap::new(),
+            now_ms: 1_700_000_000_000,
             hold: false,
             reverse: false,
             fail: None,
@@ -55,10 +66,13 @@ impl Default for MemoryBackend {
             topology: Topology {
                 nodes: vec![node(1), node(2), node(3)],
                 epoch: 7,
+                ranges: Vec::new(),
             },
             submitted: Vec::new(),
             record: false,
             outcomes: VecDeque::new(),
+            versions: BTreeMap::new(),
+            writes: 0,
         }
     }
 }
@@ -102,6 +116,7 @@ impl MemoryBackend {
                 };
                 if !blocked {
                     self.data.insert(key.to_vec(), value.to_vec());
+                    self.deadlines.remove(*key);
                 }
                 match (get, blocked) {
                     (true, _) => old,
@@ -160,7 +175,52 @@ impl MemoryBackend {
                 Reply::Ok
             }
             Operation::Read(query) => self.read(query),
-            Operation::Noop | Operation::OpenSession | Operation::CloseSession { .. } => Reply::Ok,
+            Operation::Noop
+            | Operation::OpenSession
+            | Operation::CloseSession { .. }
+            | Operation::Sweep { .. } => Reply::Ok,
+            Operation::SetExpiring {
+                key,
+                value,
+                condition,
+                get,
+                expiry,
+            } => {
+                let old = self.deadlines.get(*key).copied();
+                let set = Operation::Set {
+                    key,
+                    value,
+                    condition: *condition,
+                    get: *get,
+                };
+                let had = self.data.contains_key(*key);
+                let reply = self.write(&set);
+                let met = match condition {
+                    Condition::Always => true,
+                    Condition::Absent => !had,
+                    Condition::Present => had,
+                };
+                if met {
+                    match (expiry, old) {
+                        (Expiry::Keep, Some(old)) => self.set_deadline(key, Expiry::At(old)),
+                        (expiry, _) => self.set_deadline(key, *expiry),
+                    }
+                }
+                reply
+            }
+            Operation::Expire {
+                key,
+                expiry,
+                condition,
+            } => self.expire(key, *expiry, *condition),
+            Operation::GetExpire { key, expiry } => {
+                let value = self.optional(key);
+                if value != Reply::Nil {
+                    self.set_deadline(key, *expiry);
+                }
+                value
+            }
+            Operation::Batch { .. } => self.batch(operation),
         }
     }
 
@@ -227,6 +287,16 @@ impl MemoryBackend {
                 let keys = self.data.keys().filter(|key| glob::matches(pattern, key));
                 Reply::Array(keys.map(|key| Reply::Bytes(key.clone())).collect())
             }
+            Query::Ttl {
+                key,
+                millis,
+                absolute,
+            } => self.ttl(key, *millis, *absolute),
+            Query::Versions { keys } => {
+                let version = |key: &&[u8]| self.versions.get(*key).copied().unwrap_or(0);
+                let versions = keys.iter().map(|key| Reply::Int(version(key) as i64));
+                Reply::Array(versions.collect())
+            }
         }
     }
 
@@ -244,7 +314,7 @@ impl MemoryBackend {
 
 impl Backend for MemoryBackend {
     fn submit_write(&mut self, ticket: u64, operation: &Operation<'_>) {
-        self.submit(ticket, true, |backend| backend.write(operation));
+        self.submit(ticket, true, |backend| backend.write_noting(operation));
     }
 
     fn submit_digest(&mut self, ticket: u64) {
@@ -252,7 +322,10 @@ impl Backend for MemoryBackend {
     }
 
     fn submit_read(&mut self, ticket: u64, query: &Query<'_>) {
-        self.submit(ticket, false, |backend| backend.read(query));
+        self.submit(ticket, false, |backend| {
+            backend.forget_expired();
+            backend.read(query)
+        });
     }
 
     fn drain(&mut self, done: &mut dyn FnMut(u64, Outcome)) {

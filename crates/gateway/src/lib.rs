@@ -25,6 +25,6 @@ mod info;
 mod pump;
 mod slab;
 
-pub use backend::{Backend, InfoSection, Outcome, Route, Topology, TopologyNode};
+pub use backend::{Backend, InfoSection, Outcome, Route, SlotRange, Topology, TopologyNode};
 pub use config::{GatewayConfig, GatewayError};
 pub use gateway::{Gateway, Stats};

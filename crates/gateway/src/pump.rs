@@ -242,7 +242,11 @@ impl Gateway {
     ) -> Ran {
         let args = parser.args(input);
         let spec = table::find(args.at(0));
-        if let Some(spec) = spec {
+        let queued =
+            session.multi.is_some() && spec.is_none_or(|spec| spec.flags & table::CONTROL == 0);
+        if let Some(spec) = spec
+            && !queued
+        {
             if spec.flags & table::WRITE != 0 && session.reads > 0 {
                 return Ran::Stalled(Stall::BehindReads);
             }
@@ -270,10 +274,13 @@ impl Gateway {
             out: &mut out,
             args,
             now_us,
+            reading: false,
+            stale: false,
         };
         let flow = match spec {
+            _ if queued => command::transaction::queue(&mut context, spec, input),
             Some(spec) if spec.takes(args.len()) => command::run(&mut context, spec),
-            Some(spec) => context.wrong_arity(spec.name),
+            Some(spec) => command::transaction::wrong_arity(&mut context, spec),
             None => command::unknown(&mut context),
         };
         if mode == ReplyMode::SkipNext && session.reply_mode == ReplyMode::SkipNext {
@@ -324,6 +331,9 @@ impl Gateway {
 
 /// Answers an error in its turn.
 fn refuse(session: &mut Session, text: &[u8]) {
+    if let Some(multi) = &mut session.multi {
+        multi.doomed = true;
+    }
     if session.in_flight() == 0 {
         return encode::error(&mut session.out, text);
     }

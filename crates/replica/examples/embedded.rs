@@ -40,6 +40,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         max_pending: 8192,
         block_cache_bytes: 16 << 20,
         flash: None,
+        lease_reads: false,
+        clock_drift_ppm: 1000,
+        follower_staleness: None,
     };
     fn set<'a>(key: &'a [u8], value: &'a [u8]) -> Operation<'a> {
         Operation::Set {

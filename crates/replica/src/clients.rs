@@ -64,9 +64,14 @@ impl ClientReplies {
         put_response(&mut self.messages[position].1, id, status);
     }
 
-    pub(crate) fn flush(&mut self, now_us: u64, port: &mut Port) -> io::Result<()> {
+    /// Sends what has been collected, and with it the terms in which this replica has led.
+    pub(crate) fn flush(&mut self, now_us: u64, led: &[u64], port: &mut Port) -> io::Result<()> {
         if self.messages.is_empty() {
             return Ok(());
+        }
+        let terms = Status::Terms(led.to_vec());
+        for (_, message) in &mut self.messages {
+            put_response(message, 0, &terms);
         }
         let parts: Vec<[&[u8]; 1]> = self
             .messages

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cyclone_packet::Security;
+use cyclone_wire::gang::MAX_LOGS;
 
 use crate::flash::FlashConfig;
 
@@ -97,6 +98,13 @@ pub struct Config {
     pub block_cache_bytes: usize,
     /// The log's second level, or its only durable one; `None`: the region alone.
     pub flash: Option<FlashConfig>,
+    /// Whether reads that ask for it are answered under the leader's lease. Rests on `clock_drift_ppm`; must be the same on all
+    /// replicas, for those that restart keep quiet for an election time-out.
+    pub lease_reads: bool,
+    /// How much the speed of a machine's steady clock (CLOCK_BOOTTIME) may be off, in millionths.
+    pub clock_drift_ppm: u32,
+    /// How old what followers show may be, by the machines' wall clocks; `None`: followers are not read.
+    pub follower_staleness: Option<Duration>,
 }
 
 impl Config {
@@ -104,6 +112,12 @@ impl Config {
     pub const MIN_NVM_BYTES: u64 = 1 << 20;
     /// Default size of the log region.
     pub const DEFAULT_NVM_BYTES: u64 = 128 << 20;
+
+    /// Largest batch in bytes: a sixteenth of a log's share of the region, at most what the format allows.
+    pub fn max_batch_bytes(&self) -> usize {
+        let share = self.nvm_bytes / u64::from(self.logs.max(1)) / 16;
+        (share as usize).min(cyclone_wire::command::MAX_BATCH_BYTES)
+    }
 
     /// Checks the relations between the fields; the message names the field and its value.
     ///
@@ -137,11 +151,8 @@ impl Config {
         if !self.members.iter().any(|member| member.id == self.id) {
             return fail(format!("node id {} is not among the members", self.id));
         }
-        if self.logs != 1 {
-            return fail(format!(
-                "logs = {}: this version serves exactly one physical log",
-                self.logs
-            ));
+        if self.logs == 0 || self.logs > MAX_LOGS {
+            return fail(format!("logs = {} is outside 1..={MAX_LOGS}", self.logs));
         }
         if self.nvm_bytes < Self::MIN_NVM_BYTES * u64::from(self.logs) {
             return fail(format!(
@@ -170,13 +181,20 @@ impl Config {
             ));
         }
         if let Some(flash) = &self.flash {
-            let least = FlashConfig::MIN_BYTES.max(8 * self.max_value_bytes as u64);
+            let longest = self.max_value_bytes.max(self.max_batch_bytes()) as u64;
+            let least = FlashConfig::MIN_BYTES.max(8 * longest);
             if flash.bytes / u64::from(self.logs) < least {
                 return fail(format!(
-                    "flash_bytes = {} is below {least} per log (16 MiB, and eight of the longest values)",
+                    "flash_bytes = {} is below {least} per log (16 MiB, and eight of the longest values or batches)",
                     flash.bytes
                 ));
             }
+        }
+        if self.clock_drift_ppm > 100_000 {
+            return fail(format!(
+                "clock_drift_ppm = {} is more than a tenth",
+                self.clock_drift_ppm
+            ));
         }
         if self.max_pending == 0 {
             return fail("max_pending = 0 would refuse every command".into());

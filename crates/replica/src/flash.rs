@@ -277,7 +277,7 @@ pub(crate) fn rebuild(
 }
 
 impl Node {
-    /// Moves a log's second level on and sends what has become durable by it.
+    /// Moves a log's second level on, and lets go of the messages that waited for it.
     pub(crate) fn poll_flash(&mut self, log: usize) -> Result<usize, NodeError> {
         let now_us = self.now.steady_us;
         let group = &mut self.logs[log].group;
@@ -286,7 +286,7 @@ impl Node {
         }
         let (work, outbox) = group.poll_flash(now_us)?;
         let sent = outbox.messages.len();
-        self.send(log, &outbox)?;
+        self.post(log, outbox.messages);
         Ok(work + sent)
     }
 
@@ -317,7 +317,7 @@ impl Node {
         if now_us >= self.next_handover_us && self.logs.iter().any(stuck) {
             self.next_handover_us = now_us + HAND_OVER_AFTER_US;
             tracing::warn!("flash makes no progress: handing leadership over");
-            self.resign();
+            self.hand_over();
         }
     }
 }

@@ -4,9 +4,12 @@
 //!   Reactor::run     the loop: clocks, readiness, how to wait            run.rs, idle.rs
 //!   Node::step       everything that is ready, never blocking            node.rs
 //!     PhysicalLog    proposals, commitment, apply of one log             physical.rs, requests.rs
-//!     Reads          one ReadIndex round per burst of reads              reads.rs
+//!     Gangs          operations over several logs                        gang.rs, logset.rs
+//!     Reads          one ReadIndex round per burst of reads              reads.rs, joined.rs
+//!     gather         one leader for all logs                             together.rs
+//!     send           one datagram per peer for all logs                  send.rs
 //!     ClientReplies  answers to native clients                           clients.rs
-//!     Snapshots      checkpoints for replicas that lag                   snapshot.rs
+//!     Snapshots      checkpoints for replicas that lag                   snapshot.rs, fetching.rs
 //!     Workers        threads for what would block                        workers.rs
 //!     flash          the second level, or the only durable one           flash.rs
 //!     upkeep         trimming, handing over, counters                    upkeep.rs, status.rs
@@ -19,23 +22,31 @@
 //! May depend on consensus, store, wal, packet, pmem and wire; knows nothing of the Redis protocol.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod clients;
 mod clock;
 mod config;
 pub mod embed;
+mod fetching;
 mod flash;
+mod gang;
 pub mod identity;
 mod idle;
 pub mod inspect;
+mod joined;
+mod lease;
+mod logset;
 mod node;
 mod physical;
 mod platform;
 mod reads;
 mod requests;
 mod run;
+mod send;
 mod snapshot;
 mod start;
 mod status;
+mod together;
 mod upkeep;
 mod workers;
 

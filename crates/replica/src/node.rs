@@ -1,25 +1,30 @@
 //! The replica as a step function. [`Node::step`] does everything that is ready: packets, timers, finished work of
 //! threads, proposals, persistence, sending, applying, answering. It never blocks and reads no clock.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use cyclone_consensus::{Outbox, StepError};
-use cyclone_packet::{Message, Outgoing, Peer, Port};
+use cyclone_consensus::{Colocation, OutMessage, StepError};
+use cyclone_packet::{Message, Peer, Port};
 use cyclone_pmem::{Payload, Pool, Survives};
-use cyclone_store::{Applied, ApplyError, Mode, StateMachine};
-use cyclone_wire::client::Status;
+use cyclone_store::{Applied, ApplyError, StateMachine};
+use cyclone_wire::client::{ReadMode, Status};
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::envelope;
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
 use cyclone_wire::reply::Reply;
 
+use crate::answers::Unchecked;
 use crate::clients::ClientReplies;
 use crate::clock::Steady;
 use crate::config::Config;
+use crate::gang::Gangs;
+use crate::joined::JoinedReads;
+use crate::logset::LogSet;
 use crate::physical::PhysicalLog;
-use crate::reads::Read;
-use crate::requests::{Origin, Outcome, Ticket};
+use crate::reads::{How, Read};
+use crate::requests::{BatchBuilder, Origin, Outcome, Ticket};
 use crate::snapshot::Snapshots;
 use crate::status::Counters;
 use crate::workers::Workers;
@@ -53,8 +58,14 @@ pub(crate) enum Done {
         log: usize,
         result: Result<Applied, ApplyError>,
     },
+    GangApplied {
+        entries: Vec<(u16, u64)>,
+        apply: bool,
+        result: Result<Vec<Reply>, ApplyError>,
+    },
     Read {
-        origin: Origin,
+        log: Option<usize>,
+        read: Read,
         result: Result<Reply, ApplyError>,
     },
     Digest {
@@ -70,6 +81,8 @@ pub(crate) struct Boot {
     pub(crate) tick_us: u64,
     /// Differs from boot to boot.
     pub(crate) salt: u64,
+    /// Ticks of an election time-out.
+    pub(crate) election_ticks: u32,
     pub(crate) survives: Survives,
     /// What the region is, for people.
     pub(crate) region: String,
@@ -82,6 +95,13 @@ pub struct Node {
     pub(crate) config: Config,
     pub(crate) port: Port,
     pub(crate) logs: Vec<PhysicalLog>,
+    pub(crate) gangs: Gangs,
+    pub(crate) colocation: Colocation,
+    pub(crate) joined: JoinedReads,
+    /// Where the logs ended now and then: the sum of their last indexes, and each.
+    pub(crate) marks: VecDeque<(u64, Vec<u64>)>,
+    /// Messages of this step, with the log they are of.
+    pub(crate) outgoing: Vec<(usize, OutMessage)>,
     pub(crate) store: Arc<dyn StateMachine>,
     pub(crate) workers: Workers<Done>,
     pub(crate) snapshots: Snapshots,
@@ -89,6 +109,14 @@ pub struct Node {
     pub(crate) survives: Survives,
     pub(crate) region_description: String,
     pub(crate) pool: Pool,
+    /// Reads under leases whose answers are to be checked by the next step's clock.
+    pub(crate) unchecked: Vec<Unchecked>,
+    /// Per log the last term in which this replica led.
+    led: Vec<u64>,
+    /// Per log where the last command of the replica's own lies.
+    pub(crate) own_work: Vec<u64>,
+    /// The first step's time.
+    pub(crate) started_us: u64,
     clients: ClientReplies,
     inbox: Vec<Message>,
     pub(crate) answers: Vec<(Origin, Outcome)>,
@@ -121,12 +149,23 @@ impl Node {
         let Boot {
             tick_us,
             salt,
+            election_ticks,
             survives,
             region,
             pool,
         } = boot;
-        let snapshots = Snapshots::new(config.data.join("snapshots"), salt)?;
+        let snapshots = Snapshots::new(config.data.join("snapshots"), salt & 0xffff_ffff)?;
+        let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
         Ok(Node {
+            unchecked: Vec::new(),
+            led: vec![0; logs.len()],
+            own_work: vec![0; logs.len()],
+            started_us: 0,
+            gangs: Gangs::new(config.id, salt, &terms),
+            colocation: Colocation::new(config.id, logs.len(), election_ticks),
+            joined: JoinedReads::default(),
+            marks: VecDeque::new(),
+            outgoing: Vec::new(),
             config,
             port,
             logs,
@@ -159,26 +198,32 @@ impl Node {
     /// Submits a write from this process. Its outcome comes back by [`Node::take_completions`] under `ticket`.
     pub fn write(&mut self, ticket: Ticket, operation: &Operation<'_>) {
         self.counters.writes += 1;
-        let origin = Origin::Local(ticket);
-        let log = self.log_of(operation.key());
-        match self.admit(log) {
-            Ok(()) => {
-                let command = Command {
-                    session: None,
-                    operation: operation.clone(),
-                };
+        let logs = LogSet::of(operation, self.logs.len());
+        let command = Command {
+            session: None,
+            operation: operation.clone(),
+        };
+        self.submit_write(logs, Origin::Local(ticket), &command);
+    }
+
+    /// Takes in a command whose bytes are copied.
+    pub(crate) fn submit_write(&mut self, logs: LogSet, origin: Origin, command: &Command<'_>) {
+        match (self.admit(logs), logs.single()) {
+            (Err(outcome), _) => self.answers.push((origin, outcome)),
+            (Ok(()), Some(log)) => {
                 self.logs[log].write_bytes(self.now.wall_ms, origin, |out| command.encode(out));
             }
-            Err(outcome) => self.answers.push((origin, outcome)),
+            (Ok(()), None) => {
+                let mut builder = BatchBuilder::new();
+                builder.push_bytes(origin, |out| command.encode(out));
+                self.begin_gang(logs, builder);
+            }
         }
     }
 
     /// Submits a linearizable read from this process.
     pub fn read(&mut self, ticket: Ticket, query: &Query<'_>) {
-        let mut bytes = Vec::with_capacity(64);
-        query.encode(&mut bytes);
-        let log = self.log_of(query.key());
-        self.submit_read(log, Origin::Local(ticket), bytes);
+        self.read_as(ticket, query, ReadMode::Index);
     }
 
     /// Takes the outcomes of what this process submitted.
@@ -186,36 +231,27 @@ impl Node {
         self.completions.drain(..)
     }
 
-    /// The physical log that a key lives in: its Redis slot modulo the number of logs.
-    //= cyclone §5
-    fn log_of(&self, key: Option<&[u8]>) -> usize {
-        key.map_or(0, |key| {
-            usize::from(cyclone_wire::slot::slot(key)) % self.logs.len()
-        })
-    }
-
-    fn submit_read(&mut self, log: usize, origin: Origin, query: Vec<u8>) {
+    pub(crate) fn submit_read(&mut self, logs: LogSet, origin: Origin, query: Vec<u8>, how: How) {
         self.counters.reads += 1;
-        match self.admit(log) {
-            Ok(()) => {
+        match (self.admit(logs), logs.single()) {
+            (Err(outcome), _) => self.answers.push((origin, outcome)),
+            (Ok(()), Some(log)) => {
                 let barrier = self.logs[log].barrier();
-                self.logs[log].reads.submit(Read {
-                    origin,
-                    query,
-                    barrier,
-                });
+                let read = Read::new(origin, query, barrier, how);
+                self.logs[log].reads.submit(read);
             }
-            Err(outcome) => self.answers.push((origin, outcome)),
+            (Ok(()), None) => self.join_read(logs, origin, query, how),
         }
     }
 
-    /// Whether a log takes another request; otherwise the refusal.
-    fn admit(&mut self, log: usize) -> Result<(), Outcome> {
-        let physical = &self.logs[log];
-        if !physical.group.is_leader() {
-            return Err(Outcome::NotLeader(physical.group.leader()));
-        }
-        if physical.pending() >= self.config.max_pending || !physical.has_room() {
+    /// Whether the logs take another request; otherwise the refusal.
+    fn admit(&mut self, logs: LogSet) -> Result<(), Outcome> {
+        self.check_leadership()?;
+        let full = |log: usize| {
+            let physical = &self.logs[log];
+            physical.pending() >= self.config.max_pending || !physical.has_room()
+        };
+        if logs.iter().any(full) {
             self.counters.refused_busy += 1;
             return Err(Outcome::Busy);
         }
@@ -228,17 +264,23 @@ impl Node {
     /// # Errors
     /// What the replica cannot live on with.
     pub fn step(&mut self, now: Now) -> Result<usize, NodeError> {
+        if now.steady_us < self.steady.machine_us(self.now.steady_us) {
+            // It goes back: what it says of a lease cannot be believed either.
+            self.logs.iter_mut().for_each(PhysicalLog::bar_lease);
+        }
         self.now = Now {
             steady_us: self.steady.read(now.steady_us),
             wall_ms: now.wall_ms,
         };
         let now = self.now;
+        if self.started_us == 0 {
+            self.started_us = now.steady_us.max(1);
+        }
+        self.check_leases();
         let mut work = self.receive()?;
         work += self.collect()?;
         self.tick();
-        for log in 0..self.logs.len() {
-            work += self.advance(log)?;
-        }
+        work += self.advance()?;
         if now.steady_us >= self.next_upkeep_us {
             self.next_upkeep_us = now.steady_us + UPKEEP_US;
             self.upkeep()?;
@@ -249,6 +291,9 @@ impl Node {
 
     /// When [`Node::step`] wants to be called again at the latest, in microseconds of the steady clock.
     pub fn deadline_us(&self) -> u64 {
+        if !self.unchecked.is_empty() {
+            return self.steady.machine_us(self.now.steady_us);
+        }
         let pending = self.logs.iter().any(|log| log.reads.is_waiting_to_ask());
         let retry = if pending {
             self.now.steady_us + 1000
@@ -332,6 +377,7 @@ impl Node {
             self.counters.malformed += 1;
             return;
         };
+        let may_vote = self.may_vote();
         let Some(log) = self.logs.get_mut(usize::from(message.log)) else {
             self.counters.malformed += 1;
             return;
@@ -342,6 +388,9 @@ impl Node {
         }
         if !message.entries.is_empty() {
             self.active_us = self.now.steady_us;
+        }
+        if matches!(message.kind, RaftKind::Vote | RaftKind::PreVote) && !may_vote {
+            return;
         }
         if message.kind == RaftKind::Snapshot {
             self.offered_snapshot(message);
@@ -377,13 +426,13 @@ impl Node {
                 cyclone_wire::client::Request::Command(range) => {
                     self.native_write(origin, body, range, bytes);
                 }
-                cyclone_wire::client::Request::Query { query, through_log } => {
-                    self.native_read(origin, &bytes[query], through_log);
+                cyclone_wire::client::Request::Query { query, mode, terms } => {
+                    self.native_read(origin, &bytes[query], mode, terms);
                 }
                 cyclone_wire::client::Request::Ping => {
-                    let outcome = match self.logs[0].group.is_leader() {
-                        true => Outcome::Done(Reply::Ok),
-                        false => Outcome::NotLeader(self.logs[0].group.leader()),
+                    let outcome = match self.check_leadership() {
+                        Ok(()) => Outcome::Done(Reply::Ok),
+                        Err(refusal) => refusal,
                     };
                     self.answers.push((origin, outcome));
                 }
@@ -408,33 +457,27 @@ impl Node {
             self.answers.push((origin, Outcome::TooLarge));
             return;
         }
-        let log = self.log_of(command.operation.key());
-        match self.admit(log) {
-            Ok(()) => self.logs[log].write_payload(self.now.wall_ms, origin, &body.slice(range)),
-            Err(outcome) => self.answers.push((origin, outcome)),
+        let logs = LogSet::of(&command.operation, self.logs.len());
+        match (self.admit(logs), logs.single()) {
+            (Err(outcome), _) => self.answers.push((origin, outcome)),
+            (Ok(()), Some(log)) => {
+                self.logs[log].write_payload(self.now.wall_ms, origin, &body.slice(range));
+            }
+            (Ok(()), None) => {
+                let mut builder = BatchBuilder::new();
+                builder.push_payload(origin, &body.slice(range));
+                self.begin_gang(logs, builder);
+            }
         }
     }
 
-    fn native_read(&mut self, origin: Origin, query: &[u8], through_log: bool) {
+    fn native_read(&mut self, origin: Origin, query: &[u8], mode: ReadMode, terms: Vec<u64>) {
         let Ok(decoded) = Query::decode(query) else {
             self.counters.malformed += 1;
             self.clients.refuse(origin, &Status::Malformed);
             return;
         };
-        let log = self.log_of(decoded.key());
-        if !through_log {
-            return self.submit_read(log, origin, query.to_vec());
-        }
-        match self.admit(log) {
-            Ok(()) => {
-                let command = Command {
-                    session: None,
-                    operation: Operation::Read(decoded),
-                };
-                self.logs[log].write_bytes(self.now.wall_ms, origin, |out| command.encode(out));
-            }
-            Err(outcome) => self.answers.push((origin, outcome)),
-        }
+        self.submit_read_as(origin, &decoded, query.to_vec(), mode, &terms);
     }
 
     /// The configured limits, checked where a command enters so that all replicas need not agree on them.
@@ -443,10 +486,7 @@ impl Node {
             .keys()
             .iter()
             .all(|key| key.len() <= self.config.max_key_bytes);
-        keys_fit
-            && operation
-                .value()
-                .is_none_or(|value| value.len() <= self.config.max_value_bytes)
+        keys_fit && operation.longest_value() <= self.config.max_value_bytes
     }
 
     fn tick(&mut self) {
@@ -465,25 +505,54 @@ impl Node {
         for log in &mut self.logs {
             log.group.tick(ticks as u32);
         }
+        self.gather(ticks as u32);
     }
 
-    /// Moves one log forward: proposals, persistence, sending, commitment, reads, apply.
-    fn advance(&mut self, log: usize) -> Result<usize, NodeError> {
-        let now = self.now;
-        let physical = &mut self.logs[log];
-        physical.propose(now.steady_us, now.wall_ms, &mut self.answers);
-        if physical.group.is_leader() {
-            let (group, reads) = (&mut physical.group, &mut physical.reads);
-            let mut confirmed = None;
-            reads.ask(now.steady_us, |context| {
-                confirmed = planted::has(Bug::ReadsNotConfirmed).then_some(context);
-                confirmed.is_some() || group.read_index(context).is_ok()
-            });
-            if let Some(context) = confirmed {
-                reads.confirm(context, group.commit());
-            }
+    /// Moves the logs forward: proposals, persistence, sending, commitment, apply, reads.
+    fn advance(&mut self) -> Result<usize, NodeError> {
+        self.propose();
+        let mut work = 0;
+        for log in 0..self.logs.len() {
+            self.ask_reads(log);
+            work += self.persist(log)?;
         }
+        self.send()?;
+        if self.snapshots.is_installing() && !planted::has(Bug::AppliesWhileInstalling) {
+            return Ok(work);
+        }
+        for log in &mut self.logs {
+            work += log.replay(&mut self.gangs.book)?;
+        }
+        self.apply()?;
+        for log in 0..self.logs.len() {
+            self.execute_reads(log)?;
+        }
+        Ok(work)
+    }
+
+    fn ask_reads(&mut self, log: usize) {
+        let now_us = self.now.steady_us;
+        let physical = &mut self.logs[log];
+        if !physical.group.is_leader() {
+            return;
+        }
+        let (group, reads) = (&mut physical.group, &mut physical.reads);
+        let (term, mut confirmed) = (group.term(), None);
+        self.led[log] = term;
+        reads.use_lease(now_us, term, group.commit());
+        reads.ask(now_us, term, |context| {
+            confirmed = planted::has(Bug::ReadsNotConfirmed).then_some(context);
+            confirmed.is_some() || group.read_index(context).is_ok()
+        });
+        if let Some(context) = confirmed {
+            reads.confirm(context, group.commit());
+        }
+    }
+
+    /// Makes a log's step durable and takes in what it gives.
+    fn persist(&mut self, log: usize) -> Result<usize, NodeError> {
         let mut work = self.poll_flash(log)?;
+        let mut elected = false;
         while let Some(ready) = self.logs[log].group.take_ready() {
             // Typestate: the messages exist only once their entries and hard state are durable.
             let mut outbox = ready.persist()?;
@@ -491,30 +560,15 @@ impl Node {
             for &(context, index) in &outbox.read_states {
                 self.logs[log].reads.confirm(context, index);
             }
-            for message in &outbox.messages {
-                if message.header.kind == RaftKind::Snapshot {
-                    self.offering(message.to);
-                }
-            }
-            self.send(log, &outbox)?;
-            self.logs[log].committed(&mut outbox, &mut self.answers);
+            elected |= outbox.leader_change.is_some();
+            self.post(log, std::mem::take(&mut outbox.messages));
+            let book = &mut self.gangs.book;
+            self.logs[log].committed(&mut outbox, book, &mut self.answers);
         }
         work += self.poll_flash(log)?;
-        if self.snapshots.is_installing() && !planted::has(Bug::AppliesWhileInstalling) {
-            return Ok(work);
+        if elected {
+            self.gather(0);
         }
-        self.logs[log].replay()?;
-        let store = Arc::clone(&self.store);
-        let job = self.logs[log].apply(&*store, &mut self.answers)?;
-        if let Some(job) = job {
-            self.counters.store_stalls += 1;
-            let id = self.logs[log].id;
-            self.workers.run(move || {
-                let result = job.apply(&*store, id);
-                Done::Applied { log, result }
-            });
-        }
-        self.execute_reads(log)?;
         Ok(work)
     }
 
@@ -524,66 +578,26 @@ impl Node {
             false => self.logs[log].applied,
         };
         while let Some(read) = self.logs[log].reads.take(applied) {
-            // It was decoded when it was taken in.
-            let Ok(query) = Query::decode(&read.query) else {
-                continue;
-            };
-            match self.store.query(&query, Mode::NonBlocking) {
-                Ok(reply) => self.answers.push((read.origin, Outcome::Done(reply))),
-                Err(ApplyError::WouldBlock) => {
-                    let store = Arc::clone(&self.store);
-                    self.counters.slow_reads += 1;
-                    self.workers.run(move || {
-                        let result = match Query::decode(&read.query) {
-                            Ok(query) => store.query(&query, Mode::Blocking),
-                            Err(_) => Err(ApplyError::WouldBlock),
-                        };
-                        Done::Read {
-                            origin: read.origin,
-                            result,
-                        }
-                    });
-                }
-                Err(error) => return Err(error.into()),
-            }
+            self.execute_read(log, read)?;
         }
         Ok(())
     }
 
-    /// Sends a persisted step's messages as one burst. Of several acknowledgements to one peer only the last is sent: it
+    /// Keeps a log's messages for the end of the step. Of several acknowledgements to one peer only the last is kept: it
     /// says all that the others say.
-    //= cyclone §4.2
-    pub(crate) fn send(&mut self, log: usize, outbox: &Outbox) -> Result<(), NodeError> {
-        if outbox.messages.is_empty() {
-            return Ok(());
-        }
-        let group = &self.logs[log].group;
-        let mut encoded = Vec::with_capacity(outbox.messages.len());
-        for (position, message) in outbox.messages.iter().enumerate() {
-            if message.is_superseded_by(&outbox.messages[position + 1..]) {
+    pub(crate) fn post(&mut self, log: usize, messages: Vec<OutMessage>) {
+        let superseded: Vec<bool> = (0..messages.len())
+            .map(|at| messages[at].is_superseded_by(&messages[at + 1..]))
+            .collect();
+        for (message, superseded) in messages.into_iter().zip(superseded) {
+            if superseded {
                 continue;
             }
-            encoded.push((message.to, group.encode(message)));
+            if message.header.kind == RaftKind::Snapshot {
+                self.offering(message.to);
+            }
+            self.outgoing.push((log, message));
         }
-        let mut parts: Vec<Vec<&[u8]>> = Vec::with_capacity(encoded.len());
-        for (_, message) in &encoded {
-            let mut slices: Vec<&[u8]> = Vec::with_capacity(2 + message.payloads.len());
-            slices.push(&message.prefix);
-            slices.extend(message.payloads.iter().copied());
-            parts.push(slices);
-        }
-        let burst: Vec<Outgoing<'_>> = encoded
-            .iter()
-            .zip(&parts)
-            .map(|((to, _), parts)| Outgoing {
-                to: Peer::Node(*to),
-                parts,
-            })
-            .collect();
-        self.port
-            .send(self.now.steady_us, &burst)
-            .map_err(NodeError::Port)?;
-        Ok(())
     }
 
     /// Takes back what the worker threads have finished.
@@ -596,9 +610,12 @@ impl Node {
                 Done::Applied { log, result } => {
                     self.logs[log].finish_job(result?, &mut self.answers)
                 }
-                Done::Read { origin, result } => {
-                    self.answers.push((origin, Outcome::Done(result?)))
-                }
+                Done::GangApplied {
+                    entries,
+                    apply,
+                    result,
+                } => self.gang_applied(&entries, apply, result?),
+                Done::Read { log, read, result } => self.read_done(log, read, result)?,
                 Done::Digest { ticket, result } => {
                     let reply = Reply::Bytes(result?.into_bytes());
                     self.completions.push((ticket, Outcome::Done(reply)));
@@ -614,9 +631,18 @@ impl Node {
     }
 
     fn upkeep(&mut self) -> Result<(), NodeError> {
-        for log in &mut self.logs {
-            log.expire(self.now.steady_us, &mut self.answers);
+        let mut gangs = Vec::new();
+        for (log, physical) in self.logs.iter_mut().enumerate() {
+            let stop = self.gangs.book.stop(log);
+            physical.expire(self.now.steady_us, stop, &mut gangs, &mut self.answers);
         }
+        let leader = self.logs[0].group.leader();
+        for gang in gangs {
+            self.refuse_gang(gang, &Outcome::NotLeader(leader));
+        }
+        self.end_weak_reads();
+        self.keep_time();
+        self.note_mark();
         self.keep_in_touch()?;
         self.trim()?;
         self.snapshot_upkeep();
@@ -630,14 +656,19 @@ impl Node {
     /// Hands out answers: to this process as completions, to native clients as one message each.
     fn answer(&mut self) -> Result<usize, NodeError> {
         let work = self.answers.len();
-        for (origin, outcome) in self.answers.drain(..) {
-            match origin {
-                Origin::Local(ticket) => self.completions.push((ticket, outcome)),
-                Origin::Native { .. } => self.clients.add(origin, outcome, &self.config.members),
+        let mut answers = std::mem::take(&mut self.answers);
+        for (origin, outcome) in answers.drain(..) {
+            match self.answers_for(origin) {
+                Some(Origin::Local(ticket)) => self.completions.push((ticket, outcome)),
+                Some(origin @ Origin::Native { .. }) => {
+                    self.clients.add(origin, outcome, &self.config.members);
+                }
+                Some(Origin::Joined(_) | Origin::Nobody) | None => {}
             }
         }
+        self.answers = answers;
         self.clients
-            .flush(self.now.steady_us, &mut self.port)
+            .flush(self.now.steady_us, &self.led, &mut self.port)
             .map_err(NodeError::Port)?;
         Ok(work)
     }

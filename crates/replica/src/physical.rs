@@ -2,10 +2,14 @@
 
 use std::collections::VecDeque;
 
-use cyclone_consensus::{Committed, ConsensusError, Group, Outbox, ProposeError};
+use cyclone_consensus::{
+    Committed, ConsensusError, GangBook, Group, Outbox, ProposeError, RequestError,
+};
 use cyclone_pmem::Payload;
 use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
 
+use cyclone_wire::batch;
+use cyclone_wire::gang::{FIXED_BYTES, Head};
 use cyclone_wire::planted::{self, Bug};
 
 use crate::reads::Reads;
@@ -31,7 +35,29 @@ struct InFlight {
 /// A committed entry with what is needed to answer its commands.
 pub(crate) struct ToApply {
     pub(crate) entry: Committed,
-    origins: Vec<Origin>,
+    pub(crate) origins: Vec<Origin>,
+    since_us: u64,
+    /// Of a gang that has no effect: the entry is passed as if it were empty.
+    skip: bool,
+}
+
+impl ToApply {
+    /// An entry that nobody here waits for.
+    fn again(entry: Committed) -> ToApply {
+        ToApply {
+            entry,
+            origins: Vec::new(),
+            since_us: 0,
+            skip: false,
+        }
+    }
+}
+
+/// An entry in waiting.
+enum Sealed {
+    Batch(Payload, Vec<Origin>),
+    /// This log's share of the gang with this number.
+    Gang(u64),
 }
 
 /// Committed entries for a worker: index, term, payload.
@@ -59,7 +85,7 @@ pub(crate) struct PhysicalLog {
     pub(crate) id: u16,
     pub(crate) group: Group,
     open: BatchBuilder,
-    sealed: VecDeque<(Payload, Vec<Origin>)>,
+    sealed: VecDeque<Sealed>,
     /// By index; entries of several terms may claim the same one.
     in_flight: VecDeque<InFlight>,
     apply_queue: VecDeque<ToApply>,
@@ -96,6 +122,17 @@ impl PhysicalLog {
             starved: false,
             scratch: Vec::new(),
         }
+    }
+
+    /// Hands leadership over. The lease ends first: the target may campaign as soon as the order reaches it.
+    pub(crate) fn transfer(&mut self, to: u64) -> Result<(), RequestError> {
+        self.bar_lease();
+        self.group.transfer_leader(to)
+    }
+
+    /// No lease in this term any more.
+    pub(crate) fn bar_lease(&mut self) {
+        self.reads.lease.bar(self.group.term());
     }
 
     /// Commands and reads that wait for an answer.
@@ -144,8 +181,46 @@ impl PhysicalLog {
 
     fn seal(&mut self, now_ms: u64) {
         if !self.open.is_empty() {
-            self.sealed.push_back(self.open.seal(now_ms));
+            let (payload, origins) = self.open.seal(now_ms);
+            self.sealed.push_back(Sealed::Batch(payload, origins));
         }
+    }
+
+    /// Keeps a place for this log's share of a gang, behind everything taken in before it.
+    pub(crate) fn queue_gang(&mut self, now_ms: u64, number: u64, origins: usize) {
+        self.seal(now_ms);
+        self.sealed.push_back(Sealed::Gang(number));
+        self.pending += origins;
+    }
+
+    /// The gang whose share is the next entry to be proposed.
+    pub(crate) fn next_gang(&self) -> Option<u64> {
+        match self.sealed.front() {
+            Some(Sealed::Gang(number)) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// The share of the gang at the front has been proposed.
+    pub(crate) fn gang_proposed(&mut self, index: u64, origins: Vec<Origin>, now_us: u64) {
+        self.sealed.pop_front();
+        self.await_fate(index, origins, now_us);
+    }
+
+    /// A gang will not be proposed. Its place is taken by an entry without commands: reads may wait for its index.
+    pub(crate) fn drop_gang(&mut self, now_ms: u64, number: u64, origins: usize) {
+        self.pending -= origins;
+        for sealed in &mut self.sealed {
+            if matches!(sealed, Sealed::Gang(other) if *other == number) {
+                let empty = batch::Writer::new().finish(now_ms);
+                *sealed = Sealed::Batch(Payload::from_vec(empty), Vec::new());
+            }
+        }
+    }
+
+    /// Whether the log had no room for its share of a gang.
+    pub(crate) fn set_starved(&mut self) {
+        self.starved = true;
     }
 
     /// Proposes what has been taken in. Batching never waits: an entry is closed by every step.
@@ -158,7 +233,11 @@ impl PhysicalLog {
     ) {
         self.seal(now_ms);
         self.starved = false;
-        while let Some((payload, origins)) = self.sealed.pop_front() {
+        while let Some(sealed) = self.sealed.pop_front() {
+            let (payload, origins) = match sealed {
+                Sealed::Batch(payload, origins) => (payload, origins),
+                Sealed::Gang(number) => return self.sealed.push_front(Sealed::Gang(number)),
+            };
             match self.group.propose(payload.clone()) {
                 Ok(index) => {
                     self.await_fate(index, origins, now_us);
@@ -168,7 +247,7 @@ impl PhysicalLog {
                     if self.group.is_leader() =>
                 {
                     self.starved = matches!(error, ProposeError::Full { .. });
-                    self.sealed.push_front((payload, origins));
+                    self.sealed.push_front(Sealed::Batch(payload, origins));
                     return;
                 }
                 Err(error) => {
@@ -201,9 +280,14 @@ impl PhysicalLog {
     }
 
     /// Takes in what a persisted step committed; finds out which of our entries a new leader has overwritten.
-    pub(crate) fn committed(&mut self, outbox: &mut Outbox, answers: &mut Vec<(Origin, Outcome)>) {
+    pub(crate) fn committed(
+        &mut self,
+        outbox: &mut Outbox,
+        book: &mut GangBook,
+        answers: &mut Vec<(Origin, Outcome)>,
+    ) {
         for entry in outbox.committed.drain(..) {
-            let mut origins = Vec::new();
+            let (mut origins, mut since_us) = (Vec::new(), 0);
             while self
                 .in_flight
                 .front()
@@ -214,7 +298,7 @@ impl PhysicalLog {
                     break;
                 };
                 if ours.index == entry.index && ours.term == entry.term {
-                    origins = ours.origins;
+                    (origins, since_us) = (ours.origins, ours.since_us);
                 } else {
                     self.pending -= ours.origins.len();
                     answers.extend(
@@ -224,36 +308,134 @@ impl PhysicalLog {
                     );
                 }
             }
-            // Behind those that wait already, even when what they waited for has just been applied.
-            let waits = self.applied < self.replay_to || !self.behind.is_empty();
-            let queue = match waits {
-                true => &mut self.behind,
-                false => &mut self.apply_queue,
+            // A checkpoint may have been installed that holds it.
+            if entry.index <= self.applied {
+                continue;
+            }
+            let next = ToApply {
+                entry,
+                origins,
+                since_us,
+                skip: false,
             };
-            queue.push_back(ToApply { entry, origins });
+            // Behind those that wait already, even when what they waited for has just been applied.
+            match self.applied < self.replay_to || !self.behind.is_empty() {
+                true => self.behind.push_back(next),
+                false => self.queue(next, book),
+            }
+        }
+        if self.group.applied() < self.applied {
+            self.group.applied_to(self.applied);
         }
     }
 
-    /// Takes the next part of what the store lacks and the ring does not have.
+    /// An entry is next to be applied. The book must hear of entries in their order, and of none before: that a log's
+    /// term has moved on without an entry of a gang is evidence.
+    fn queue(&mut self, next: ToApply, book: &mut GangBook) {
+        let entry = next.entry;
+        let head = self.gang_head(&entry);
+        book.committed(usize::from(self.id), entry.index, entry.term, head.as_ref());
+        self.apply_queue.push_back(next);
+    }
+
+    /// Takes the next part of what the store lacks and the ring does not have, or what waited for that. Answers how many
+    /// entries have become next to be applied.
     ///
     /// # Errors
     /// Flash does not read back.
-    pub(crate) fn replay(&mut self) -> Result<(), ConsensusError> {
+    pub(crate) fn replay(&mut self, book: &mut GangBook) -> Result<usize, ConsensusError> {
+        let before = self.apply_queue.len();
         if self.applied >= self.replay_to {
-            self.apply_queue.append(&mut self.behind);
+            while let Some(next) = self.behind.pop_front() {
+                self.queue(next, book);
+            }
         } else if self.applying == 0 && self.apply_queue.is_empty() {
-            let entries = self.group.replay(self.applied + 1, self.replay_to)?;
-            self.apply_queue
-                .extend(entries.into_iter().map(|entry| ToApply {
-                    entry,
-                    origins: Vec::new(),
-                }));
+            for entry in self.group.replay(self.applied + 1, self.replay_to)? {
+                self.queue(ToApply::again(entry), book);
+            }
         }
-        Ok(())
+        Ok(self.apply_queue.len() - before)
+    }
+
+    /// What a ganged entry begins with; `None` for any other.
+    pub(crate) fn gang_head(&self, entry: &Committed) -> Option<Head> {
+        let mut fixed = [0; FIXED_BYTES];
+        let whole = entry.len as usize;
+        if whole < FIXED_BYTES || !self.group.peek_payload(entry.index, &mut fixed) {
+            return None;
+        }
+        let mut head = vec![0; Head::length(&fixed)?.min(whole)];
+        self.group.peek_payload(entry.index, &mut head);
+        Head::decode(&head).ok().map(|(head, _)| head)
+    }
+
+    /// The first entry that is committed and not applied; `None` also while a worker applies it.
+    pub(crate) fn front(&self) -> Option<u64> {
+        let front = self.apply_queue.front().filter(|_| self.applying == 0);
+        front.map(|next| next.entry.index)
+    }
+
+    /// When the entry at the front was proposed here; 0 if it was not.
+    pub(crate) fn front_since_us(&self) -> u64 {
+        self.apply_queue.front().map_or(0, |next| next.since_us)
+    }
+
+    /// The entry at the front belongs to a gang without effect.
+    pub(crate) fn skip_front(&mut self) {
+        if let Some(front) = self.apply_queue.front_mut() {
+            front.skip = true;
+        }
+    }
+
+    /// A worker is applying the gang whose entry is at the front.
+    pub(crate) fn hold_front(&mut self) {
+        self.applying = 1;
+    }
+
+    /// The entry at the front has been applied with its gang. Answers who waits for it.
+    pub(crate) fn pass_front(&mut self) -> Vec<Origin> {
+        self.applying = 0;
+        let Some(done) = self.apply_queue.pop_front() else {
+            return Vec::new();
+        };
+        (self.applied, self.applied_term) = (done.entry.index, done.entry.term);
+        self.group.applied_to(self.applied);
+        self.pending -= done.origins.len();
+        done.origins
+    }
+
+    /// Index and term of the entry at the front, and its payload behind the gang's head.
+    pub(crate) fn front_share(&self) -> Option<(u64, u64, Vec<u8>)> {
+        let front = self.apply_queue.front()?;
+        let mut payload = Vec::with_capacity(front.entry.len as usize);
+        self.group.copy_payload(front.entry.index, &mut payload);
+        let at = self.gang_head(&front.entry)?.view.len();
+        payload.drain(..Head::bytes(at).min(payload.len()));
+        Some((front.entry.index, front.entry.term, payload))
     }
 
     /// Answers commands whose fate stays open for too long, and reads that can no longer be confirmed.
-    pub(crate) fn expire(&mut self, now_us: u64, answers: &mut Vec<(Origin, Outcome)>) {
+    ///
+    /// `stop` is the entry of a gang at which the log stands still. Gangs whose shares will not be proposed are added to
+    /// `gangs`.
+    pub(crate) fn expire(
+        &mut self,
+        now_us: u64,
+        stop: Option<u64>,
+        gangs: &mut Vec<u64>,
+        answers: &mut Vec<(Origin, Outcome)>,
+    ) {
+        // A gang that is committed here may wait for another log's leader. Nothing is decided by telling its client.
+        if let Some(front) = self.apply_queue.front_mut()
+            && stop == Some(front.entry.index)
+            && !front.origins.is_empty()
+            && now_us.saturating_sub(front.since_us) > OUTCOME_TIMEOUT_US
+            && self.applying == 0
+        {
+            self.pending -= front.origins.len();
+            let waiting = front.origins.drain(..);
+            answers.extend(waiting.map(|origin| (origin, Outcome::Unknown)));
+        }
         if self.group.is_leader() {
             return;
         }
@@ -264,7 +446,15 @@ impl PhysicalLog {
         for read in self.reads.fail() {
             answers.push((read.origin, Outcome::NotLeader(leader)));
         }
-        while let Some((_, origins)) = self.sealed.pop_front() {
+        let sealed = std::mem::take(&mut self.sealed);
+        for sealed in sealed {
+            let origins = match sealed {
+                Sealed::Batch(_, origins) => origins,
+                Sealed::Gang(number) => {
+                    gangs.push(number);
+                    continue;
+                }
+            };
             self.pending -= origins.len();
             answers.extend(
                 origins
@@ -305,11 +495,12 @@ impl PhysicalLog {
     }
 
     /// How many entries one call of the state machine takes from the queue's front.
-    fn portion(&self) -> usize {
+    fn portion(&self, stop: Option<u64>) -> usize {
         let mut bytes = 0;
         self.apply_queue
             .iter()
             .take(APPLY_ENTRIES)
+            .take_while(|next| stop.is_none_or(|stop| next.entry.index < stop))
             .take_while(|next| {
                 let fits = bytes < APPLY_BYTES;
                 bytes += next.entry.len as usize;
@@ -318,22 +509,29 @@ impl PhysicalLog {
             .count()
     }
 
-    /// Applies what is committed without ever blocking. `Some` is work for a thread that may block.
+    /// Applies what is committed, up to where the log must stand still for a gang, without ever blocking. `Some` is work
+    /// for a thread that may block.
     ///
     /// # Errors
     /// A store that cannot go on.
     pub(crate) fn apply(
         &mut self,
         store: &dyn StateMachine,
+        stop: Option<u64>,
         answers: &mut Vec<(Origin, Outcome)>,
     ) -> Result<Option<ApplyJob>, ApplyError> {
         while self.can_apply() {
-            let count = self.portion();
+            let count = self.portion(stop);
+            if count == 0 {
+                break;
+            }
             self.scratch.clear();
             let mut spans = Vec::with_capacity(count);
             for next in self.apply_queue.iter().take(count) {
                 let start = self.scratch.len();
-                self.group.copy_payload(next.entry.index, &mut self.scratch);
+                if !next.skip {
+                    self.group.copy_payload(next.entry.index, &mut self.scratch);
+                }
                 spans.push(start..self.scratch.len());
             }
             let entries: Vec<EntryInput<'_>> = self
@@ -378,6 +576,11 @@ impl PhysicalLog {
                 entry_replies.reverse();
             }
             self.pending -= done.origins.len();
+            if done.skip {
+                let lost = done.origins.into_iter();
+                answers.extend(lost.map(|origin| (origin, Outcome::Lost)));
+                continue;
+            }
             let answered = done.origins.into_iter().zip(entry_replies);
             answers.extend(answered.map(|(origin, reply)| (origin, Outcome::Done(reply))));
         }
@@ -419,7 +622,47 @@ impl PhysicalLog {
                 );
             }
         }
+        if index < self.applied {
+            self.rewind_to(index);
+        }
         self.applied = index;
         self.applied_term = term;
+        self.group.skip_to(index);
+    }
+
+    /// A checkpoint holds less of this log than was applied: the entries behind it are applied again. The log still has
+    /// them, or the checkpoint would not have been taken: the ring, or below its first entry flash. The book is told by
+    /// [`PhysicalLog::retell`] and [`PhysicalLog::replay`].
+    fn rewind_to(&mut self, index: u64) {
+        let through = self.group.replay_through();
+        let mut waiting = std::mem::take(&mut self.apply_queue);
+        waiting.append(&mut self.behind);
+        // Parts of a replay that was under way; nobody waits for them.
+        waiting.retain(|next| next.entry.index > through);
+        let from = waiting.front().map(|next| next.entry.index);
+        let until = from.unwrap_or(self.group.delivered() + 1);
+        for again in (index.max(through) + 1..until).rev() {
+            let Some(entry) = self.group.delivered_entry(again) else {
+                debug_assert!(false, "entry {again} is gone");
+                return;
+            };
+            waiting.push_front(ToApply::again(entry));
+        }
+        match index < through {
+            true => (self.replay_to, self.behind) = (through, waiting),
+            false => (self.replay_to, self.apply_queue) = (0, waiting),
+        }
+    }
+
+    /// Tells the book again what waits in this log.
+    pub(crate) fn retell(&mut self, book: &mut GangBook) {
+        let log = usize::from(self.id);
+        book.reset(log, self.applied_term);
+        for position in 0..self.apply_queue.len() {
+            self.apply_queue[position].skip = false;
+            let entry = self.apply_queue[position].entry;
+            let head = self.gang_head(&entry);
+            book.committed(log, entry.index, entry.term, head.as_ref());
+        }
     }
 }

@@ -4,10 +4,24 @@
 
 use std::collections::VecDeque;
 
+use cyclone_wire::planted::{self, Bug};
+
+use crate::lease::Lease;
 use crate::requests::Origin;
 
 /// A round without an answer for this long is asked again: datagrams get lost.
 const ROUND_TIMEOUT_US: u64 = 25_000;
+
+/// What a read rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// A round of its own.
+    Index,
+    /// The lease, if there is one; otherwise a round.
+    Lease,
+    /// Nothing but the log's entries so far (cyclone §2), waited for until then.
+    Weak { until_us: u64 },
+}
 
 /// One read, with its query in wire form.
 pub(crate) struct Read {
@@ -15,10 +29,26 @@ pub(crate) struct Read {
     pub(crate) query: Vec<u8>,
     /// Index of the last entry that held a write submitted before this read.
     pub(crate) barrier: u64,
+    pub(crate) how: How,
+    /// The time by which keys expire for it, once that is settled.
+    pub(crate) now_ms: u64,
+}
+
+impl Read {
+    pub(crate) fn new(origin: Origin, query: Vec<u8>, barrier: u64, how: How) -> Read {
+        Read {
+            origin,
+            query,
+            barrier,
+            how,
+            now_ms: 0,
+        }
+    }
 }
 
 struct Round {
     context: u64,
+    term: u64,
     asked_us: u64,
     reads: Vec<Read>,
 }
@@ -30,7 +60,12 @@ pub(crate) struct Reads {
     asked: VecDeque<Round>,
     /// Confirmed; waiting for the state machine to reach the index.
     confirmed: VecDeque<(u64, Read)>,
+    /// Hoping for the lease.
+    leased: Vec<Read>,
+    /// Weak ones, by the index they wait for.
+    weak: VecDeque<(u64, Read)>,
     waiting: usize,
+    pub(crate) lease: Lease,
 }
 
 impl Reads {
@@ -41,7 +76,10 @@ impl Reads {
             new: Vec::new(),
             asked: VecDeque::new(),
             confirmed: VecDeque::new(),
+            leased: Vec::new(),
+            weak: VecDeque::new(),
             waiting: 0,
+            lease: Lease::default(),
         }
     }
 
@@ -51,13 +89,53 @@ impl Reads {
     }
 
     pub(crate) fn submit(&mut self, read: Read) {
-        self.new.push(read);
         self.waiting += 1;
+        match read.how {
+            How::Index => self.new.push(read),
+            How::Lease => self.leased.push(read),
+            //= cyclone §2
+            How::Weak { .. } => {
+                let waits = !planted::has(Bug::WeakReadWithoutWaiting);
+                self.weak
+                    .push_back((if waits { read.barrier } else { 0 }, read));
+            }
+        }
+    }
+
+    /// Takes back a read that may be executed again once the state machine has reached `index`.
+    pub(crate) fn wait_for(&mut self, index: u64, read: Read) {
+        self.waiting += 1;
+        self.confirmed.push_back((index, read));
+    }
+
+    /// Lets reads under the lease go on, to see what is committed; without it they become reads with a round.
+    pub(crate) fn use_lease(&mut self, now_us: u64, term: u64, commit: u64) {
+        let holds = self.lease.holds(now_us, term);
+        for mut read in self.leased.drain(..) {
+            if holds {
+                self.confirmed.push_back((commit.max(read.barrier), read));
+            } else {
+                read.how = How::Index;
+                self.new.push(read);
+            }
+        }
+    }
+
+    /// Takes the weak reads that have waited for too long.
+    pub(crate) fn late(&mut self, now_us: u64) -> Vec<Read> {
+        let mut late = Vec::new();
+        while let Some((_, read)) = self.weak.pop_front_if(
+            |(_, read)| matches!(read.how, How::Weak { until_us } if until_us <= now_us),
+        ) {
+            self.waiting -= 1;
+            late.push(read);
+        }
+        late
     }
 
     /// Starts a round for the new reads, and again for rounds that got no answer. `ask` is given the context and
     /// says whether the round could be started.
-    pub(crate) fn ask(&mut self, now_us: u64, mut ask: impl FnMut(u64) -> bool) {
+    pub(crate) fn ask(&mut self, now_us: u64, term: u64, mut ask: impl FnMut(u64) -> bool) {
         let late = |round: &Round| now_us.saturating_sub(round.asked_us) >= ROUND_TIMEOUT_US;
         while self.asked.front().is_some_and(late) {
             if let Some(round) = self.asked.pop_front() {
@@ -72,6 +150,7 @@ impl Reads {
             self.next_context += 1;
             self.asked.push_back(Round {
                 context,
+                term,
                 asked_us: now_us,
                 reads: std::mem::take(&mut self.new),
             });
@@ -85,6 +164,8 @@ impl Reads {
         };
         // A confirmed round confirms the earlier ones: they were asked before it.
         for round in self.asked.drain(..=position) {
+            // Those before it were not asked later than they were.
+            self.lease.confirmed(round.asked_us, round.term);
             self.confirmed.extend(
                 round
                     .reads
@@ -96,12 +177,11 @@ impl Reads {
 
     /// Takes the next read that may be executed, given what has been applied.
     pub(crate) fn take(&mut self, applied: u64) -> Option<Read> {
-        let (index, _) = self.confirmed.front()?;
-        if *index > applied {
-            return None;
-        }
+        let due = |(index, _): &mut (u64, Read)| *index <= applied;
+        let next = self.confirmed.pop_front_if(due);
+        let (_, read) = next.or_else(|| self.weak.pop_front_if(due))?;
         self.waiting -= 1;
-        self.confirmed.pop_front().map(|(_, read)| read)
+        Some(read)
     }
 
     /// Leadership is gone: hands back the unconfirmed reads, and the confirmed ones whose barrier may never come.
@@ -109,6 +189,8 @@ impl Reads {
         let mut failed = std::mem::take(&mut self.new);
         failed.extend(self.asked.drain(..).flat_map(|round| round.reads));
         failed.extend(self.confirmed.drain(..).map(|(_, read)| read));
+        failed.append(&mut self.leased);
+        failed.extend(self.weak.drain(..).map(|(_, read)| read));
         self.waiting = 0;
         failed
     }
@@ -124,11 +206,57 @@ mod tests {
     use super::*;
 
     fn read(barrier: u64) -> Read {
-        Read {
-            origin: Origin::Local(barrier),
-            query: Vec::new(),
-            barrier,
-        }
+        Read::new(Origin::Local(barrier), Vec::new(), barrier, How::Index)
+    }
+
+    #[test]
+    fn a_weak_read_waits_for_the_log_and_not_for_ever() {
+        let mut reads = Reads::new(1);
+        let weak = |barrier, until_us| Read {
+            how: How::Weak { until_us },
+            ..read(barrier)
+        };
+        reads.submit(weak(5, 100));
+        reads.submit(weak(7, 200));
+        reads.ask(0, 1, |_| panic!("no round"));
+        assert!(reads.take(4).is_none(), "an entry it must see is missing");
+        assert_eq!(reads.take(5).map(|read| read.barrier), Some(5));
+        assert!(reads.late(199).is_empty());
+        assert_eq!(reads.late(200).len(), 1);
+        assert_eq!(reads.len(), 0);
+        reads.submit(weak(9, 300));
+        assert_eq!(reads.fail().len(), 1);
+    }
+
+    #[test]
+    fn a_read_under_the_lease_needs_no_round_and_renews_none() {
+        let mut reads = Reads::new(1);
+        reads.lease = Lease::new(16, 1000, 0);
+        let leased = |barrier| Read {
+            how: How::Lease,
+            ..read(barrier)
+        };
+        let mut asked = Vec::new();
+        reads.submit(leased(1));
+        reads.use_lease(1000, 3, 8);
+        reads.ask(1000, 3, |context| {
+            asked.push(context);
+            true
+        });
+        assert_eq!(asked.len(), 1, "no lease yet");
+        reads.confirm(asked[0], 8);
+        assert_eq!(reads.take(8).map(|read| read.how), Some(How::Index));
+        reads.submit(leased(2));
+        reads.use_lease(10_999, 3, 9);
+        assert!(reads.take(8).is_none(), "what is committed");
+        assert_eq!(reads.take(9).map(|read| read.how), Some(How::Lease));
+        reads.submit(leased(3));
+        reads.use_lease(11_000, 3, 9);
+        assert!(
+            reads.take(9).is_none(),
+            "ten ticks after the round was asked"
+        );
+        assert!(reads.is_waiting_to_ask());
     }
 
     #[test]
@@ -137,7 +265,7 @@ mod tests {
         reads.submit(read(5));
         reads.submit(read(9));
         let mut asked = Vec::new();
-        reads.ask(0, |context| {
+        reads.ask(0, 1, |context| {
             asked.push(context);
             true
         });
@@ -157,7 +285,7 @@ mod tests {
         reads.submit(read(0));
         let mut asked = Vec::new();
         for now_us in [0, ROUND_TIMEOUT_US - 1, ROUND_TIMEOUT_US] {
-            reads.ask(now_us, |context| {
+            reads.ask(now_us, 1, |context| {
                 asked.push(context);
                 true
             });

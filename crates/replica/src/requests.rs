@@ -37,6 +37,10 @@ pub(crate) enum Origin {
         /// The client's number for the request.
         id: u64,
     },
+    /// One log's part of a read over several, by the read's number.
+    Joined(u64),
+    /// Nobody: the replica's own.
+    Nobody,
 }
 
 /// A log entry's payload in the making: up to [`BatchBuilder::MAX_COMMANDS`] commands become one entry

@@ -110,7 +110,7 @@ impl Reactor {
                     node.resign();
                     now.steady_us + 500_000
                 });
-                if !node.leads() || now.steady_us >= until {
+                if !node.leads_any() || now.steady_us >= until {
                     return node.close();
                 }
             }

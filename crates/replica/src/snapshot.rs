@@ -11,14 +11,14 @@ use std::sync::Arc;
 use cyclone_packet::{Outgoing, Peer};
 use cyclone_pmem::Payload;
 use cyclone_store::{ApplyError, CheckpointMeta, StateMachine};
-use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch, decode_files, encode_files};
+use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch, encode_list};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::{RaftMessage, SnapshotMeta};
 
+use crate::fetching::{Fetching, Piece, PieceState};
 use crate::node::{Done as NodeDone, Node, NodeError};
+use crate::physical::PhysicalLog;
 
-/// Bytes asked for in one request.
-const PIECE_BYTES: u32 = 64 << 10;
 /// Requests outstanding at once: with [`PIECE_BYTES`] well below what a socket buffers.
 const WINDOW: usize = 8;
 /// A request without an answer for this long is sent again.
@@ -57,38 +57,11 @@ struct Offered {
     id: u64,
     directory: PathBuf,
     files: Vec<(String, u64)>,
+    /// Per log, the index it was applied up to.
+    applied: Vec<u64>,
     used_us: u64,
     /// When each follower that was offered it last asked.
     followers: HashMap<u64, u64>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum PieceState {
-    Wanted,
-    Asked(u64),
-    Writing,
-    Done,
-}
-
-struct Piece {
-    file: u32,
-    offset: u64,
-    length: u32,
-    state: PieceState,
-}
-
-/// A checkpoint being fetched.
-struct Fetching {
-    offer: RaftMessage,
-    id: u64,
-    directory: PathBuf,
-    /// Names of files 1, 2, …; learnt from file 0.
-    files: Vec<(String, u64)>,
-    pieces: Vec<Piece>,
-    /// Every piece before this one is done.
-    done_before: usize,
-    heard_us: u64,
-    installing: bool,
 }
 
 /// The state of both roles.
@@ -114,6 +87,11 @@ impl Snapshots {
             fetching: None,
             next_id: salt << 16,
         })
+    }
+
+    /// Whether a checkpoint is being fetched or installed.
+    pub(crate) fn is_fetching(&self) -> bool {
+        self.fetching.is_some()
     }
 
     /// Whether this replica's state is about to be replaced: nothing may be applied meanwhile.
@@ -263,7 +241,7 @@ impl Node {
         offered.used_us = now_us;
         offered.followers.insert(from, now_us);
         if fetch.file == 0 {
-            let list = encode_files(&offered.files);
+            let list = encode_list(&offered.applied, &offered.files);
             let chunk = SnapshotChunk {
                 offset: 0,
                 total: list.len() as u64,
@@ -307,12 +285,15 @@ impl Node {
             return;
         };
         let now_us = self.now_us();
-        if let Some(fetching) = &mut self.snapshots.fetching
-            && (fetching.installing
-                || (fetching.id == meta.id && fetching.offer.from == offer.from))
-        {
-            fetching.offer.term = fetching.offer.term.max(offer.term);
-            return;
+        if let Some(fetching) = &mut self.snapshots.fetching {
+            let same = fetching.id == meta.id && fetching.from == offer.from;
+            if same {
+                fetching.take_offer(offer);
+                return;
+            }
+            if fetching.installing {
+                return;
+            }
         }
         if meta.index <= self.logs[usize::from(offer.log)].applied {
             // Nothing to fetch: Raft only needs to hear that the offer was taken.
@@ -330,11 +311,8 @@ impl Node {
         if fs::create_dir_all(&directory).is_err() {
             return;
         }
-        tracing::info!(
-            from = offer.from,
-            index = meta.index,
-            "fetching a checkpoint"
-        );
+        let from = offer.from;
+        tracing::info!(from, index = meta.index, "fetching a checkpoint");
         let list = Piece {
             file: 0,
             offset: 0,
@@ -342,7 +320,9 @@ impl Node {
             state: PieceState::Wanted,
         };
         self.snapshots.fetching = Some(Fetching {
-            offer,
+            offers: vec![offer],
+            from,
+            applied: Vec::new(),
             id: meta.id,
             directory,
             files: Vec::new(),
@@ -382,7 +362,7 @@ impl Node {
             fetching.done_before += 1;
         }
         let mut requests = Vec::new();
-        let (id, from) = (fetching.id, fetching.offer.from);
+        let (id, from) = (fetching.id, fetching.from);
         let window = fetching
             .pieces
             .iter_mut()
@@ -420,7 +400,7 @@ impl Node {
         };
         let now_us = self.now_us();
         let Some(fetching) = self.snapshots.fetching.as_mut().filter(|fetching| {
-            fetching.id == chunk.id && fetching.offer.from == from && !fetching.installing
+            fetching.id == chunk.id && fetching.from == from && !fetching.installing
         }) else {
             return;
         };
@@ -438,6 +418,10 @@ impl Node {
         if chunk.file == 0 {
             if !fetching.take_list(&chunk.bytes) {
                 self.counters.malformed += 1;
+                return self.abandon_fetch();
+            }
+            if !self.would_fit() {
+                // The leader will have a newer one once nobody asks for this.
                 return self.abandon_fetch();
             }
             return self.fetch_upkeep(now_us);
@@ -465,6 +449,17 @@ impl Node {
         });
     }
 
+    /// Whether the logs still have what comes behind the checkpoint: it is installed for all logs at once, and only if
+    /// none falls below its retained log.
+    fn would_fit(&self) -> bool {
+        let Some(fetching) = &self.snapshots.fetching else {
+            return false;
+        };
+        let fits = |(log, applied): (&PhysicalLog, &u64)| applied + 1 >= log.group.first_index();
+        fetching.applied.len() == self.logs.len()
+            && self.logs.iter().zip(&fetching.applied).all(fits)
+    }
+
     fn install_when_whole(&mut self) {
         // A worker that is applying would write into the state that is being replaced.
         let applying = self.logs.iter().any(|log| log.is_applying());
@@ -477,6 +472,12 @@ impl Node {
         if !whole || fetching.installing || applying {
             return;
         }
+        if !self.would_fit() {
+            return self.abandon_fetch();
+        }
+        let Some(fetching) = self.snapshots.fetching.as_mut() else {
+            return;
+        };
         fetching.installing = true;
         let (id, directory) = (fetching.id, fetching.directory.clone());
         let store: Arc<dyn StateMachine> = Arc::clone(&self.store);
@@ -549,6 +550,7 @@ impl Node {
             id,
             directory,
             files,
+            applied: meta.applied.iter().map(|(index, _)| *index).collect(),
             used_us,
             followers: HashMap::new(),
         });
@@ -571,60 +573,16 @@ impl Node {
         for (log, &(index, term)) in self.logs.iter_mut().zip(&meta.applied) {
             log.skip_to(index, term, &mut self.answers);
         }
-        let log = usize::from(fetching.offer.log);
-        if self.logs[log]
-            .group
-            .install_snapshot(&fetching.offer)
-            .is_err()
-        {
-            self.counters.malformed += 1;
+        self.retell_gangs();
+        for offer in &fetching.offers {
+            let log = usize::from(offer.log);
+            if self.logs[log].group.install_snapshot(offer).is_err() {
+                self.counters.malformed += 1;
+            }
         }
-        tracing::info!(from = fetching.offer.from, "installed a checkpoint");
+        tracing::info!(from = fetching.from, "installed a checkpoint");
         // Left-overs are removed at the next start as well.
         let _ = fs::remove_dir_all(fetching.directory);
         Ok(())
-    }
-}
-
-impl Fetching {
-    fn is_empty_file(&self, file: u32) -> bool {
-        file > 0
-            && self
-                .files
-                .get(file as usize - 1)
-                .is_some_and(|(_, length)| *length == 0)
-    }
-
-    /// Takes in the list of files; `false` if it is not one.
-    fn take_list(&mut self, bytes: &[u8]) -> bool {
-        let Ok(files) = decode_files(bytes) else {
-            return false;
-        };
-        // A name must stay within the directory.
-        let plain =
-            |name: &str| !name.is_empty() && name != "." && name != ".." && !name.contains('/');
-        if files.is_empty() || !files.iter().all(|(name, _)| plain(name)) {
-            return false;
-        }
-        self.pieces[0].state = PieceState::Done;
-        for (number, (name, length)) in files.iter().enumerate() {
-            if *length == 0 && fs::File::create(self.directory.join(name)).is_err() {
-                return false;
-            }
-            let mut offset = 0;
-            while offset < *length {
-                let piece = u64::from(PIECE_BYTES).min(length - offset) as u32;
-                let state = PieceState::Wanted;
-                self.pieces.push(Piece {
-                    file: number as u32 + 1,
-                    offset,
-                    length: piece,
-                    state,
-                });
-                offset += u64::from(piece);
-            }
-        }
-        self.files = files;
-        true
     }
 }

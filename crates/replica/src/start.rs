@@ -22,6 +22,7 @@ use cyclone_wire::planted::{self, Bug};
 use crate::config::{Config, ConfigError};
 use crate::flash::{self, Durability};
 use crate::identity::{Identity, IdentityError};
+use crate::lease::Lease;
 use crate::node::{Boot, Node};
 use crate::physical::PhysicalLog;
 use crate::platform::{Os, Platform};
@@ -369,7 +370,8 @@ fn open_port(
     };
     let mut settings = PortConfig::new(PortIdentity::Node(config.id), keys, boot);
     settings.security = config.security;
-    settings.max_message = 2 * (config.max_value_bytes + config.max_key_bytes) + MESSAGE_SLACK;
+    let longest = 2 * (config.max_value_bytes + config.max_key_bytes);
+    settings.max_message = longest.max(config.max_batch_bytes()) + MESSAGE_SLACK;
     let mut port = Port::new(driver, pool.clone(), settings)?;
     for member in config
         .members
@@ -482,20 +484,36 @@ impl Node {
             group.applied_term = applied_term;
             group.heartbeat_ticks = ticks(config.heartbeat);
             group.election_ticks = ticks(config.election);
+            // Log 0's winner is to be the others' too: they leave it the time.
+            group.election_delay_ticks = if log == 0 { 0 } else { ticks(config.election) };
             group.seed = salt ^ u64::from(log);
             group.max_message_bytes = group.max_message_bytes.min(message_bytes);
             group.max_append_bytes = group.max_append_bytes.min(message_bytes);
-            logs.push(PhysicalLog::new(
+            // A batch of many values may be longer than the longest value.
+            let half = (u64::from(pool.count()) / 2).saturating_sub(2) * port.chunk_bytes() as u64;
+            group.max_entry_bytes = group.max_entry_bytes.min(half);
+            let lease = match config.lease_reads {
+                true => Lease::new(
+                    u64::from(group.election_ticks),
+                    tick_us,
+                    config.clock_drift_ppm,
+                ),
+                false => Lease::default(),
+            };
+            let mut physical = PhysicalLog::new(
                 log,
                 Group::open_with(group, ring, level)?,
                 applied,
                 applied_term,
                 salt & 0xffff_ffff,
-            ));
+            );
+            physical.reads.lease = lease;
+            logs.push(physical);
         }
         let boot = Boot {
             tick_us,
-            salt: salt & 0xffff_ffff,
+            salt,
+            election_ticks: ticks(config.election),
             survives: match only {
                 Some(_) => Survives::PowerLoss,
                 None => region.survives(),

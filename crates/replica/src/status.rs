@@ -14,6 +14,10 @@ pub struct Counters {
     pub reads: u64,
     /// Requests refused because a queue or the log was full.
     pub refused_busy: u64,
+    /// Operations over several logs that were taken in.
+    pub gangs: u64,
+    /// Of those, the ones that a log did not take its share of.
+    pub gangs_aborted: u64,
     /// Packets that did not parse or said nonsense.
     pub malformed: u64,
     /// Appends dropped because this replica's log was full; the leader sends them again.

@@ -18,6 +18,8 @@ pub(crate) const FLUSH_AT: f64 = 0.4;
 /// Fill from which on lagging followers no longer hold entries back.
 pub(crate) const LAGGARDS_UNTIL: f64 = 0.7;
 
+/// Places of the logs' ends that are remembered.
+const MARKS: usize = 256;
 /// How often a peer without an association is spoken to.
 const TOUCH_US: u64 = 500_000;
 
@@ -57,6 +59,10 @@ impl Node {
     pub(crate) fn trim(&mut self) -> Result<(), NodeError> {
         let mut flush = false;
         self.give_way();
+        // What is being fetched may lie behind what was applied; the log must not lose what is in between.
+        if self.snapshots.is_fetching() {
+            return Ok(());
+        }
         for log in &mut self.logs {
             if log.group.flash().is_some() {
                 let flushed = self.store.flushed(log.id);
@@ -153,9 +159,42 @@ impl Node {
         self.active_us = self.now.steady_us;
     }
 
-    /// Last index of the log: at or behind every write answered so far.
-    pub fn last_index(&self) -> u64 {
-        self.logs[0].group.last_index()
+    /// A place behind every write answered so far, for [`Node::replicas_holding`]: the logs' last indexes, added up.
+    pub fn write_mark(&self) -> u64 {
+        self.logs.iter().map(|log| log.group.last_index()).sum()
+    }
+
+    /// How many other replicas hold every entry that was there when the mark was taken. With several logs the places of
+    /// each are noted now and then, so that a replica may be counted late, never early.
+    pub fn replicas_holding(&self, mark: u64) -> usize {
+        let noted = self.marks.iter().find(|(sum, _)| *sum >= mark);
+        let now: Vec<u64> = self.logs.iter().map(|log| log.group.last_index()).collect();
+        let lasts = match (&self.logs[..], noted) {
+            ([_], _) => vec![mark],
+            (_, Some((_, lasts))) => lasts.clone(),
+            (_, None) => now,
+        };
+        let mut holding = std::collections::HashMap::new();
+        for (log, last) in self.logs.iter().zip(lasts) {
+            let peers = log.group.status().peers;
+            for peer in peers.iter().filter(|peer| peer.matched >= last) {
+                *holding.entry(peer.id).or_insert(0) += 1;
+            }
+        }
+        let all = holding.values().filter(|logs| **logs == self.logs.len());
+        all.count()
+    }
+
+    /// Notes where the logs end.
+    pub(crate) fn note_mark(&mut self) {
+        let sum = self.write_mark();
+        if self.logs.len() > 1 && self.marks.back().is_none_or(|(last, _)| *last < sum) {
+            let lasts = self.logs.iter().map(|log| log.group.last_index());
+            self.marks.push_back((sum, lasts.collect()));
+            if self.marks.len() > MARKS {
+                self.marks.pop_front();
+            }
+        }
     }
 
     /// The packet port's counters by name.
@@ -183,38 +222,11 @@ impl Node {
         &self.config
     }
 
-    /// Whether this replica leads every log.
-    pub fn leads(&self) -> bool {
-        self.logs.iter().all(|log| log.group.is_leader())
-    }
-
-    /// The leader of the log that a slot lives in, if known.
-    pub fn leader_of(&self, slot: u16) -> Option<u64> {
-        self.logs[usize::from(slot) % self.logs.len()]
-            .group
-            .leader()
-    }
-
     /// Descriptors that are readable when packets wait, or when flash has something to tell.
     pub fn port_descriptors(&self) -> Vec<RawFd> {
         let mut descriptors = self.port.fds();
         descriptors.extend(self.flash_descriptors());
         descriptors
-    }
-
-    /// Hands leadership to the follower that has most of the log, log by log.
-    pub fn resign(&mut self) {
-        for log in &mut self.logs {
-            let peers = log.group.status().peers;
-            let best = peers
-                .iter()
-                .filter(|peer| peer.recent_active)
-                .max_by_key(|peer| peer.matched);
-            if let Some(best) = best {
-                // Refused when leadership is gone already: then there is nothing to hand over.
-                let _ = log.group.transfer_leader(best.id);
-            }
-        }
     }
 
     /// A clean end: the store takes over what it has not written, so that the next start replays little.

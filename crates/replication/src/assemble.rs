@@ -94,6 +94,11 @@ impl Assembler {
         self.abandoned + open as u64
     }
 
+    /// Records of which blocks are missing and may still come.
+    pub fn unfinished(&self) -> u64 {
+        self.streams.values().map(|it| it.sets.len() as u64).sum()
+    }
+
     /// Counts a record that was found incomplete by other means than its blocks.
     pub(crate) fn note_incomplete(&mut self) {
         self.abandoned += 1;

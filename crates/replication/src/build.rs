@@ -86,6 +86,8 @@ pub struct BackupConfig {
     pub first_words: bool,
     /// Where closed buffers go; `None` keeps them in memory only (`tailwind`).
     pub archive: Option<ArchiveConfig>,
+    /// Free segments that no remote sender gets: they are for the server's own logs.
+    pub reserved_segments: u32,
 }
 
 impl BackupConfig {
@@ -100,6 +102,7 @@ impl BackupConfig {
             batch: 128,
             first_words: false,
             archive: None,
+            reserved_segments: 0,
         }
     }
 }
@@ -150,7 +153,8 @@ pub fn backup(
     endpoint: Box<dyn Endpoint>,
     config: BackupConfig,
 ) -> Result<Box<dyn Backup>, ReplicationError> {
-    Ok(match protocol {
+    let reserved = config.reserved_segments;
+    let mut backup: Box<dyn Backup> = match protocol {
         Protocol::Rpc => {
             let keeper = RpcKeeper::default();
             Box::new(LogBackup::open(protocol, endpoint, config, keeper)?)
@@ -172,7 +176,9 @@ pub fn backup(
         }
         Protocol::Rowan => Box::new(RowanBackup::open(endpoint, rowan_backup(&config))?),
         Protocol::Tailwind => Box::new(TailwindBackup::open(endpoint, tailwind_backup(config))?),
-    })
+    };
+    backup.table_mut().reserve(reserved);
+    Ok(backup)
 }
 
 fn rowan_sender(config: &SenderConfig) -> RowanSenderConfig {
@@ -190,6 +196,7 @@ fn rowan_backup(config: &BackupConfig) -> RowanBackupConfig {
         max_posted: config.max_posted,
         batch: config.batch,
         first_words: config.first_words,
+        reserved_segments: config.reserved_segments,
         ..RowanBackupConfig::new(config.token, config.secret)
     }
 }

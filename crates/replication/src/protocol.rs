@@ -7,6 +7,8 @@ use std::time::Duration;
 use cyclone_fabric::{Address, FabricError};
 use cyclone_pmem::SharedArea;
 
+use crate::memory::BackupMemory;
+
 /// The protocols, by the names that commands and reports use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
@@ -176,6 +178,13 @@ pub trait Backup: Send {
 
     /// The memory that holds the log, for scanning.
     fn memory(&self) -> &SharedArea;
+
+    /// The segment table, which the server's own logs have their segments from too.
+    fn table(&self) -> &BackupMemory;
+
+    /// The same, to allocate and to move segments that [`Owner::is_remote`](crate::Owner::is_remote) says are the
+    /// server's own, and to commit used segments of remote owners that were taken. Everything else is the protocol's.
+    fn table_mut(&mut self) -> &mut BackupMemory;
 
     /// What it has done so far.
     fn stats(&self) -> BackupStats;

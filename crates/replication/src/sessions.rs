@@ -458,6 +458,14 @@ impl<K: Keeper> Backup for LogBackup<K> {
         self.sessions.memory.area()
     }
 
+    fn table(&self) -> &BackupMemory {
+        &self.sessions.memory
+    }
+
+    fn table_mut(&mut self) -> &mut BackupMemory {
+        &mut self.sessions.memory
+    }
+
     fn stats(&self) -> BackupStats {
         self.sessions.stats
     }

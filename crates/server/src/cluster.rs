@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::config::{Cluster, File, Limits, MemberEntry, Node, Timing, hex};
+use crate::config::{Cluster, File, Limits, MemberEntry, Node, Reads, Timing, hex};
 
 /// What kind of cluster to start.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ pub struct Options {
     pub pin: Vec<usize>,
     /// How the loops wait.
     pub polling: String,
+    /// Physical logs.
+    pub logs: u16,
     /// Shortest silence before an election, in milliseconds; the default if not given.
     pub election_ms: Option<u64>,
     /// The program to run; this one if not given.
@@ -54,6 +56,7 @@ impl Default for Options {
             first_port: 7101,
             pin: Vec::new(),
             polling: "adaptive".into(),
+            logs: 1,
             election_ms: None,
             executable: None,
         }
@@ -104,7 +107,7 @@ pub fn random_key() -> Result<[u8; 32]> {
 }
 
 /// Finds `count` ports, from `first` on, that are free for both TCP and UDP on loopback.
-fn free_ports(first: u16, count: usize) -> Result<Vec<u16>> {
+pub(crate) fn free_ports(first: u16, count: usize) -> Result<Vec<u16>> {
     let mut found = Vec::with_capacity(count);
     for port in first..u16::MAX {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -119,7 +122,7 @@ fn free_ports(first: u16, count: usize) -> Result<Vec<u16>> {
 }
 
 /// A directory for the regions: in memory where the machine has it.
-fn region_directory(directory: &Path) -> Result<PathBuf> {
+pub(crate) fn region_directory(directory: &Path) -> Result<PathBuf> {
     let shm = Path::new("/dev/shm");
     let path = if shm.is_dir() {
         shm.join(format!(
@@ -152,7 +155,7 @@ impl LocalCluster {
             .collect();
         let cluster = Cluster {
             id: hex(&random_key()?[..16]),
-            logs: 1,
+            logs: options.logs,
             node_key: hex(&random_key()?),
             client_key: hex(&client_key),
             security: options.security.clone(),
@@ -185,6 +188,7 @@ impl LocalCluster {
                     election_ms: options.election_ms.unwrap_or(Timing::default().election_ms),
                     ..Timing::default()
                 },
+                reads: Reads::default(),
             };
             let config = directory.join(format!("node{}.toml", member.id));
             fs::write(&config, toml::to_string(&file)?)

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use cyclone_replica::{
     Config, Durability, Engine, FlashConfig, Member, Polling, Security, Transport,
 };
+use cyclone_wire::client::ReadMode;
 use serde::{Deserialize, Serialize};
 
 /// The file as written. Field meanings and units: docs/configuration.md.
@@ -24,6 +25,9 @@ pub struct File {
     /// Timing; every field has a default.
     #[serde(default)]
     pub timing: Timing,
+    /// How reads are answered; every field has a default.
+    #[serde(default)]
+    pub reads: Reads,
 }
 
 /// What all nodes of the cluster share.
@@ -125,6 +129,49 @@ impl Default for Limits {
             max_pending: 8192,
             block_cache_bytes: 64 << 20,
         }
+    }
+}
+
+/// How reads are answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Reads {
+    /// How Redis connections read until they say otherwise (CLIENT READMODE): `index`, `log`, `lease`, `weak`.
+    pub mode: String,
+    /// Whether reads may rest on the leader's lease. The same on all nodes.
+    pub lease: bool,
+    /// How much the speed of this machine's steady clock may be off, in millionths.
+    pub clock_drift_ppm: u32,
+    /// How old, in milliseconds, what a follower shows to READONLY connections may be; 0: followers show nothing.
+    pub follower_staleness_ms: u64,
+}
+
+impl Default for Reads {
+    fn default() -> Self {
+        Reads {
+            mode: "index".into(),
+            lease: false,
+            clock_drift_ppm: 1000,
+            follower_staleness_ms: 0,
+        }
+    }
+}
+
+impl Reads {
+    /// The mode of Redis connections.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn mode(&self) -> Result<ReadMode> {
+        Ok(match self.mode.as_str() {
+            "index" => ReadMode::Index,
+            "log" => ReadMode::Log,
+            "lease" => ReadMode::Lease,
+            "weak" => ReadMode::Weak,
+            other => {
+                bail!("reads.mode = {other:?}: expected \"index\", \"log\", \"lease\" or \"weak\"")
+            }
+        })
     }
 }
 
@@ -232,6 +279,7 @@ impl File {
             },
             limits: Limits::default(),
             timing: Timing::default(),
+            reads: Reads::default(),
         })
     }
 
@@ -294,6 +342,12 @@ impl File {
             max_pending: self.limits.max_pending,
             block_cache_bytes: self.limits.block_cache_bytes,
             flash: self.flash()?,
+            lease_reads: self.reads.lease,
+            clock_drift_ppm: self.reads.clock_drift_ppm,
+            follower_staleness: match self.reads.follower_staleness_ms {
+                0 => None,
+                ms => Some(Duration::from_millis(ms)),
+            },
         };
         if config.node_key == config.client_key {
             bail!(

@@ -19,11 +19,11 @@ use crate::cluster::{LocalCluster, Options};
 use crate::resp;
 
 /// Writers at once.
-const WRITERS: usize = 16;
+pub(crate) const WRITERS: usize = 16;
 /// Keys each writer goes through.
-const KEYS: u64 = 2000;
+pub(crate) const KEYS: u64 = 2000;
 /// Bytes of each value: its number, padded.
-const VALUE_BYTES: usize = 100;
+pub(crate) const VALUE_BYTES: usize = 100;
 
 /// What the command line says.
 pub struct Arguments {
@@ -35,15 +35,17 @@ pub struct Arguments {
     pub directory: Option<PathBuf>,
     /// The engine.
     pub engine: String,
+    /// Number of physical logs.
+    pub logs: u16,
 }
 
 /// What a writer knows about one key.
 #[derive(Clone, Copy, Default)]
-struct Known {
+pub(crate) struct Known {
     /// Last number that was acknowledged.
-    acked: u64,
+    pub acked: u64,
     /// Last number that was sent.
-    sent: u64,
+    pub sent: u64,
 }
 
 /// What the writers share.
@@ -67,11 +69,11 @@ impl Shared {
     }
 }
 
-fn value_of(number: u64) -> String {
+pub(crate) fn value_of(number: u64) -> String {
     format!("{number:0>VALUE_BYTES$}")
 }
 
-fn key_of(writer: usize, key: u64) -> String {
+pub(crate) fn key_of(writer: usize, key: u64) -> String {
     format!("demo:{writer}:{key}")
 }
 
@@ -164,13 +166,13 @@ fn note_failover(shared: &Shared, address: SocketAddr, now_us: u64) {
 }
 
 /// Progress for people: one line that is rewritten on a terminal, a line per step elsewhere.
-struct Progress {
-    begun: Instant,
-    terminal: bool,
+pub(crate) struct Progress {
+    pub begun: Instant,
+    pub terminal: bool,
 }
 
 impl Progress {
-    fn say(&self, text: &str) {
+    pub fn say(&self, text: &str) {
         let seconds = self.begun.elapsed().as_secs_f64();
         let clear = if self.terminal { "\r\x1b[K" } else { "" };
         eprintln!("{clear}[{seconds:5.1} s] {text}");
@@ -204,7 +206,7 @@ impl Progress {
     }
 }
 
-fn check(interrupted: &AtomicBool) -> Result<()> {
+pub(crate) fn check(interrupted: &AtomicBool) -> Result<()> {
     if interrupted.load(Ordering::Relaxed) {
         bail!("interrupted; the cluster has been stopped");
     }
@@ -212,16 +214,16 @@ fn check(interrupted: &AtomicBool) -> Result<()> {
 }
 
 /// What the demo found.
-#[derive(serde::Serialize)]
-struct Report {
-    acked: u64,
-    lost: u64,
-    wrong: u64,
-    failover_ms: f64,
-    puts_per_s: u64,
-    get_p50_us: u64,
-    put_p50_us: u64,
-    put_p99_us: u64,
+#[derive(Default, serde::Serialize)]
+pub(crate) struct Report {
+    pub acked: u64,
+    pub lost: u64,
+    pub wrong: u64,
+    pub failover_ms: f64,
+    pub puts_per_s: u64,
+    pub get_p50_us: u64,
+    pub put_p50_us: u64,
+    pub put_p99_us: u64,
 }
 
 /// Runs the demo.
@@ -236,6 +238,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
     };
     progress.say(&format!("three replicas, data in {}", directory.display()));
     let options = Options {
+        logs: arguments.logs,
         engine: arguments.engine.clone(),
         ..Options::default()
     };
@@ -420,6 +423,34 @@ fn story(
     Ok(puts_per_s as u64)
 }
 
+/// What became of a key.
+pub(crate) enum Verdict {
+    /// It is what it may be.
+    Right,
+    /// An acknowledged write is gone.
+    Lost,
+    /// It is what nobody wrote.
+    Wrong,
+}
+
+/// Judges what was read by what its writer knows.
+pub(crate) fn judge(value: Option<&str>, known: Known, key: u64) -> Verdict {
+    let Some(text) = value else {
+        return match known.acked {
+            0 => Verdict::Right,
+            _ => Verdict::Lost,
+        };
+    };
+    let number = text.trim_start_matches('0').parse::<u64>().unwrap_or(0);
+    if text != value_of(number) || number > known.sent || number % KEYS != key {
+        Verdict::Wrong
+    } else if number < known.acked {
+        Verdict::Lost
+    } else {
+        Verdict::Right
+    }
+}
+
 /// Waits until all replicas have applied the same index.
 fn wait_until_level(
     cluster: &LocalCluster,
@@ -470,23 +501,10 @@ fn verify(
                 .context("reading back")?;
             latency.saturating_record(begun.elapsed().as_micros() as u64);
             looked_at += 1;
-            match value.as_deref().map(|text| {
-                (
-                    text,
-                    text.trim_start_matches('0').parse::<u64>().unwrap_or(0),
-                )
-            }) {
-                None if known.acked == 0 => {}
-                None => lost += 1,
-                Some((text, number))
-                    if text != value_of(number)
-                        || number > known.sent
-                        || number % KEYS != key as u64 =>
-                {
-                    wrong += 1;
-                }
-                Some((_, number)) if number < known.acked => lost += 1,
-                Some(_) => {}
+            match judge(value.as_deref(), *known, key as u64) {
+                Verdict::Right => {}
+                Verdict::Lost => lost += 1,
+                Verdict::Wrong => wrong += 1,
             }
         }
     }

@@ -7,5 +7,6 @@ pub mod config;
 pub mod ctl;
 pub mod demo;
 pub mod logtool;
+pub mod pmkv;
 pub mod resp;
 pub mod serve;

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use cyclone::{bench, cluster, config, ctl, demo, logtool, serve};
+use cyclone::{bench, cluster, config, ctl, demo, logtool, pmkv, serve};
 use cyclone_bench::cli::Experiment;
 
 /// Replicated durability for key-value stores at memory speed.
@@ -78,9 +78,16 @@ struct Serve {
     /// Overrides node.durability: nvm or flash.
     #[arg(long)]
     durability: Option<String>,
-    /// Overrides node.engine: rocksdb, memory or echo.
+    /// Overrides node.engine: rocksdb, memory or echo. With pmkv, the log-structured store, --config is the cluster's file
+    /// and --id says which of its servers this is (docs/pmkv.md).
     #[arg(long)]
     engine: Option<String>,
+    /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share, if not what the cluster's file says.
+    #[arg(long)]
+    replication: Option<String>,
+    /// Overrides cluster.logs: number of physical logs, the same on all nodes and for ever.
+    #[arg(long)]
+    logs: Option<u16>,
     /// Overrides node.polling: adaptive, busy or event.
     #[arg(long)]
     polling: Option<String>,
@@ -100,9 +107,15 @@ struct Demo {
     /// Where to put the data (default: a new directory below the temporary one).
     #[arg(long)]
     directory: Option<PathBuf>,
-    /// rocksdb, memory or echo.
+    /// rocksdb, memory or echo; or pmkv: four servers of the log-structured store, three copies.
     #[arg(long, default_value = "rocksdb")]
     engine: String,
+    /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share.
+    #[arg(long, default_value = "rowan")]
+    replication: String,
+    /// Number of physical logs.
+    #[arg(long, default_value_t = 1)]
+    logs: u16,
 }
 
 #[derive(Args)]
@@ -188,6 +201,9 @@ enum ClusterCommand {
         /// Shortest silence before an election, in milliseconds.
         #[arg(long)]
         election_ms: Option<u64>,
+        /// Number of physical logs.
+        #[arg(long, default_value_t = 1)]
+        logs: u16,
     },
 }
 
@@ -213,12 +229,21 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Serve(arguments) => serve_node(&arguments),
+        Command::Demo(arguments) if arguments.engine == "pmkv" => pmkv::demo::run(
+            &pmkv::demo::Arguments {
+                json: arguments.json,
+                directory: arguments.directory,
+                replication: arguments.replication,
+            },
+            &stop_flag()?,
+        ),
         Command::Demo(arguments) => demo::run(
             &demo::Arguments {
                 json: arguments.json,
                 keep: arguments.keep,
                 directory: arguments.directory,
                 engine: arguments.engine,
+                logs: arguments.logs,
             },
             &stop_flag()?,
         ),
@@ -266,12 +291,14 @@ fn run(cli: Cli) -> Result<()> {
                     first_port,
                     engine,
                     election_ms,
+                    logs,
                 },
         }) => {
             let options = cluster::Options {
                 first_port,
                 engine,
                 election_ms,
+                logs,
                 ..cluster::Options::default()
             };
             // A signal must not end this between the start of the nodes and their description: nobody could end them.
@@ -290,6 +317,9 @@ fn serve_node(arguments: &Serve) -> Result<()> {
         .with_writer(std::io::stderr)
         .with_target(false)
         .init();
+    if arguments.engine.as_deref() == Some("pmkv") {
+        return serve_pmkv(arguments);
+    }
     let mut file = match &arguments.config {
         Some(path) => config::File::read(path)?,
         None => config::File::from_flags(
@@ -322,6 +352,9 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     if let Some(engine) = &arguments.engine {
         file.node.engine.clone_from(engine);
     }
+    if let Some(logs) = arguments.logs {
+        file.cluster.logs = logs;
+    }
     if let Some(polling) = &arguments.polling {
         file.node.polling.clone_from(polling);
     }
@@ -330,10 +363,36 @@ fn serve_node(arguments: &Serve) -> Result<()> {
         println!("the configuration is valid");
         return Ok(());
     }
+    end_with_parent(arguments)?;
+    serve::run(&file, arguments.bootstrap, &*stop_flag()?)
+}
+
+fn end_with_parent(arguments: &Serve) -> Result<()> {
     if arguments.end_with_parent {
         let signal = rustix::process::Signal::KILL;
         rustix::process::set_parent_process_death_signal(Some(signal))
             .context("parent death signal")?;
     }
-    serve::run(&file, arguments.bootstrap, &*stop_flag()?)
+    Ok(())
+}
+
+fn serve_pmkv(arguments: &Serve) -> Result<()> {
+    let config = arguments
+        .config
+        .clone()
+        .context("--engine pmkv needs the cluster's file: --config")?;
+    let id = arguments.id.context("--engine pmkv needs --id")?;
+    let id = u32::try_from(id).with_context(|| format!("--id {id} is too large"))?;
+    if arguments.check {
+        pmkv::file::ClusterFile::read(&config)?.server(id)?;
+        println!("the configuration is valid");
+        return Ok(());
+    }
+    end_with_parent(arguments)?;
+    let serve = pmkv::Arguments {
+        config,
+        id,
+        replication: arguments.replication.clone(),
+    };
+    pmkv::run(&serve, &*stop_flag()?)
 }

@@ -8,6 +8,7 @@ use cyclone_gateway::{
     Backend, Gateway, GatewayConfig, InfoSection, Outcome, Route, Topology, TopologyNode,
 };
 use cyclone_replica::{COMPANION, Companion, Config, Node, Now, Reactor};
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
 use mio::event::Event;
 
@@ -68,6 +69,18 @@ impl Backend for Behind<'_> {
         self.node.read(ticket, query);
     }
 
+    fn submit_read_as(&mut self, ticket: u64, query: &Query<'_>, mode: ReadMode) {
+        self.node.read_as(ticket, query, mode);
+    }
+
+    fn submit_stale_read(&mut self, ticket: u64, query: &Query<'_>) {
+        self.node.read_stale(ticket, query);
+    }
+
+    fn reads_stale(&self, _slot: u16) -> bool {
+        self.node.is_fresh_enough()
+    }
+
     fn submit_digest(&mut self, ticket: u64) {
         self.node.digest(ticket);
     }
@@ -105,6 +118,7 @@ impl Backend for Behind<'_> {
         Topology {
             nodes: nodes.collect(),
             epoch: log.term,
+            ranges: Vec::new(),
         }
     }
 
@@ -137,7 +151,9 @@ impl Backend for Behind<'_> {
             ("cyclone_survives".to_owned(), status.survives.clone()),
             ("cyclone_region".to_owned(), status.region.clone()),
         ];
+        ours.push(("cyclone_logs".to_owned(), status.logs.len().to_string()));
         for log in &status.logs {
+            ours.push((format!("cyclone_log{}_role", log.log), log.role.to_owned()));
             let mut add = |name: &str, value: u64| {
                 ours.push((format!("cyclone_log{}_{name}", log.log), value.to_string()))
             };
@@ -165,17 +181,26 @@ impl Backend for Behind<'_> {
                 ours.push((name, state.to_owned()));
             }
         }
-        for (id, matched, alive) in &status.logs[0].peers {
-            ours.push((
-                format!("cyclone_peer{id}"),
-                format!("matched={matched},alive={}", u8::from(*alive)),
-            ));
+        for log in &status.logs {
+            for (id, matched, alive) in &log.peers {
+                // One log's peers keep their short names.
+                let name = match log.log {
+                    0 => format!("cyclone_peer{id}"),
+                    other => format!("cyclone_log{other}_peer{id}"),
+                };
+                ours.push((
+                    name,
+                    format!("matched={matched},alive={}", u8::from(*alive)),
+                ));
+            }
         }
         let c = &status.counters;
         for (name, value) in [
             ("writes", c.writes),
             ("reads", c.reads),
             ("refused_busy", c.refused_busy),
+            ("gangs", c.gangs),
+            ("gangs_aborted", c.gangs_aborted),
             ("malformed_packets", c.malformed),
             ("dropped_full", c.dropped_full),
             ("store_stalls", c.store_stalls),
@@ -199,15 +224,11 @@ impl Backend for Behind<'_> {
     }
 
     fn write_mark(&self) -> u64 {
-        self.node.last_index()
+        self.node.write_mark()
     }
 
     fn replicas_acked(&self, mark: u64) -> usize {
-        self.node.status().logs[0]
-            .peers
-            .iter()
-            .filter(|peer| peer.1 >= mark)
-            .count()
+        self.node.replicas_holding(mark)
     }
 }
 
@@ -302,6 +323,7 @@ pub fn run(file: &File, bootstrap: bool, stop: &AtomicBool) -> Result<()> {
                 .map(|password| password.clone().into_bytes())
                 .collect();
             settings.max_clients = file.limits.max_clients;
+            settings.read_mode = file.reads.mode()?;
             settings.max_key_bytes = config.max_key_bytes;
             settings.max_value_bytes = config.max_value_bytes;
             settings.node_id = node_name(config.cluster_id, config.id);

@@ -84,7 +84,7 @@ fn configurations_that_are_wrong_name_the_field() {
             &["paper", "rocksdb"],
         ),
         ("node_key = \"", "node_key = \"zz", &["node_key", "64"]),
-        ("logs = 1", "logs = 3", &["logs = 3"]),
+        ("logs = 1", "logs = 65", &["logs = 65", "64"]),
         ("id = 1", "id = 0", &["id"]),
         ("election_ms = 50", "election_ms = 1", &["election"]),
     ];
@@ -159,6 +159,11 @@ fn regions_that_are_not_this_replicas_memory_are_refused() {
         ),
         &["33554432", "67108864"],
     );
+    // The number of logs is fixed: by the file or by the flag, another one is refused.
+    let fixed: &[&str] = &["made for 1 logs", "fixed at creation"];
+    let small = "max_value_bytes = 1048576";
+    let fewer = edited(&cluster, small, "max_value_bytes = 65536");
+    assert_says(&refusal(&fewer, &["--logs", "2"]), fixed);
 
     let region = fs::OpenOptions::new()
         .read(true)

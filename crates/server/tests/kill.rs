@@ -1,11 +1,12 @@
 //! Real processes, killed with SIGKILL under load, the leader and all three at once included. Every acknowledged write is
-//! there afterwards, the history of every key is linearizable, and the replicas agree byte for byte.
+//! there afterwards, the history of every key is linearizable, and the replicas agree byte for byte. With several logs some
+//! clients move money between accounts in different ones: whoever looks at all accounts sees that they add up.
 //!
 //! `CYCLONE_KILLS` sets the number of kills (50 by default), `CYCLONE_SEED` repeats the choice of victims.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cyclone::bench::{Sequence, native};
@@ -20,6 +21,7 @@ use cyclone_wire::reply::Reply;
 const CLIENTS: u64 = 8;
 const REGISTERS: u64 = 40;
 const COUNTERS: u64 = 10;
+const ACCOUNTS: u64 = 9;
 /// Pause between a client's requests: the test is about faults, not throughput.
 const PAUSE: Duration = Duration::from_micros(800);
 
@@ -45,6 +47,94 @@ fn execute(client: &mut Client, key: &[u8], op: &Op) -> Result<Reply, ClientErro
         Op::Incr(delta) => client.call(&command::Operation::IncrBy { key, delta: *delta }),
         other => panic!("{other:?} is not part of the load"),
     }
+}
+
+fn account(number: u64) -> Vec<u8> {
+    format!("account:{number}").into_bytes()
+}
+
+/// All accounts as one read shows them.
+fn balances(client: &mut Client) -> Result<Vec<Answer>, ClientError> {
+    let keys: Vec<Vec<u8>> = (0..ACCOUNTS).map(account).collect();
+    let keys = keys.iter().map(Vec::as_slice).collect();
+    let reply = client.query(&Query::MultiGet { keys })?;
+    let Reply::Array(items) = reply else {
+        panic!("accounts read as {reply:?}");
+    };
+    let balances: Vec<Answer> = items
+        .into_iter()
+        .map(|item| answer(&Op::Get, item))
+        .collect();
+    let sum: i64 = balances
+        .iter()
+        .map(|balance| match balance {
+            Answer::Bytes(text) => String::from_utf8_lossy(text).parse().expect("a number"),
+            _ => 0,
+        })
+        .sum();
+    assert_eq!(sum, 0, "half a transfer is visible: {balances:?}");
+    Ok(balances)
+}
+
+/// One teller: transfers between two or three accounts, and looks at all of them.
+fn teller(
+    mut client: Client,
+    number: u64,
+    seed: u64,
+    epoch: Instant,
+    stop: &AtomicBool,
+    acked: &AtomicU64,
+) -> History {
+    let mut history = History::new();
+    let mut choice = Sequence(seed ^ (number << 40));
+    while !stop.load(Ordering::Relaxed) {
+        let (from, amount) = (choice.draw() % ACCOUNTS, (choice.draw() % 50 + 1) as i64);
+        let to = (from + 1 + choice.draw() % (ACCOUNTS - 1)) % ACCOUNTS;
+        let invoke_us = epoch.elapsed().as_micros() as u64;
+        let mut note = |account_number: u64, op: Op, outcome: Outcome| {
+            history.push(Operation {
+                client: number,
+                key: account(account_number),
+                op,
+                invoke_us,
+                outcome,
+            });
+        };
+        let return_us = || epoch.elapsed().as_micros() as u64;
+        if choice.draw().is_multiple_of(4) {
+            if let Ok(balances) = balances(&mut client) {
+                acked.fetch_add(1, Ordering::Relaxed);
+                let return_us = return_us();
+                for (account, answer) in (0..).zip(balances) {
+                    note(account, Op::Get, Outcome::Done { return_us, answer });
+                }
+            }
+        } else {
+            let (a, b) = (account(from), account(to));
+            let incr = |key, delta| command::Operation::IncrBy { key, delta };
+            let batch = command::Operation::Batch {
+                expectations: Vec::new(),
+                operations: vec![incr(&a, -amount), incr(&b, amount)],
+            };
+            let result = client.call(&batch);
+            let return_us = return_us();
+            for (place, account, delta) in [(0, from, -amount), (1, to, amount)] {
+                let outcome = match &result {
+                    Ok(Reply::Array(sums)) => Outcome::Done {
+                        return_us,
+                        answer: answer(&Op::Incr(delta), sums[place].clone()),
+                    },
+                    Err(ClientError::NotDone(_)) => Outcome::NotDone,
+                    Err(ClientError::Unknown) => Outcome::Unknown,
+                    other => panic!("teller {number}: {other:?}"),
+                };
+                note(account, Op::Incr(delta), outcome);
+            }
+            acked.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
+        }
+        std::thread::sleep(PAUSE);
+    }
+    history
 }
 
 /// One client: one request at a time, its outcome recorded.
@@ -132,24 +222,39 @@ fn settled(cluster: &LocalCluster, patience: Duration) -> Vec<Option<String>> {
     }
 }
 
+/// The machine has too few cores for two clusters at once.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 #[test]
 fn killed_replicas_lose_nothing() {
-    kill_and_check(None, 50);
+    kill_and_check(1, None, 50);
+}
+
+#[test]
+fn killed_replicas_with_several_logs_keep_gangs_whole() {
+    kill_and_check(4, None, 50);
 }
 
 /// With a second level: what the ring has let go of comes back from flash.
 #[test]
 fn killed_replicas_with_a_second_level_lose_nothing() {
-    kill_and_check(Some("nvm"), 12);
+    kill_and_check(1, Some("nvm"), 12);
+}
+
+/// The same, where entries that come back belong to gangs.
+#[test]
+fn killed_replicas_with_several_logs_and_a_second_level_keep_gangs_whole() {
+    kill_and_check(4, Some("nvm"), 12);
 }
 
 /// Flash as the only durable level: the regions of killed nodes are removed before they start again.
 #[test]
 fn killed_replicas_that_lose_their_memory_lose_nothing() {
-    kill_and_check(Some("flash"), 12);
+    kill_and_check(1, Some("flash"), 12);
 }
 
-fn kill_and_check(durability: Option<&str>, default_kills: u64) {
+fn kill_and_check(logs: u16, durability: Option<&str>, default_kills: u64) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let number = |name: &str| {
         std::env::var(name)
             .ok()
@@ -163,18 +268,20 @@ fn kill_and_check(durability: Option<&str>, default_kills: u64) {
                 .expect("8"),
         )
     });
-    println!("CYCLONE_SEED={seed} CYCLONE_KILLS={kills}");
+    println!("{logs} logs: CYCLONE_SEED={seed} CYCLONE_KILLS={kills}");
     let directory = tempfile::tempdir().expect("temporary directory");
     let options = Options {
         // Of this process, below the ephemeral ones: test programs may run side by side.
         first_port: 10_000 + (std::process::id() % 900) as u16 * 10,
+        // Small enough with a second level that the ring lets go of entries.
         nvm_bytes: if durability.is_some() {
             20 << 20
         } else {
             32 << 20
-        },
+        } * u64::from(logs),
         durability: durability.map(str::to_owned),
-        flash_bytes: 64 << 20,
+        flash_bytes: (64 << 20) * u64::from(logs),
+        logs,
         executable: Some(PathBuf::from(env!("CARGO_BIN_EXE_cyclone"))),
         ..Options::default()
     };
@@ -198,7 +305,11 @@ fn kill_and_check(durability: Option<&str>, default_kills: u64) {
             let connection =
                 Client::connect(ClientConfig::new(nodes, cluster.client_key)).expect("client");
             let (stop, acked) = (Arc::clone(&stop), Arc::clone(&acked));
-            std::thread::spawn(move || load(connection, client, seed, epoch, &stop, &acked))
+            let work = match logs > 1 && client.is_multiple_of(2) {
+                true => teller,
+                false => load,
+            };
+            std::thread::spawn(move || work(connection, client, seed, epoch, &stop, &acked))
         })
         .collect();
     wait_for_progress(&acked, Duration::from_secs(10), "the start");
@@ -267,6 +378,18 @@ fn kill_and_check(durability: Option<&str>, default_kills: u64) {
             op: Op::Get,
             invoke_us,
             outcome,
+        });
+    }
+    let invoke_us = epoch.elapsed().as_micros() as u64;
+    let last = balances(&mut reader).expect("accounts at the end");
+    for (number, answer) in (0..).zip(last) {
+        let return_us = epoch.elapsed().as_micros() as u64;
+        history.push(Operation {
+            client: CLIENTS,
+            key: account(number),
+            op: Op::Get,
+            invoke_us,
+            outcome: Outcome::Done { return_us, answer },
         });
     }
     match linear::check(&history) {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use cyclone_replica::{Node, Outcome as Ended};
+use cyclone_wire::client::ReadMode;
 
 use crate::check::Broken;
 use crate::history::Outcome;
@@ -54,7 +55,14 @@ impl Callers {
         let (key, op) = self.chooser.choose(plan);
         self.ticket += 1;
         match request(&key, &op) {
-            Request::Query(query) => node.read(self.ticket, &query),
+            Request::Query(query) => {
+                let mode = match self.chooser.random.below(10) {
+                    0 => ReadMode::Log,
+                    1..6 => ReadMode::Lease,
+                    _ => ReadMode::Index,
+                };
+                node.read_as(self.ticket, &query, mode);
+            }
             Request::Write(operation) => node.write(self.ticket, &operation),
         }
         let pending = Pending {

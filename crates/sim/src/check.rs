@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use cyclone_consensus::{Decision, GangBook};
 use cyclone_replica::Node;
 use cyclone_store::{EntryInput, FakeDisk, KvMachine, Limits, Mode, StateMachine};
 use cyclone_wal::flash::FlashMode;
+use cyclone_wire::gang::Head;
 
 /// A committed entry, as the first replica to commit it had it.
 struct Entry {
@@ -28,9 +30,17 @@ struct Seen {
     commit: u64,
 }
 
-/// The invariants' memory.
-#[derive(Default)]
+/// The invariants' memory, for all logs.
 pub struct Checks {
+    logs: Vec<LogChecks>,
+    /// Comparisons made.
+    pub made: u64,
+}
+
+/// The invariants' memory for one log.
+#[derive(Default)]
+struct LogChecks {
+    log: usize,
     leaders: BTreeMap<u64, u64>,
     committed: Vec<Entry>,
     seen: BTreeMap<u64, Seen>,
@@ -38,7 +48,7 @@ pub struct Checks {
     claims: BTreeMap<u64, u64>,
     scratch: Vec<u8>,
     /// Comparisons made.
-    pub made: u64,
+    made: u64,
 }
 
 /// A promise that was broken.
@@ -51,15 +61,161 @@ fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), Broken> {
 }
 
 impl Checks {
-    /// Committed entries so far.
+    /// For a cluster with so many logs.
+    pub fn new(logs: usize) -> Checks {
+        let logs = (0..logs).map(|log| LogChecks {
+            log,
+            ..LogChecks::default()
+        });
+        Checks {
+            logs: logs.collect(),
+            made: 0,
+        }
+    }
+
+    /// Committed entries so far, of all logs.
     pub fn committed(&self) -> u64 {
-        self.committed.len() as u64
+        self.logs.iter().map(|log| log.committed.len() as u64).sum()
+    }
+
+    /// Committed entries of one log.
+    pub fn committed_in(&self, log: usize) -> u64 {
+        self.logs[log].committed.len() as u64
+    }
+
+    /// A replica has started: what it told others before must still hold.
+    pub fn started(&mut self, node: &Node, interrupted: bool) -> Result<(), Broken> {
+        for log in &mut self.logs {
+            log.started(node, interrupted)
+                .map_err(|error| log.told(error))?;
+        }
+        self.count();
+        Ok(())
+    }
+
+    /// A replica has finished a step: what it decided in it is durable and may be known to others.
+    pub fn stepped(&mut self, node: &Node) -> Result<(), Broken> {
+        for log in &mut self.logs {
+            log.stepped(node).map_err(|error| log.told(error))?;
+        }
+        self.count();
+        Ok(())
+    }
+
+    fn count(&mut self) {
+        for log in &mut self.logs {
+            self.made += std::mem::take(&mut log.made);
+        }
+    }
+
+    /// Entries that were applied and never seen committed.
+    pub fn unproven(&self) -> usize {
+        self.logs.iter().map(|log| log.claims.len()).sum()
+    }
+
+    /// The state after all committed entries, computed by a state machine of its own, as a hash. Gangs are decided from
+    /// the logs as the replicas do, but at another time: all entries are known at once.
+    pub fn replayed(&self, limits: Limits) -> anyhow::Result<String> {
+        let count = self.logs.len();
+        let machine = KvMachine::open(FakeDisk::default().open(|| false), count as u16, limits)?;
+        let mut book = GangBook::new(&vec![0; count]);
+        for (log, checks) in self.logs.iter().enumerate() {
+            for (entry, index) in checks.committed.iter().zip(1..) {
+                let head = Head::decode(&entry.payload).ok().map(|(head, _)| head);
+                book.committed(log, index, entry.term, head.as_ref());
+            }
+        }
+        let mut at = vec![0u64; count];
+        loop {
+            let mut moved = false;
+            for log in 0..count {
+                moved |= self.replay_on(&machine, &mut book, &mut at, log)?;
+            }
+            if !moved {
+                break;
+            }
+        }
+        let whole = (0..count).all(|log| at[log] == self.committed_in(log));
+        anyhow::ensure!(whole, "the committed logs do not decide every gang: {at:?}");
+        Ok(machine.digest()?)
+    }
+
+    /// Replays one log as far as it goes by itself, and a gang if its turn has come in all of its logs.
+    fn replay_on(
+        &self,
+        machine: &dyn StateMachine,
+        book: &mut GangBook,
+        at: &mut [u64],
+        log: usize,
+    ) -> anyhow::Result<bool> {
+        let input = |log: usize, index: u64, skip: usize| {
+            let entry = &self.logs[log].committed[index as usize - 1];
+            EntryInput {
+                index,
+                term: entry.term,
+                payload: &entry.payload[skip..],
+            }
+        };
+        let before = at[log];
+        while at[log] < self.committed_in(log) && book.stop(log) != Some(at[log] + 1) {
+            at[log] += 1;
+            machine.apply(log as u16, &[input(log, at[log], 0)], Mode::Blocking)?;
+        }
+        if at[log] == self.committed_in(log) {
+            return Ok(at[log] > before);
+        }
+        let next = at[log] + 1;
+        match book.decide(log) {
+            Decision::Wait => return Ok(at[log] > before),
+            Decision::Skip => {
+                let empty = EntryInput {
+                    payload: &[],
+                    ..input(log, next, 0)
+                };
+                machine.apply(log as u16, &[empty], Mode::Blocking)?;
+                (at[log], _) = (next, book.passed(log, next));
+            }
+            Decision::Together { apply, entries } => {
+                let turn = |(log, index): &(u16, u64)| at[usize::from(*log)] + 1 == *index;
+                if !entries.iter().all(turn) {
+                    return Ok(at[log] > before);
+                }
+                let mut parts = Vec::new();
+                for (log, index) in entries {
+                    let member = usize::from(log);
+                    let whole = input(member, index, 0).payload;
+                    let skip = Head::decode(whole).map_or(0, |(_, at)| at);
+                    let skip = if apply { skip } else { whole.len() };
+                    parts.push((log, input(member, index, skip)));
+                    at[member] = index;
+                    book.passed(member, index);
+                }
+                machine.apply_gang(&parts, Mode::Blocking)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// An earlier life of the cluster has committed this in its only log.
+    pub fn preload(&mut self, term: u64, payload: Vec<u8>) {
+        self.logs[0].committed.push(Entry {
+            term,
+            payload,
+            in_term: term,
+        });
+    }
+}
+
+impl LogChecks {
+    /// Which log a broken promise is about.
+    fn told(&self, Broken(what): Broken) -> Broken {
+        Broken(format!("log {}: {what}", self.log))
     }
 
     /// A replica has started: what it told others before must still hold. Unless it went down within a step, which may
     /// have replaced the log's end, that means the whole log.
-    pub fn started(&mut self, node: &Node, interrupted: bool) -> Result<(), Broken> {
-        let (id, group) = (node.config().id, node.group(0));
+    fn started(&mut self, node: &Node, interrupted: bool) -> Result<(), Broken> {
+        let (id, group) = (node.config().id, node.group(self.log));
         let seen = self.seen.entry(id).or_default();
         (seen.leads, seen.commit) = (false, 0);
         self.made += 1;
@@ -96,8 +252,8 @@ impl Checks {
     }
 
     /// A replica has finished a step: what it decided in it is durable and may be known to others.
-    pub fn stepped(&mut self, node: &Node) -> Result<(), Broken> {
-        let (id, group) = (node.config().id, node.group(0));
+    fn stepped(&mut self, node: &Node) -> Result<(), Broken> {
+        let (id, group) = (node.config().id, node.group(self.log));
         let (term, vote, leads) = (group.term(), group.vote(), group.is_leader());
         let mut seen = self.seen.get(&id).copied().unwrap_or_default();
         self.made += 1;
@@ -140,8 +296,10 @@ impl Checks {
             self.commits(node, index)?;
         }
         seen.commit = group.commit();
-        let applied = node.applied(0);
-        require(applied.0 <= group.commit(), || {
+        let applied = node.applied(self.log);
+        // A checkpoint may hold more of a log than its replica has heard of; what it holds is looked at below.
+        let checkpoints = node.config().logs > 1 && node.status().counters.snapshots_installed > 0;
+        require(checkpoints || applied.0 <= group.commit(), || {
             format!(
                 "replica {id} applied {} but only {} is committed",
                 applied.0,
@@ -178,7 +336,7 @@ impl Checks {
     /// One leader per term; it has every entry committed in an earlier one. Of later terms it need not know: its election
     /// may have been decided while it stood still, and the next one too.
     fn elected(&mut self, node: &Node) -> Result<(), Broken> {
-        let (id, group) = (node.config().id, node.group(0));
+        let (id, group) = (node.config().id, node.group(self.log));
         let other = *self.leaders.entry(group.term()).or_insert(id);
         require(other == id, || {
             format!(
@@ -211,7 +369,7 @@ impl Checks {
 
     /// What one replica commits, all others commit alike.
     fn commits(&mut self, node: &Node, index: u64) -> Result<(), Broken> {
-        let (id, group) = (node.config().id, node.group(0));
+        let (id, group) = (node.config().id, node.group(self.log));
         let Some(term) = group
             .entry_term(index)
             .filter(|_| index >= group.first_index())
@@ -249,33 +407,5 @@ impl Checks {
                 known.term
             )
         })
-    }
-
-    /// Entries that were applied and never seen committed.
-    pub fn unproven(&self) -> usize {
-        self.claims.len()
-    }
-
-    /// The state after all committed entries up to `applied`, computed by a state machine of its own, as a hash.
-    pub fn replayed(&self, applied: u64, limits: Limits) -> anyhow::Result<String> {
-        let machine = KvMachine::open(FakeDisk::default().open(|| false), 1, limits)?;
-        for (position, entry) in self.committed.iter().take(applied as usize).enumerate() {
-            let input = EntryInput {
-                index: position as u64 + 1,
-                term: entry.term,
-                payload: &entry.payload,
-            };
-            machine.apply(0, &[input], Mode::Blocking)?;
-        }
-        Ok(machine.digest()?)
-    }
-
-    /// An earlier life of the cluster has committed this.
-    pub fn preload(&mut self, term: u64, payload: Vec<u8>) {
-        self.committed.push(Entry {
-            term,
-            payload,
-            in_term: term,
-        });
     }
 }

@@ -122,6 +122,7 @@ impl World {
                 trace!(self, "the store of replica {id} stalls for {span_us} µs");
                 self.machines[victim].disk.stall(true);
                 self.after(span_us, Event::End(Ending::Unstall(victim)));
+                self.isolate(victim, span_us);
             }
             Kind::Jump => {
                 let far = self.plan.election_us as i64 * 3;
@@ -151,6 +152,30 @@ impl World {
             let delay_us = self.random.below(self.plan.job_us);
             self.after(delay_us, Event::Depose);
         }
+    }
+
+    /// A leader whose store makes reads wait may have been followed by another when they are done: it hears nothing of
+    /// the others for a while.
+    fn isolate(&mut self, victim: usize, span_us: u64) {
+        let leads = |node: &cyclone_replica::Node| node.leads();
+        if !self.plan.has(Kind::Partition)
+            || !self.machines[victim].node().is_some_and(leads)
+            || !self.random.chance(0.5)
+        {
+            return;
+        }
+        let ours = ip(self.machines[victim].id);
+        let others = self.machines.iter().map(|machine| ip(machine.id));
+        let cut: Vec<_> = others
+            .filter(|&other| other != ours)
+            .flat_map(|other| [(ours, other), (other, ours)])
+            .collect();
+        trace!(self, "which is cut off as long");
+        self.struck.note(Kind::Partition);
+        for &(from, to) in &cut {
+            self.net.cut(from, to);
+        }
+        self.after(span_us, Event::End(Ending::Mend(cut)));
     }
 
     /// Kills whoever leads.

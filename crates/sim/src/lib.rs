@@ -8,6 +8,7 @@
 //!     Net      every datagram's fate                                      net.rs
 //!     Load     the real client, many times over                           load.rs
 //!     Checks   what must hold after every step                            check.rs
+//!     Teller, Inspector   money moved between logs                        bank.rs
 //!   hunt       many runs; the smallest plan that still fails              hunt.rs
 //!   history    operations with their times and answers                    history.rs
 //!   interchange  histories for other checkers                           interchange.rs
@@ -18,9 +19,12 @@
 //! test, so a fault there cannot hide here.
 #![forbid(unsafe_code)]
 
+pub mod bank;
 mod callers;
 pub mod check;
 mod faults;
+#[cfg(test)]
+mod gathered;
 pub mod history;
 pub mod hunt;
 pub mod images;
@@ -32,6 +36,7 @@ pub mod net;
 pub mod plan;
 pub mod random;
 pub mod run;
+pub mod weak;
 pub mod world;
 
 pub use plan::{Kind, Plan};

@@ -5,14 +5,17 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use cyclone_client::{ClientConfig, ClientError, CoreConfig, StepClient};
 use cyclone_pmem::{Pool, Region};
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{self, Condition, Query};
 use cyclone_wire::reply::Reply;
 
+use crate::bank::Teller;
 use crate::history::{Answer, History, Op, Operation, Outcome};
 use crate::machine::{CLIENT_KEY, address};
 use crate::net::Net;
 use crate::plan::Plan;
 use crate::random::Random;
+use crate::weak::Weak;
 
 /// Bytes per frame: the largest datagram.
 const FRAME_BYTES: u32 = 9216;
@@ -54,6 +57,10 @@ pub struct Client {
     steps: StepClient,
     pending: BTreeMap<u64, Pending>,
     chooser: Chooser,
+    /// Reads weakly instead.
+    weak: Option<Weak>,
+    /// Moves money instead.
+    teller: Option<Teller>,
 }
 
 /// What a client wants next.
@@ -121,11 +128,17 @@ impl Load {
         boot[8..].copy_from_slice(&random.draw().to_le_bytes());
         let driver = self.net.driver(from, None);
         let steps = StepClient::over(Box::new(driver), self.pool.clone(), boot, config)?;
+        let teller = (self.plan.logs > 1 && number.is_multiple_of(2))
+            .then(|| Teller::new(random.fork(number), self.plan.max_value_bytes.min(6_000)));
+        // By number: drawn, it would change what every seed means.
+        let weak = (teller.is_none() && number % 4 == 3).then(|| Weak::new(number));
         Ok(Client {
             number,
             address: from,
             steps,
             pending: BTreeMap::new(),
+            weak,
+            teller,
             chooser: Chooser::new(number, random),
         })
     }
@@ -133,6 +146,9 @@ impl Load {
     /// A client gives up: what it had under way may or may not happen.
     pub fn bury(&mut self, client: Client) {
         self.net.remove(client.address);
+        if let Some(teller) = client.teller {
+            teller.bury(client.number, &mut self.history);
+        }
         for pending in client.pending.into_values() {
             self.ended(client.number, pending, Outcome::Unknown);
         }
@@ -152,6 +168,15 @@ impl Load {
 
     /// Lets a client choose an operation and submit it.
     pub fn submit(&mut self, client: &mut Client, now_us: u64) {
+        if let Some(teller) = &mut client.teller {
+            return teller.act(&mut client.steps.core, now_us);
+        }
+        if let Some(weak) = &mut client.weak {
+            if let Some(key) = weak.act(&mut client.steps.core, now_us) {
+                client.submit(key, Op::Incr(1), now_us);
+            }
+            return;
+        }
         let (key, op) = client.chooser.choose(&self.plan);
         client.submit(key, op, now_us);
     }
@@ -161,6 +186,19 @@ impl Load {
         client.steps.step(now_us)?;
         let mut ended = 0;
         for (ticket, result) in client.steps.core.completions() {
+            if let Some(teller) = &mut client.teller
+                && teller.ended(client.number, ticket, now_us, &result, &mut self.history)?
+            {
+                self.answered += u64::from(result.is_ok());
+                ended += 1;
+                continue;
+            }
+            if let Some(weak) = &mut client.weak
+                && weak.ended(ticket, &result)?
+            {
+                ended += 1;
+                continue;
+            }
             let Some(pending) = client.pending.remove(&ticket) else {
                 anyhow::bail!("client {} was answered twice", client.number);
             };
@@ -194,7 +232,13 @@ pub(crate) fn answer(reply: Reply) -> anyhow::Result<Answer> {
 impl Client {
     /// Operations without an outcome.
     pub fn pending(&self) -> usize {
-        self.pending.len()
+        let weak = self.weak.as_ref().map_or(0, Weak::pending);
+        self.pending.len() + weak + self.teller.as_ref().map_or(0, Teller::pending)
+    }
+
+    /// Whether it moves money between logs.
+    pub fn is_teller(&self) -> bool {
+        self.teller.is_some()
     }
 
     /// When it wants to be stepped again at the latest.
@@ -217,8 +261,13 @@ impl Client {
         let core = &mut self.steps.core;
         let ticket = match request(&key, &op) {
             Request::Query(query) => {
-                let through_log = self.chooser.random.chance(0.1);
-                core.submit_query(now_us, &query, through_log)
+                let mode = match self.chooser.random.chance(0.1) {
+                    true => ReadMode::Log,
+                    // Not drawn: that would change what every seed means.
+                    false if (now_us / 16).is_multiple_of(4) => ReadMode::Lease,
+                    false => ReadMode::Index,
+                };
+                core.submit_read(now_us, &query, mode)
             }
             Request::Write(operation) => core.submit(now_us, &operation),
         };

@@ -122,8 +122,8 @@ pub struct Machine {
     pub clock: Clock,
     /// The store's disk.
     pub disk: FakeDisk,
-    /// The log's flash, where the plan has it.
-    flash: SimDisk,
+    /// The logs' flash, where the plan has it: an area for each.
+    flash: Vec<SimDisk>,
     /// Until when the flash misbehaves.
     flash_calm_us: u64,
     /// Counts processes; events for an earlier one are stale.
@@ -172,7 +172,7 @@ impl Machine {
             cluster_id: CLUSTER,
             members: (1..=plan.nodes).map(member).collect(),
             bootstrap: true,
-            logs: 1,
+            logs: plan.logs,
             data: directory.clone(),
             nvm: PathBuf::from("simulated"),
             nvm_bytes: plan.nvm_bytes,
@@ -191,12 +191,22 @@ impl Machine {
             block_cache_bytes: 0,
             flash: plan.flash.map(|durability| FlashConfig {
                 directory: PathBuf::from("simulated"),
-                bytes: FlashConfig::MIN_BYTES,
+                bytes: FlashConfig::MIN_BYTES * u64::from(plan.logs),
                 durability,
             }),
+            // A lease rests on clocks that keep to what is said of them.
+            lease_reads: plan.rates.jump_us == 0 && plan.drift_ppm <= 100_000,
+            clock_drift_ppm: plan.drift_ppm.min(100_000) as u32,
+            follower_staleness: None,
         };
-        let flash = SimDisk::new(FlashConfig::MIN_BYTES, plan.seed ^ id);
-        flash.faults(|faults| faults.torn_pages = true);
+        let areas = plan.flash.map_or(0, |_| u64::from(plan.logs));
+        let flash = (0..areas)
+            .map(|log| {
+                let area = SimDisk::new(FlashConfig::MIN_BYTES, plan.seed ^ id ^ log << 32);
+                area.faults(|faults| faults.torn_pages = true);
+                area
+            })
+            .collect();
         Machine {
             id,
             power: Power::Off,
@@ -344,20 +354,28 @@ impl Machine {
         // Or the clock has jumped back, and it would last too long.
         let over = now_us >= self.flash_calm_us || now_us + 5_000_000 < self.flash_calm_us;
         if self.flash_calm_us > 0 && over {
-            self.flash_calm_us = 0;
-            self.flash.faults(|faults| {
-                faults.write_error = None;
-                faults.hang_until_us = 0;
-            });
+            self.calm_flash();
         }
         if self.flash_calm_us == 0 && self.random.chance(0.0005) {
             self.flash_calm_us = now_us + self.random.within(1_000, 4_000_000);
             let until_us = self.flash_calm_us;
             let kind = self.random.below(3);
-            self.flash.faults(|faults| match kind {
-                0 => faults.hang_until_us = until_us,
-                1 => faults.write_error = Some(DeviceError::Io(5)),
-                _ => faults.write_error = Some(DeviceError::NoSpace),
+            for area in &self.flash {
+                area.faults(|faults| match kind {
+                    0 => faults.hang_until_us = until_us,
+                    1 => faults.write_error = Some(DeviceError::Io(5)),
+                    _ => faults.write_error = Some(DeviceError::NoSpace),
+                });
+            }
+        }
+    }
+
+    fn calm_flash(&mut self) {
+        self.flash_calm_us = 0;
+        for area in &self.flash {
+            area.faults(|faults| {
+                faults.write_error = None;
+                faults.hang_until_us = 0;
             });
         }
     }
@@ -400,18 +418,16 @@ impl Machine {
     }
 
     fn stop_flash(&mut self, power_lost: bool, seed: u64) {
-        match power_lost {
-            true => {
-                self.flash.crash(seed);
+        for (area, log) in self.flash.iter().zip(0u64..) {
+            match power_lost {
+                true => {
+                    area.crash(seed.rotate_left(log as u32));
+                }
+                false => area.settle(),
             }
-            false => self.flash.settle(),
         }
         // A new process begins at a time of its own: what hung is over.
-        self.flash_calm_us = 0;
-        self.flash.faults(|faults| {
-            faults.write_error = None;
-            faults.hang_until_us = 0;
-        });
+        self.calm_flash();
         let only = self.config.flash.as_ref();
         if power_lost && only.is_some_and(|flash| flash.durability == Durability::Flash) {
             // Memory that keeps its bytes is what this mode does without.
@@ -524,10 +540,12 @@ impl Platform for Parts<'_> {
         Ok(Arc::new(KvMachine::open(kv, config.logs, limits)?))
     }
 
-    fn flash(&mut self, _: &Config, _: u16) -> Result<Box<dyn FlashDevice>, StartError> {
+    fn flash(&mut self, _: &Config, log: u16) -> Result<Box<dyn FlashDevice>, StartError> {
         let memory = self.memory.clone();
         let lost = move || memory.as_ref().is_some_and(CrashSim::has_crashed);
-        Ok(Box::new(self.machine.flash.device_of(lost)))
+        Ok(Box::new(
+            self.machine.flash[usize::from(log)].device_of(lost),
+        ))
     }
 
     fn driver(&mut self, config: &Config, _: &Pool) -> Result<Box<dyn Driver>, StartError> {

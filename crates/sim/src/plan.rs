@@ -87,6 +87,10 @@ kinds! {
     Large = "large",
     /// More clients than the state machine remembers sessions.
     Forget = "forget",
+    /// More than one physical log.
+    Logs = "logs",
+    /// Flash below the log, as a second level or as the only durable one.
+    Flash = "flash",
 }
 
 impl fmt::Display for Kind {
@@ -162,6 +166,8 @@ pub struct Plan {
     pub heartbeat_us: u64,
     /// Shortest election time-out.
     pub election_us: u64,
+    /// Physical logs.
+    pub logs: u16,
     /// Bytes of each log region.
     pub nvm_bytes: u64,
     /// Longest value.
@@ -208,7 +214,7 @@ pub struct Plan {
     pub hot: bool,
     /// Whether to start from checked-in images.
     pub old_format: bool,
-    /// The log's second level, or its only durable one. Not drawn: seeds keep their stories.
+    /// The log's second level, or its only durable one, with faults of its own.
     pub flash: Option<Durability>,
 }
 
@@ -241,6 +247,7 @@ impl Plan {
             duration_us,
             heartbeat_us,
             election_us,
+            logs: 1,
             nvm_bytes: *random.pick(&[1 << 20, 1 << 20, 2 << 20, 4 << 20]),
             max_value_bytes: 0,
             max_sessions: *random.pick(&[3, 10_000, 10_000, 10_000]),
@@ -293,7 +300,12 @@ impl Plan {
             old_format: random.chance(0.1),
             flash: None,
         };
-        plan.fit();
+        // Drawn apart: what else is drawn does not depend on it.
+        plan.with_logs(*Random::new(seed ^ 0x6c6f_6773).pick(&[1, 1, 1, 1, 2, 4]));
+        let mut apart = Random::new(seed ^ 0x666c_6173_68);
+        if !plan.old_format && apart.chance(1.0 / 6.0) {
+            plan.flash = Some(*apart.pick(&[Durability::Nvm, Durability::Flash]));
+        }
         if crowd {
             plan.duration_us = plan.duration_us.min(10 * election_us);
             (plan.think_us, plan.callers_us) = (plan.duration_us / 2, 0);
@@ -303,7 +315,7 @@ impl Plan {
             plan.packets = PacketFaults::default();
         }
         if plan.old_format {
-            (plan.nodes, plan.nvm_bytes) = (3, 2 << 20);
+            (plan.nodes, plan.logs, plan.nvm_bytes) = (3, 1, 2 << 20);
             plan.fit();
         }
         plan
@@ -318,14 +330,22 @@ impl Plan {
         }
     }
 
+    /// Gives the cluster so many logs, and each of them a region of the size one would have had.
+    pub fn with_logs(&mut self, logs: u16) {
+        self.nvm_bytes = self.nvm_bytes / u64::from(self.logs) * u64::from(logs);
+        self.logs = logs;
+        self.fit();
+    }
+
     /// The region that datagrams need, and the longest value that both allow.
     pub(crate) fn fit(&mut self) {
+        let logs = u64::from(self.logs);
         if self.datagram_bytes < 8000 {
             // An entry takes many frames then, and there is one per datagram.
-            self.nvm_bytes = self.nvm_bytes.max(2 << 20);
+            self.nvm_bytes = self.nvm_bytes.max(logs * (2 << 20));
             self.max_value_bytes = 8 << 10;
         } else {
-            self.max_value_bytes = self.nvm_bytes as usize / 16;
+            self.max_value_bytes = (self.nvm_bytes / logs) as usize / 16;
         }
     }
 
@@ -363,6 +383,8 @@ impl Plan {
             Kind::Hot => self.hot,
             Kind::Large => self.large > 0.0,
             Kind::Forget => self.max_sessions < 10_000,
+            Kind::Logs => self.logs > 1,
+            Kind::Flash => self.flash.is_some(),
         }
     }
 
@@ -400,6 +422,8 @@ impl Plan {
             Kind::Hot => self.hot = false,
             Kind::Large => self.large = 0.0,
             Kind::Forget => self.max_sessions = 10_000,
+            Kind::Logs => self.with_logs(1),
+            Kind::Flash => self.flash = None,
         }
         self
     }

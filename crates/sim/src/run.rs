@@ -148,20 +148,19 @@ impl World {
 
     /// Whether all replicas that run have applied the same entries.
     fn agree(&self) -> bool {
-        let mut applied = self
-            .machines
-            .iter()
-            .filter_map(|machine| machine.node())
-            .map(|node| node.applied(0));
-        let first = applied.next();
+        let nodes = || self.machines.iter().filter_map(|machine| machine.node());
+        let alike = |log: usize| {
+            let mut applied = nodes().map(|node| node.applied(log));
+            let first = applied.next();
+            first.is_some_and(|first| {
+                first.0 >= self.checks.committed_in(log) && applied.all(|other| other == first)
+            })
+        };
         let running = self
             .machines
             .iter()
             .all(|machine| machine.node().is_some() || machine.is_refused());
-        running
-            && first.is_some_and(|first| {
-                first.0 >= self.checks.committed() && applied.all(|other| other == first)
-            })
+        running && (0..usize::from(self.plan.logs)).all(alike)
     }
 
     fn wait(
@@ -195,7 +194,9 @@ impl World {
                 .map(|(name, count)| format!("{name} {count}"))
                 .collect();
             println!("replica {}: {:?}", status.id, status.counters);
-            println!("  log {:?}", status.logs[0]);
+            for log in &status.logs {
+                println!("  log {log:?}");
+            }
             println!("  packets {}", stats.join(", "));
         }
     }
@@ -206,17 +207,19 @@ impl World {
             None if machine.is_refused() => format!("{} refused", machine.id),
             None => format!("{} off", machine.id),
             Some(node) => {
-                let group = node.group(0);
-                format!(
-                    "{} {:?} term {} entries {}..={} commit {} applied {}",
-                    machine.id,
-                    group.role(),
-                    group.term(),
-                    group.first_index(),
-                    group.last_index(),
-                    group.commit(),
-                    node.applied(0).0
-                )
+                let logs = (0..usize::from(self.plan.logs)).map(|log| {
+                    let group = node.group(log);
+                    format!(
+                        "{:?} term {} entries {}..={} commit {} applied {}",
+                        group.role(),
+                        group.term(),
+                        group.first_index(),
+                        group.last_index(),
+                        group.commit(),
+                        node.applied(log).0
+                    )
+                });
+                format!("{} {}", machine.id, logs.collect::<Vec<_>>().join(" | "))
             }
         });
         let machines: Vec<String> = machines.collect();
@@ -241,7 +244,7 @@ impl World {
         }
         let applied = self.checks.committed();
         let broken = |error: anyhow::Error| Broken(error.to_string());
-        let replayed = self.checks.replayed(applied, limits).map_err(broken)?;
+        let replayed = self.checks.replayed(limits).map_err(broken)?;
         for machine in &self.machines {
             let Some(node) = machine.node() else { continue };
             let digest = node

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use anyhow::Context;
 
+use crate::bank::Inspector;
 use crate::callers::Callers;
 use crate::check::{Broken, Checks};
 use crate::load::{Client, Load};
@@ -113,6 +114,7 @@ pub struct World {
     pub(crate) load: Load,
     pub(crate) net: Net,
     pub(crate) checks: Checks,
+    pub(crate) inspector: Inspector,
     pub(crate) struck: Struck,
     queue: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
@@ -163,7 +165,8 @@ impl World {
             callers,
             load,
             net,
-            checks: Checks::default(),
+            checks: Checks::new(usize::from(plan.logs)),
+            inspector: Inspector::default(),
             struck: Struck::default(),
             queue: BinaryHeap::new(),
             order: 0,
@@ -204,6 +207,8 @@ impl World {
             Kind::SlowJob,
             Kind::Late,
             Kind::Forget,
+            Kind::Logs,
+            Kind::Flash,
         ] {
             if world.plan.has(kind) {
                 world.struck.note(kind);
@@ -434,6 +439,9 @@ impl World {
                             }
                         }
                         self.checks.stepped(node)?;
+                        if self.plan.logs > 1 {
+                            self.inspector.look(node, self.plan.logs)?;
+                        }
                         let installing = node.is_installing();
                         if installing != self.machines[position].installing {
                             self.machines[position].installing = installing;
@@ -505,6 +513,13 @@ impl World {
             self.client_wake_us.remove(&number);
             self.load.bury(client);
             return self.new_client().map_err(|error| Broken(error.to_string()));
+        }
+        if client.is_teller() && self.random.chance(0.02) {
+            let log = self.random.below(u64::from(self.plan.logs)) as usize;
+            let machine = self.random.below(self.machines.len() as u64) as usize;
+            if let Some(node) = self.machines[machine].node_mut() {
+                node.refuse_share(log);
+            }
         }
         if client.pending() < 4 {
             self.load.submit(&mut client, self.now_us);

@@ -3,14 +3,24 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use cyclone_wire::command::{Condition, Operation, Query};
-use cyclone_wire::glob;
+use cyclone_wire::command::{Condition, Expectation, Expected, ExpireIf, Expiry, Operation, Query};
 use cyclone_wire::reply::{Failure, Reply};
 use cyclone_wire::resp::parse_i64;
 
+use crate::deadlines::Records;
 use crate::decimal;
-use crate::kv::{Change, DATA_PREFIX, Kv, data_key, place_key, space, stored_place};
+use crate::kv::{Change, Kv, data_key, read_item, space, stored_place};
 use crate::machine::{ApplyError, Mode};
+use crate::queries::{self, At};
+use crate::value::{Item, encode};
+
+/// Deadlines that one sweep looks at, at most, whatever it asks for.
+const MAX_SWEEP: u32 = 1024;
+
+/// A number that no other command of the same log has: for sessions and versions.
+pub(crate) fn number(index: u64, position: usize) -> u64 {
+    (index << 12) | position as u64
+}
 
 /// The changes of one call, seen by the commands that follow in it.
 pub(crate) struct Overlay<'a> {
@@ -19,37 +29,85 @@ pub(crate) struct Overlay<'a> {
     max_value_bytes: usize,
     /// FLUSHALL happened: what is below counts for nothing.
     cleared: bool,
-    values: HashMap<Vec<u8>, Option<Cow<'a, [u8]>>>,
+    /// What is to be stored, by stored key; `None`: removed.
+    values: HashMap<Vec<u8>, Option<Vec<u8>>>,
+    pub(crate) records: Records,
+    /// Physical logs in all.
+    count: u16,
+    /// The logs of the entry being executed, ascending, each with the entry's index there.
+    places: Vec<(u16, u64)>,
+    clock_ms: u64,
+    position: usize,
 }
 
 impl<'a> Overlay<'a> {
-    pub(crate) fn new(kv: &'a dyn Kv, mode: Mode, max_value_bytes: usize) -> Self {
+    pub(crate) fn new(kv: &'a dyn Kv, mode: Mode, max_value_bytes: usize, count: u16) -> Self {
         Overlay {
             kv,
             mode,
             max_value_bytes,
             cleared: false,
             values: HashMap::new(),
+            records: Records::default(),
+            count,
+            places: Vec::new(),
+            clock_ms: 0,
+            position: 0,
         }
     }
 
-    fn get(&self, key: &[u8]) -> Result<Option<Cow<'_, [u8]>>, ApplyError> {
+    /// The next entry: which logs it is of, ascending, and its index in each.
+    pub(crate) fn enter(&mut self, places: &[(u16, u64)]) {
+        self.places.clear();
+        self.places.extend_from_slice(places);
+    }
+
+    /// The next command of the entry: the state's time, and its place.
+    pub(crate) fn begin(&mut self, clock_ms: u64, position: usize) {
+        (self.clock_ms, self.position) = (clock_ms, position);
+    }
+
+    /// The log that a stored key lives in, and the version that the current command gives it. A key's versions must never
+    /// repeat, so they come from that log.
+    fn home(&self, stored: &[u8]) -> (u16, u64) {
+        let slot = (stored_place(stored) >> 32) as u16;
+        let place = match &self.places[..] {
+            [only] => only,
+            several => several
+                .iter()
+                .find(|(log, _)| *log == slot % self.count.max(1))
+                .unwrap_or(&(0, 0)),
+        };
+        (place.0, number(place.1, self.position))
+    }
+
+    fn get(&self, key: &[u8]) -> Result<Option<Item<'_>>, ApplyError> {
         let stored = data_key(key);
-        if let Some(value) = self.values.get(&stored) {
-            return Ok(value.as_deref().map(Cow::Borrowed));
-        }
-        if self.cleared {
-            return Ok(None);
-        }
-        Ok(self.kv.get(&stored, self.mode)?.map(Cow::Owned))
+        let found = match self.values.get(&stored) {
+            Some(value) => value.as_deref().map(Cow::Borrowed),
+            None if self.cleared => None,
+            None => self.kv.get(&stored, self.mode)?.map(Cow::Owned),
+        };
+        let item = found.map(read_item).transpose()?;
+        Ok(item.filter(|item| !item.is_expired(self.clock_ms)))
     }
 
-    fn owned(&self, key: &[u8]) -> Result<Option<Vec<u8>>, ApplyError> {
-        Ok(self.get(key)?.map(Cow::into_owned))
+    fn value(&self, key: &[u8]) -> Result<Option<Vec<u8>>, ApplyError> {
+        Ok(self.get(key)?.map(Item::into_value))
     }
 
-    fn put(&mut self, key: &[u8], value: Cow<'a, [u8]>) {
-        self.values.insert(data_key(key), Some(value));
+    /// Stores a value. A deadline that has passed removes the key.
+    fn put(&mut self, key: &[u8], parts: &[&[u8]], deadline: Option<u64>) {
+        let stored = data_key(key);
+        if let Some(deadline) = deadline {
+            if deadline <= self.clock_ms {
+                self.values.insert(stored, None);
+                return;
+            }
+            self.records.write(self.home(&stored).0, deadline, &stored);
+        }
+        let value = encode(self.home(&stored).1, deadline, parts);
+        self.values.insert(stored, Some(value));
     }
 
     fn remove(&mut self, key: &[u8]) {
@@ -58,19 +116,34 @@ impl<'a> Overlay<'a> {
 
     /// What the call changes, in an order that gives the same result.
     pub(crate) fn changes(&self) -> impl Iterator<Item = Change<'_>> {
-        let clear = self
-            .cleared
-            .then_some(Change::DeleteRange(&[space::DATA], &[space::DATA_END]));
+        let clear = [
+            Change::DeleteRange(&[space::DATA], &[space::DATA_END]),
+            Change::DeleteRange(&[space::DEADLINE], &[space::DEADLINE_END]),
+        ];
+        let clear = clear.into_iter().filter(|_| self.cleared);
+        let records = self.records.changes.iter();
         clear
-            .into_iter()
             .chain(self.values.iter().map(|(key, value)| match value {
                 Some(value) => Change::Put(key, value),
                 None => Change::Delete(key),
             }))
+            .chain(records.map(|(key, written)| match written {
+                true => Change::Put(key, &[]),
+                false => Change::Delete(key),
+            }))
+    }
+
+    fn deadline(&self, expiry: Expiry, old: Option<u64>) -> Option<u64> {
+        match expiry {
+            Expiry::Keep => old,
+            Expiry::At(ms) => Some(ms),
+            Expiry::After(ms) => Some(self.clock_ms.saturating_add(ms)),
+            Expiry::Never => None,
+        }
     }
 
     /// Executes one operation. Sessions are the caller's business.
-    pub(crate) fn execute(&mut self, operation: &Operation<'a>) -> Result<Reply, ApplyError> {
+    pub(crate) fn execute(&mut self, operation: &Operation<'_>) -> Result<Reply, ApplyError> {
         let reply = match *operation {
             Operation::Noop | Operation::OpenSession | Operation::CloseSession { .. } => Reply::Ok,
             Operation::Set {
@@ -78,8 +151,15 @@ impl<'a> Overlay<'a> {
                 value,
                 condition,
                 get,
-            } => return self.set(key, value, condition, get),
-            Operation::GetDel { key } => match self.owned(key)? {
+            } => return self.set(key, value, condition, get, Expiry::Never),
+            Operation::SetExpiring {
+                key,
+                value,
+                condition,
+                get,
+                expiry,
+            } => return self.set(key, value, condition, get, expiry),
+            Operation::GetDel { key } => match self.value(key)? {
                 Some(value) => {
                     self.remove(key);
                     Reply::Bytes(value)
@@ -96,77 +176,58 @@ impl<'a> Overlay<'a> {
                 }
                 Reply::Int(removed)
             }
-            Operation::Append { key, value } => {
-                let mut whole = self.owned(key)?.unwrap_or_default();
-                if whole.len() + value.len() > self.max_value_bytes {
-                    return Ok(Reply::Failed(Failure::TooLong));
-                }
-                whole.extend_from_slice(value);
-                let len = whole.len() as i64;
-                self.put(key, Cow::Owned(whole));
-                Reply::Int(len)
-            }
+            Operation::Append { key, value } => return self.append(key, value),
             Operation::SetRange { key, offset, value } => {
                 return self.set_range(key, offset, value);
             }
-            Operation::IncrBy { key, delta } => {
-                let old = match self.get(key)? {
-                    None => 0,
-                    Some(text) => match parse_i64(&text) {
-                        Some(number) => number,
-                        None => return Ok(Reply::Failed(Failure::NotInteger)),
-                    },
-                };
-                let Some(new) = old.checked_add(delta) else {
-                    return Ok(Reply::Failed(Failure::Overflow));
-                };
-                self.put(key, Cow::Owned(new.to_string().into_bytes()));
-                Reply::Int(new)
-            }
-            Operation::IncrByFloat { key, delta } => {
-                let text = self.owned(key)?.unwrap_or_else(|| b"0".to_vec());
-                let Some(number) = decimal::parse(&text) else {
-                    return Ok(Reply::Failed(Failure::NotFloat));
-                };
-                let Some(sum) = decimal::add(&text, number, delta) else {
-                    return Ok(Reply::Failed(Failure::NotFinite));
-                };
-                self.put(key, Cow::Owned(sum.clone().into_bytes()));
-                Reply::Bytes(sum.into_bytes())
-            }
+            Operation::IncrBy { key, delta } => return self.add(key, delta),
+            Operation::IncrByFloat { key, delta } => return self.add_float(key, delta),
             Operation::FlushAll => {
                 self.values.clear();
+                self.records.clear();
                 self.cleared = true;
                 Reply::Ok
             }
             Operation::Read(ref query) => return self.read(query),
+            Operation::Expire {
+                key,
+                expiry,
+                condition,
+            } => return self.expire(key, expiry, condition),
+            Operation::GetExpire { key, expiry } => return self.get_expire(key, expiry),
+            Operation::Batch {
+                ref expectations,
+                ref operations,
+            } => return self.batch(expectations, operations),
+            Operation::Sweep { limit } => return self.sweep(limit.min(MAX_SWEEP) as usize),
         };
         Ok(reply)
     }
 
     fn set(
         &mut self,
-        key: &'a [u8],
-        value: &'a [u8],
+        key: &[u8],
+        value: &[u8],
         condition: Condition,
         get: bool,
+        expiry: Expiry,
     ) -> Result<Reply, ApplyError> {
         // A blind SET must not read: it is what the log is fast at.
-        let old = match (condition, get) {
-            (Condition::Always, false) => None,
-            (_, true) => self.owned(key)?,
-            _ => self.get(key)?.map(|_| Vec::new()),
-        };
+        let blind = condition == Condition::Always && !get && expiry != Expiry::Keep;
+        let old = if blind { None } else { self.get(key)? };
+        let (existed, old_deadline) = (old.is_some(), old.as_ref().and_then(|old| old.deadline));
+        let old = old.filter(|_| get).map(Item::into_value);
         let met = match condition {
             Condition::Always => true,
-            Condition::Absent => old.is_none(),
-            Condition::Present => old.is_some(),
+            Condition::Absent => !existed,
+            Condition::Present => existed,
         };
         if met && value.len() > self.max_value_bytes {
             return Ok(Reply::Failed(Failure::TooLong));
         }
         if met {
-            self.put(key, Cow::Borrowed(value));
+            let deadline = self.deadline(expiry, old_deadline);
+            self.put(key, &[value], deadline);
         }
         Ok(match (get, met) {
             (true, _) => old.map_or(Reply::Nil, Reply::Bytes),
@@ -175,10 +236,22 @@ impl<'a> Overlay<'a> {
         })
     }
 
+    fn append(&mut self, key: &[u8], value: &[u8]) -> Result<Reply, ApplyError> {
+        let old = self.get(key)?;
+        let deadline = old.as_ref().and_then(|old| old.deadline);
+        let whole = old.map_or_else(Vec::new, Item::into_value);
+        if whole.len() + value.len() > self.max_value_bytes {
+            return Ok(Reply::Failed(Failure::TooLong));
+        }
+        self.put(key, &[&whole, value], deadline);
+        Ok(Reply::Int((whole.len() + value.len()) as i64))
+    }
+
     fn set_range(&mut self, key: &[u8], offset: u64, value: &[u8]) -> Result<Reply, ApplyError> {
-        let old = self.owned(key)?;
+        let old = self.get(key)?;
+        let deadline = old.as_ref().and_then(|old| old.deadline);
         if value.is_empty() {
-            return Ok(Reply::Int(old.map_or(0, |old| old.len() as i64)));
+            return Ok(Reply::Int(old.map_or(0, |old| old.value().len() as i64)));
         }
         let end = usize::try_from(offset)
             .ok()
@@ -186,146 +259,199 @@ impl<'a> Overlay<'a> {
         let Some(end) = end.filter(|&end| end <= self.max_value_bytes) else {
             return Ok(Reply::Failed(Failure::TooLong));
         };
-        let mut whole = old.unwrap_or_default();
+        let mut whole = old.map_or_else(Vec::new, Item::into_value);
         whole.resize(whole.len().max(end), 0);
         whole[end - value.len()..end].copy_from_slice(value);
-        let len = whole.len() as i64;
-        self.put(key, Cow::Owned(whole));
-        Ok(Reply::Int(len))
+        self.put(key, &[&whole], deadline);
+        Ok(Reply::Int(whole.len() as i64))
     }
 
-    /// A read within the log: point reads see the call's earlier commands. Walks over the key space are not offered here.
-    fn read(&self, query: &Query<'_>) -> Result<Reply, ApplyError> {
-        point_read(query, |key| self.owned(key)).unwrap_or(Ok(Reply::Failed(Failure::Unsupported)))
+    fn add(&mut self, key: &[u8], delta: i64) -> Result<Reply, ApplyError> {
+        let (old, deadline) = match self.get(key)? {
+            None => (0, None),
+            Some(item) => match parse_i64(item.value()) {
+                Some(number) => (number, item.deadline),
+                None => return Ok(Reply::Failed(Failure::NotInteger)),
+            },
+        };
+        let Some(new) = old.checked_add(delta) else {
+            return Ok(Reply::Failed(Failure::Overflow));
+        };
+        self.put(key, &[new.to_string().as_bytes()], deadline);
+        Ok(Reply::Int(new))
     }
-}
 
-/// Answers queries that look at named keys; `None` for those that walk the key space.
-fn point_read(
-    query: &Query<'_>,
-    get: impl Fn(&[u8]) -> Result<Option<Vec<u8>>, ApplyError>,
-) -> Option<Result<Reply, ApplyError>> {
-    let answer = || -> Result<Option<Reply>, ApplyError> {
-        Ok(Some(match *query {
-            Query::Get { key } => get(key)?.map_or(Reply::Nil, Reply::Bytes),
-            Query::MultiGet { ref keys } => {
-                let values = keys
-                    .iter()
-                    .map(|key| Ok(get(key)?.map_or(Reply::Nil, Reply::Bytes)));
-                Reply::Array(values.collect::<Result<_, ApplyError>>()?)
-            }
-            Query::Exists { ref keys } => {
-                let mut count = 0;
-                for key in keys {
-                    count += i64::from(get(key)?.is_some());
-                }
-                Reply::Int(count)
-            }
-            Query::StrLen { key } => Reply::Int(get(key)?.map_or(0, |value| value.len() as i64)),
-            Query::GetRange { key, start, end } => {
-                let value = get(key)?.unwrap_or_default();
-                Reply::Bytes(range(&value, start, end).to_vec())
-            }
-            Query::Type { key } => Reply::Bytes(if get(key)?.is_some() {
-                b"string".to_vec()
-            } else {
-                b"none".to_vec()
-            }),
-            Query::DbSize | Query::Scan { .. } | Query::Keys { .. } => return Ok(None),
-        }))
-    };
-    answer().transpose()
-}
-
-/// Redis's GETRANGE: negative indexes count from the end, everything is clamped.
-fn range(value: &[u8], start: i64, end: i64) -> &[u8] {
-    let len = value.len() as i64;
-    if start < 0 && end < 0 && start > end {
-        return &[];
+    fn add_float(&mut self, key: &[u8], delta: f64) -> Result<Reply, ApplyError> {
+        let old = self.get(key)?;
+        let deadline = old.as_ref().and_then(|old| old.deadline);
+        let text = old.map_or_else(|| b"0".to_vec(), Item::into_value);
+        let Some(number) = decimal::parse(&text) else {
+            return Ok(Reply::Failed(Failure::NotFloat));
+        };
+        let Some(sum) = decimal::add(&text, number, delta) else {
+            return Ok(Reply::Failed(Failure::NotFinite));
+        };
+        self.put(key, &[sum.as_bytes()], deadline);
+        Ok(Reply::Bytes(sum.into_bytes()))
     }
-    let from_end = |index: i64| {
-        if index < 0 {
-            index.saturating_add(len).max(0)
-        } else {
-            index
+
+    fn expire(
+        &mut self,
+        key: &[u8],
+        expiry: Expiry,
+        condition: ExpireIf,
+    ) -> Result<Reply, ApplyError> {
+        let Some(item) = self.get(key)? else {
+            return Ok(Reply::Int(0));
+        };
+        let (old, new) = (item.deadline, self.deadline(expiry, item.deadline));
+        let met = match (expiry, condition) {
+            (Expiry::Keep, _) => false,
+            (Expiry::Never, _) => old.is_some(),
+            (_, ExpireIf::Always) => true,
+            (_, ExpireIf::None) => old.is_none(),
+            (_, ExpireIf::Some) => old.is_some(),
+            (_, ExpireIf::Later) => old.is_some() && new > old,
+            (_, ExpireIf::Earlier) => old.is_none() || new < old,
+            (_, ExpireIf::EarlierThanSome) => old.is_some() && new < old,
+        };
+        if met {
+            let value = item.into_value();
+            self.put(key, &[&value], new);
         }
-    };
-    let (start, end) = (from_end(start), from_end(end).min(len - 1));
-    if len == 0 || start > end {
-        &[]
-    } else {
-        &value[start as usize..=end as usize]
+        Ok(Reply::Int(i64::from(met)))
+    }
+
+    fn get_expire(&mut self, key: &[u8], expiry: Expiry) -> Result<Reply, ApplyError> {
+        let Some(item) = self.get(key)? else {
+            return Ok(Reply::Nil);
+        };
+        let (old, new) = (item.deadline, self.deadline(expiry, item.deadline));
+        let value = item.into_value();
+        // A deadline that is set again counts as a change, one that was not there and is taken away does not.
+        if new.is_some() && expiry != Expiry::Keep || old != new {
+            self.put(key, &[&value], new);
+        }
+        Ok(Reply::Bytes(value))
+    }
+
+    /// All or nothing; see [`Operation::Batch`].
+    fn batch(
+        &mut self,
+        expectations: &[Expectation<'_>],
+        operations: &[Operation<'_>],
+    ) -> Result<Reply, ApplyError> {
+        for expectation in expectations {
+            let item = self.get(expectation.key)?;
+            let holds = match expectation.state {
+                Expected::Present => item.is_some(),
+                Expected::Absent => item.is_none(),
+                Expected::Value(value) => item.is_some_and(|item| item.value() == value),
+                Expected::Version(version) => item.map_or(0, |item| item.version) == version,
+            };
+            if !holds {
+                return Ok(Reply::Failed(Failure::ConditionFailed));
+            }
+        }
+        let replies = operations.iter().map(|operation| self.execute(operation));
+        Ok(Reply::Array(replies.collect::<Result<_, _>>()?))
+    }
+
+    /// Removes keys that have expired. Nobody can tell, but the store gets its room back.
+    fn sweep(&mut self, limit: usize) -> Result<Reply, ApplyError> {
+        let clock_ms = self.clock_ms;
+        let log = self.places.first().map_or(0, |(log, _)| *log);
+        let due = self
+            .records
+            .take_due(self.kv, self.mode, log, clock_ms, limit)?;
+        let mut removed = 0;
+        for (deadline, key) in due {
+            let stored = data_key(&key);
+            let found = match self.values.get(&stored) {
+                Some(value) => value.as_deref().map(Cow::Borrowed),
+                None if self.cleared => None,
+                None => self.kv.get(&stored, self.mode)?.map(Cow::Owned),
+            };
+            let item = found.map(read_item).transpose()?;
+            if item.is_some_and(|item| item.deadline == Some(deadline)) {
+                self.values.insert(stored, None);
+                removed += 1;
+            }
+        }
+        Ok(Reply::Int(removed))
+    }
+
+    /// A read within the log: reads of named keys see the call's earlier commands. Walks over the key space are not offered
+    /// here: they would hold up the log on every replica.
+    fn read(&self, query: &Query<'_>) -> Result<Reply, ApplyError> {
+        if !queries::names_its_keys(query) {
+            return Ok(Reply::Failed(Failure::Unsupported));
+        }
+        let items: Result<Vec<_>, _> = query.keys().iter().map(|key| self.get(key)).collect();
+        Ok(queries::answer(query, items?, self.clock_ms))
     }
 }
 
-/// Answers a query outside the log.
-pub(crate) fn query(kv: &dyn Kv, query: &Query<'_>, mode: Mode) -> Result<Reply, ApplyError> {
-    if let Some(answer) = point_read(query, |key| kv.get(&data_key(key), mode)) {
-        return answer;
+/// Answers a query outside the log. `at` gives the time for a slot.
+pub(crate) fn query(
+    kv: &dyn Kv,
+    query: &Query<'_>,
+    at: &dyn Fn(u16) -> At,
+    mode: Mode,
+) -> Result<Reply, ApplyError> {
+    if queries::names_its_keys(query) {
+        return named(kv, query, at, mode);
     }
     if mode == Mode::NonBlocking && !kv.scans_without_blocking() {
         return Err(ApplyError::WouldBlock);
     }
-    match *query {
-        Query::Scan {
-            cursor,
-            pattern,
-            count,
-        } => scan(kv, cursor, pattern, count),
-        Query::Keys { pattern } => {
-            let mut keys = Vec::new();
-            walk(kv, |key| {
-                if glob::matches(pattern, key) {
-                    keys.push(Reply::Bytes(key.to_vec()));
-                }
-            })?;
-            Ok(Reply::Array(keys))
-        }
-        _ => {
-            let mut count = 0;
-            walk(kv, |_| count += 1)?;
-            Ok(Reply::Int(count))
-        }
-    }
-}
-
-fn walk(kv: &dyn Kv, mut visit: impl FnMut(&[u8])) -> Result<(), ApplyError> {
-    kv.scan(&[space::DATA], &mut |stored, _| {
-        let is_data = stored[0] == space::DATA;
-        if is_data {
-            visit(&stored[DATA_PREFIX..]);
-        }
-        is_data
-    })
-}
-
-/// One page: whole places, so that the cursor that names the next one neither skips nor repeats a key.
-fn scan(kv: &dyn Kv, cursor: u64, pattern: Option<&[u8]>, count: u32) -> Result<Reply, ApplyError> {
-    // A page of nothing would answer its own cursor, and a client would ask for ever.
-    let count = count.max(1);
-    let mut keys = Vec::new();
-    let (mut seen, mut place, mut next) = (0u32, None, 0);
-    if cursor < 1 << 48 {
-        kv.scan(&place_key(cursor), &mut |stored, _| {
+    queries::walked(query, &mut |from, visit| {
+        let mut failed = None;
+        kv.scan(from, &mut |stored, value| {
             if stored[0] != space::DATA {
                 return false;
             }
-            let here = stored_place(stored);
-            if seen >= count && place != Some(here) {
-                next = here;
-                return false;
+            let slot = u16::from_be_bytes([stored[1], stored[2]]);
+            match read_item(Cow::Borrowed(value)).and_then(|item| at(slot).sees(&item)) {
+                Ok(true) => visit(stored),
+                Ok(false) => true,
+                Err(error) => {
+                    failed = Some(error);
+                    false
+                }
             }
-            place = Some(here);
-            seen += 1;
-            let key = &stored[DATA_PREFIX..];
-            if pattern.is_none_or(|pattern| glob::matches(pattern, key)) {
-                keys.push(Reply::Bytes(key.to_vec()));
-            }
-            true
         })?;
+        failed.map_or(Ok(()), Err)
+    })
+}
+
+fn named(
+    kv: &dyn Kv,
+    query: &Query<'_>,
+    at: &dyn Fn(u16) -> At,
+    mode: Mode,
+) -> Result<Reply, ApplyError> {
+    let keys = query.keys();
+    // The clock before the values: what is seen then is at least as new as the time it is judged by.
+    let times: Vec<At> = keys
+        .iter()
+        .map(|key| at(cyclone_wire::slot::slot(key)))
+        .collect();
+    let stored: Vec<Vec<u8>> = keys.iter().map(|key| data_key(key)).collect();
+    let found = match &stored[..] {
+        [one] => vec![kv.get(one, mode)?],
+        _ => kv.get_many(&stored, mode)?,
+    };
+    let mut items = Vec::with_capacity(found.len());
+    for (found, at) in found.into_iter().zip(&times) {
+        let item = found
+            .map(|bytes| read_item(Cow::Owned(bytes)))
+            .transpose()?;
+        items.push(match item {
+            Some(item) if at.sees(&item)? => Some(item),
+            _ => None,
+        });
     }
-    Ok(Reply::Array(vec![
-        Reply::Bytes(next.to_string().into_bytes()),
-        Reply::Array(keys),
-    ]))
+    let now_ms = times.first().map_or(0, |at| at.now_ms);
+    Ok(queries::answer(query, items, now_ms))
 }

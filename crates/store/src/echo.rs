@@ -54,6 +54,21 @@ impl StateMachine for Echo {
         Ok(answers)
     }
 
+    fn apply_gang(
+        &self,
+        parts: &[(u16, EntryInput<'_>)],
+        mode: Mode,
+    ) -> Result<Vec<Reply>, ApplyError> {
+        let mut replies = Vec::new();
+        for (position, (log, entry)) in parts.iter().enumerate() {
+            let answers = self.apply(*log, std::slice::from_ref(entry), mode)?;
+            if position == 0 {
+                replies = answers.into_iter().next().unwrap_or_default();
+            }
+        }
+        Ok(replies)
+    }
+
     fn query(&self, _query: &Query<'_>, _mode: Mode) -> Result<Reply, ApplyError> {
         Ok(Reply::Failed(Failure::Unsupported))
     }

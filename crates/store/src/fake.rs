@@ -136,13 +136,29 @@ impl FakeKv {
     }
 }
 
+impl FakeKv {
+    /// The state, unless a read would have to wait for it too.
+    fn reading(&self, mode: Mode) -> Result<MutexGuard<'_, State>, ApplyError> {
+        let state = self.disk.lock();
+        match mode == Mode::NonBlocking && state.stalled {
+            true => Err(ApplyError::WouldBlock),
+            false => Ok(state),
+        }
+    }
+}
+
 impl Kv for FakeKv {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
-        let state = self.disk.lock();
-        if mode == Mode::NonBlocking && state.stalled {
-            return Err(ApplyError::WouldBlock);
-        }
+        let state = self.reading(mode)?;
         Ok(state.current.get(key).cloned())
+    }
+
+    fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
+        let state = self.reading(mode)?;
+        Ok(keys
+            .iter()
+            .map(|key| state.current.get(key).cloned())
+            .collect())
     }
 
     fn write(

@@ -1,8 +1,10 @@
 //! The ordered map below the commands.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use crate::machine::{ApplyError, Mode};
+use crate::value::Item;
 
 /// One change of an atomic batch.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +20,8 @@ pub(crate) enum Change<'a> {
 /// An ordered map of byte strings with atomic batches. Changes apply in order. Durable only by `flush`.
 pub(crate) trait Kv: Send + Sync {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError>;
+    /// Several keys as of one moment.
+    fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError>;
     fn write(
         &self,
         changes: &mut dyn Iterator<Item = Change<'_>>,
@@ -39,14 +43,29 @@ pub(crate) trait Kv: Send + Sync {
 
 /// Key spaces, by first byte. Ordered: a scan of the data ends where the next space begins.
 pub(crate) mod space {
-    /// User data: `d`, slot (u16 BE), hash (u32 BE), key.
-    pub(crate) const DATA: u8 = b'd';
+    /// User data of the first format: values without a head. Moved when a store is opened.
+    pub(crate) const OLD_DATA: u8 = b'd';
+    /// User data: `k`, slot (u16 BE), hash (u32 BE), key.
+    pub(crate) const DATA: u8 = b'k';
     /// One past the user data.
-    pub(crate) const DATA_END: u8 = b'e';
-    /// Applied index and term per log: `m`, log (u16 BE) → index, term (u64 LE).
+    pub(crate) const DATA_END: u8 = b'l';
+    /// Applied index, term and clock per log: `m`, log (u16 BE) → index, term, clock in ms (u64 LE).
     pub(crate) const META: u8 = b'm';
     /// Session records: `s`, log (u16 BE), session (u64 BE), entry index (u64 BE).
     pub(crate) const SESSION: u8 = b's';
+    /// Deadlines: `x`, log (u16 BE), deadline in ms (u64 BE), data key → nothing.
+    pub(crate) const DEADLINE: u8 = b'x';
+    /// One past the deadlines.
+    pub(crate) const DEADLINE_END: u8 = b'y';
+}
+
+/// Reads a stored value.
+///
+/// # Errors
+/// [`ApplyError::Fatal`]: this program has not written it.
+pub(crate) fn read_item(stored: Cow<'_, [u8]>) -> Result<Item<'_>, ApplyError> {
+    Item::read(stored)
+        .map_err(|error| ApplyError::Fatal(format!("a stored value is damaged: {error}")))
 }
 
 /// Bytes of a data key before the user's key: space, slot, hash.

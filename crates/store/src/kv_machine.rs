@@ -5,13 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use cyclone_wire::batch;
+use cyclone_wire::codec::{DecodeError, Reader};
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::{Failure, Reply};
 
-use crate::commands::{self, Overlay};
+use crate::commands::{self, Overlay, number};
+use crate::deadlines::{self, Records};
 use crate::kv::{Change, Kv, space};
 use crate::machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, StateMachine};
+use crate::migrate;
+use crate::queries::At;
 use crate::session::{SessionChanges, Sessions, Verdict};
 
 /// Limits that are part of what commands mean: all replicas must have the same.
@@ -31,6 +35,8 @@ impl Limits {
 struct Log {
     applied: u64,
     term: u64,
+    /// The latest stamp among the entries applied: the time by which keys expire.
+    clock_ms: u64,
     sessions: Sessions,
 }
 
@@ -43,6 +49,10 @@ pub struct KvMachine<K> {
     /// these never are. Lags `logs` only within a call.
     places: Vec<Mutex<(u64, u64)>>,
     flushed: Vec<AtomicU64>,
+    /// Per log the state's clock, for queries.
+    clocks: Vec<AtomicU64>,
+    /// Per log a time before which no key has a deadline; `u64::MAX`: none has one.
+    deadlines: Vec<AtomicU64>,
 }
 
 fn meta_key(log: u16) -> [u8; 3] {
@@ -50,11 +60,28 @@ fn meta_key(log: u16) -> [u8; 3] {
     [space::META, high, low]
 }
 
-fn meta_value(applied: u64, term: u64) -> [u8; 16] {
-    let mut value = [0; 16];
+fn meta_value(applied: u64, term: u64, clock_ms: u64) -> [u8; 24] {
+    let mut value = [0; 24];
     value[..8].copy_from_slice(&applied.to_le_bytes());
-    value[8..].copy_from_slice(&term.to_le_bytes());
+    value[8..16].copy_from_slice(&term.to_le_bytes());
+    value[16..].copy_from_slice(&clock_ms.to_le_bytes());
     value
+}
+
+/// Applied index, term and clock; the first format had no clock.
+fn read_meta(value: &[u8]) -> Result<(u64, u64, u64), DecodeError> {
+    let mut reader = Reader::new(value);
+    let (applied, term) = (reader.u64()?, reader.u64()?);
+    let clock_ms = if reader.left() == 0 { 0 } else { reader.u64()? };
+    reader.finish()?;
+    Ok((applied, term, clock_ms))
+}
+
+/// One of the logs that an entry is of.
+struct Share<'a> {
+    log: u16,
+    index: u64,
+    sessions: &'a mut Sessions,
 }
 
 #[allow(private_bounds)]
@@ -68,6 +95,7 @@ impl<K: Kv> KvMachine<K> {
             Mutex::new(Log {
                 applied: 0,
                 term: 0,
+                clock_ms: 0,
                 sessions: Sessions::new(log, limits.max_sessions),
             })
         };
@@ -77,6 +105,8 @@ impl<K: Kv> KvMachine<K> {
             logs: (0..logs).map(fresh).collect(),
             places: (0..logs).map(|_| Mutex::new((0, 0))).collect(),
             flushed: (0..logs).map(|_| AtomicU64::new(0)).collect(),
+            clocks: (0..logs).map(|_| AtomicU64::new(0)).collect(),
+            deadlines: (0..logs).map(|_| AtomicU64::new(u64::MAX)).collect(),
         };
         machine.load(!planted::has(Bug::SessionsForgotten))?;
         if planted::has(Bug::AppliedTwice) {
@@ -90,6 +120,10 @@ impl<K: Kv> KvMachine<K> {
             flushed.store(machine.applied(log).0, Ordering::Release);
         }
         Ok(machine)
+    }
+
+    fn count(&self) -> u16 {
+        self.logs.len() as u16
     }
 
     fn log(&self, log: u16) -> Result<MutexGuard<'_, Log>, ApplyError> {
@@ -120,32 +154,53 @@ impl<K: Kv> KvMachine<K> {
         if let Some(place) = self.places.get(usize::from(log)) {
             *place.lock().unwrap_or_else(PoisonError::into_inner) = (state.applied, state.term);
         }
+        if let Some(clock) = self.clocks.get(usize::from(log)) {
+            clock.store(state.clock_ms, Ordering::Release);
+        }
+    }
+
+    /// Notes the deadlines that a call has written and swept.
+    fn note_deadlines(&self, log: u16, records: &Records) {
+        let Some(noted) = self.deadlines.get(usize::from(log)) else {
+            return;
+        };
+        let written = records.earliest.unwrap_or(u64::MAX);
+        let before = match records.swept {
+            Some(left) => left.unwrap_or(u64::MAX),
+            None => noted.load(Ordering::Acquire),
+        };
+        noted.store(before.min(written), Ordering::Release);
+    }
+
+    /// The time at which a key of this slot is read, for an asker whose clock says `now_ms`.
+    fn at(&self, slot: u16, now_ms: u64) -> At {
+        //= cyclone §5
+        let log = usize::from(slot) % self.clocks.len().max(1);
+        let clock_ms = self
+            .clocks
+            .get(log)
+            .map_or(0, |clock| clock.load(Ordering::Acquire));
+        At {
+            now_ms: now_ms.max(clock_ms),
+            ..At::clock(clock_ms)
+        }
     }
 
     fn load(&self, sessions: bool) -> Result<(), ApplyError> {
+        migrate::first_format(&self.kv)?;
         for number in 0..self.logs.len() as u16 {
             let mut log = self.log(number)?;
             log.sessions = Sessions::new(number, self.limits.max_sessions);
-            (log.applied, log.term) = match self.kv.get(&meta_key(number), Mode::Blocking)? {
-                None => (0, 0),
-                Some(value) => {
-                    let word = |at: usize| {
-                        value
-                            .get(at..at + 8)
-                            .and_then(|bytes| bytes.try_into().ok())
-                    };
-                    match (word(0), word(8)) {
-                        (Some(applied), Some(term)) => {
-                            (u64::from_le_bytes(applied), u64::from_le_bytes(term))
-                        }
-                        _ => {
-                            return Err(ApplyError::Fatal(format!(
-                                "the applied index of log {number} is damaged"
-                            )));
-                        }
-                    }
-                }
-            };
+            let meta = self.kv.get(&meta_key(number), Mode::Blocking)?;
+            let meta = meta.map_or(Ok((0, 0, 0)), |value| read_meta(&value));
+            (log.applied, log.term, log.clock_ms) = meta.map_err(|error| {
+                ApplyError::Fatal(format!(
+                    "the applied index of log {number} is damaged: {error}"
+                ))
+            })?;
+            let deadline = deadlines::first(&self.kv, number)?;
+            self.deadlines[usize::from(number)]
+                .store(deadline.unwrap_or(u64::MAX), Ordering::Release);
             self.publish(number, &log);
         }
         let mut damaged = None;
@@ -169,25 +224,35 @@ impl<K: Kv> KvMachine<K> {
         })
     }
 
-    fn run<'a>(
+    /// Executes an entry's commands. `shares` are the logs it is an entry of, ascending; the lowest keeps the replies.
+    /// `clock_ms` is moved to the entry's stamp, never back.
+    fn run(
         &self,
-        overlay: &mut Overlay<'a>,
-        sessions: &mut Sessions,
+        overlay: &mut Overlay<'_>,
+        shares: &mut [Share<'_>],
         changes: &mut SessionChanges,
-        entry: &EntryInput<'a>,
+        payload: &[u8],
+        clock_ms: &mut u64,
     ) -> Result<Vec<Reply>, ApplyError> {
         // What does not decode was refused by the leader already; here it is only answered, on all replicas alike.
-        let Ok(commands) = batch::iter(entry.payload) else {
+        let Ok(commands) = batch::iter(payload) else {
             return Ok(vec![Reply::Failed(Failure::Unsupported)]);
         };
+        *clock_ms = commands.stamp_ms().max(*clock_ms);
+        let places: Vec<(u16, u64)> = shares
+            .iter()
+            .map(|share| (share.log, share.index))
+            .collect();
+        overlay.enter(&places);
         let mut replies = Vec::with_capacity(commands.len());
         for (position, bytes) in commands.enumerate() {
             let Ok(command) = Command::decode(bytes) else {
                 replies.push(Reply::Failed(Failure::Unsupported));
                 continue;
             };
+            let index = shares[0].index;
             if let Some(tag) = &command.session {
-                match sessions.admit(tag, entry.index) {
+                match shares[0].sessions.admit(tag, index) {
                     Verdict::Answer(reply) => {
                         replies.push(reply);
                         continue;
@@ -197,23 +262,67 @@ impl<K: Kv> KvMachine<K> {
             }
             let reply = match command.operation {
                 Operation::OpenSession => {
-                    let session = (entry.index << 12) | position as u64;
-                    sessions.open(session, entry.index, changes);
+                    let session = number(index, position);
+                    for share in shares.iter_mut() {
+                        share.sessions.open(session, share.index, changes);
+                    }
                     Reply::Int(session as i64)
                 }
                 Operation::CloseSession { session } => {
-                    sessions.close(session, changes);
+                    for share in shares.iter_mut() {
+                        share.sessions.close(session, changes);
+                    }
                     Reply::Ok
                 }
-                ref operation => overlay.execute(operation)?,
+                ref operation => {
+                    overlay.begin(*clock_ms, position);
+                    overlay.execute(operation)?
+                }
             };
             if let Some(tag) = &command.session {
-                sessions.record(tag, &reply);
+                shares[0].sessions.record(tag, &reply);
             }
             replies.push(reply);
         }
-        sessions.end_entry(entry.index, changes);
+        for share in shares.iter_mut() {
+            share.sessions.end_entry(share.index, changes);
+        }
         Ok(replies)
+    }
+
+    /// Writes one call's changes and the applied places of its logs as one batch.
+    fn write(
+        &self,
+        overlay: &Overlay<'_>,
+        changes: &SessionChanges,
+        places: &[([u8; 3], [u8; 24])],
+        mode: Mode,
+    ) -> Result<(), ApplyError> {
+        let puts = changes
+            .puts
+            .iter()
+            .map(|(key, value)| Change::Put(key, value));
+        let deletes = changes.deletes.iter().map(|key| Change::Delete(key));
+        let mut first = places;
+        if planted::has(Bug::AppliedSeparately) {
+            let mut all = places.iter().map(|(key, value)| Change::Put(key, value));
+            self.kv.write(&mut all, mode)?;
+        }
+        if planted::has(Bug::GangHalfApplied) || planted::has(Bug::GangEvidenceLost) {
+            first = &places[..1];
+        }
+        let metas = first.iter().map(|(key, value)| Change::Put(key, value));
+        self.kv.write(
+            &mut overlay.changes().chain(puts).chain(deletes).chain(metas),
+            mode,
+        )?;
+        if planted::has(Bug::GangHalfApplied) && places.len() > 1 {
+            let mut rest = places[1..]
+                .iter()
+                .map(|(key, value)| Change::Put(key, value));
+            self.kv.write(&mut rest, Mode::Blocking)?;
+        }
+        Ok(())
     }
 }
 
@@ -226,42 +335,42 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     ) -> Result<Applied, ApplyError> {
         let mut guard = self.log_for(log, mode)?;
         let state = &mut *guard;
-        let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes);
+        let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, self.count());
         let mut changes = SessionChanges::default();
         let mut answers = Vec::with_capacity(entries.len());
-        let (mut applied, mut term) = (state.applied, state.term);
+        let (mut applied, mut term, mut clock_ms) = (state.applied, state.term, state.clock_ms);
         let mut attempt = || -> Result<(), ApplyError> {
             for entry in entries {
                 if entry.index <= applied {
                     answers.push(Vec::new());
                     continue;
                 }
-                answers.push(self.run(&mut overlay, &mut state.sessions, &mut changes, entry)?);
+                let mut shares = [Share {
+                    log,
+                    index: entry.index,
+                    sessions: &mut state.sessions,
+                }];
+                let (shares, payload) = (&mut shares, entry.payload);
+                answers.push(self.run(
+                    &mut overlay,
+                    shares,
+                    &mut changes,
+                    payload,
+                    &mut clock_ms,
+                )?);
                 (applied, term) = (entry.index, entry.term);
             }
             if applied == state.applied {
                 return Ok(());
             }
-            let (meta_key, meta_value) = (meta_key(log), meta_value(applied, term));
-            let puts = changes
-                .puts
-                .iter()
-                .map(|(key, value)| Change::Put(key, value));
-            let deletes = changes.deletes.iter().map(|key| Change::Delete(key));
-            let meta = std::iter::once(Change::Put(&meta_key, &meta_value));
-            if planted::has(Bug::AppliedSeparately) {
-                self.kv
-                    .write(&mut [Change::Put(&meta_key, &meta_value)].into_iter(), mode)?;
-            }
-            self.kv.write(
-                &mut overlay.changes().chain(puts).chain(deletes).chain(meta),
-                mode,
-            )
+            let place = (meta_key(log), meta_value(applied, term, clock_ms));
+            self.write(&overlay, &changes, &[place], mode)
         };
         match attempt() {
             Ok(()) => {
                 state.sessions.commit();
-                (state.applied, state.term) = (applied, term);
+                (state.applied, state.term, state.clock_ms) = (applied, term, clock_ms);
+                self.note_deadlines(log, &overlay.records);
                 self.publish(log, state);
                 Ok(answers)
             }
@@ -272,8 +381,91 @@ impl<K: Kv> StateMachine for KvMachine<K> {
         }
     }
 
+    //= cyclone §5.1
+    fn apply_gang(
+        &self,
+        parts: &[(u16, EntryInput<'_>)],
+        mode: Mode,
+    ) -> Result<Vec<Reply>, ApplyError> {
+        if parts.is_empty() || !parts.is_sorted_by(|(one, _), (next, _)| one < next) {
+            return Err(ApplyError::Fatal("a gang's logs out of order".into()));
+        }
+        // Ascending, as checkpoints take them.
+        let mut guards = Vec::with_capacity(parts.len());
+        for (log, _) in parts {
+            guards.push(self.log_for(*log, mode)?);
+        }
+        let passed = |(guard, (_, entry)): &(&MutexGuard<'_, Log>, &(u16, EntryInput<'_>))| {
+            entry.index <= guard.applied
+        };
+        match guards.iter().zip(parts).filter(passed).count() {
+            0 => {}
+            all if all == parts.len() => return Ok(Vec::new()),
+            some => {
+                let what = format!("{some} of {} logs are past a gang's entry", parts.len());
+                return Err(ApplyError::Fatal(what));
+            }
+        }
+        let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, self.count());
+        let mut changes = SessionChanges::default();
+        // One moment for all of the gang's logs.
+        let mut clock_ms = guards.iter().map(|guard| guard.clock_ms).max().unwrap_or(0);
+        let mut attempt = || -> Result<Vec<Reply>, ApplyError> {
+            let mut shares = Vec::with_capacity(parts.len());
+            for (guard, (log, entry)) in guards.iter_mut().zip(parts) {
+                shares.push(Share {
+                    log: *log,
+                    index: entry.index,
+                    sessions: &mut guard.sessions,
+                });
+            }
+            let payload = parts[0].1.payload;
+            let replies = self.run(
+                &mut overlay,
+                &mut shares,
+                &mut changes,
+                payload,
+                &mut clock_ms,
+            )?;
+            let place = |(log, entry): &(u16, EntryInput<'_>)| {
+                let value = meta_value(entry.index, entry.term, clock_ms);
+                (meta_key(*log), value)
+            };
+            let places: Vec<_> = parts.iter().map(place).collect();
+            self.write(&overlay, &changes, &places, mode)?;
+            Ok(replies)
+        };
+        let result = attempt();
+        for (guard, (log, entry)) in guards.iter_mut().zip(parts) {
+            if result.is_ok() {
+                guard.sessions.commit();
+                (guard.applied, guard.term, guard.clock_ms) = (entry.index, entry.term, clock_ms);
+                self.note_deadlines(*log, &overlay.records);
+                self.publish(*log, guard);
+            } else {
+                guard.sessions.roll_back();
+            }
+        }
+        result
+    }
+
     fn query(&self, query: &Query<'_>, mode: Mode) -> Result<Reply, ApplyError> {
-        commands::query(&self.kv, query, mode)
+        self.query_at(query, 0, mode)
+    }
+
+    fn query_at(&self, query: &Query<'_>, now_ms: u64, mode: Mode) -> Result<Reply, ApplyError> {
+        commands::query(&self.kv, query, &|slot| self.at(slot, now_ms), mode)
+    }
+
+    fn clock_ms(&self, log: u16) -> u64 {
+        self.clocks
+            .get(usize::from(log))
+            .map_or(0, |clock| clock.load(Ordering::Acquire))
+    }
+
+    fn next_deadline(&self, log: u16) -> Option<u64> {
+        let noted = self.deadlines.get(usize::from(log))?;
+        Some(noted.load(Ordering::Acquire)).filter(|deadline| *deadline < u64::MAX)
     }
 
     fn applied(&self, log: u16) -> (u64, u64) {
@@ -371,6 +563,13 @@ mod tests {
     impl Kv for Slow {
         fn get(&self, _key: &[u8], _mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
             Ok(None)
+        }
+        fn get_many(
+            &self,
+            keys: &[Vec<u8>],
+            _mode: Mode,
+        ) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
+            Ok(vec![None; keys.len()])
         }
         fn write(
             &self,

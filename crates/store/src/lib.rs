@@ -2,18 +2,21 @@
 //!
 //! ```text
 //!   StateMachine   apply, query, flush, checkpoint, install            machine.rs
-//!   KvMachine      commands, sessions, applied indexes over any Kv     kv_machine.rs, commands.rs, session.rs
+//!   KvMachine      commands, sessions, applied indexes over any Kv     kv_machine.rs, commands.rs, queries.rs, session.rs
+//!     Item, Records  values with versions and deadlines                value.rs, deadlines.rs, migrate.rs
 //!   Kv             an ordered map with atomic batches                  kv.rs
 //!     RocksKv      RocksDB without its log                             rocks.rs
 //!     MemoryKv     a BTreeMap                                          memory.rs
 //!     FakeKv       RocksDB's stand-in for simulations                  fake.rs
 //!   Echo           answers without state                               echo.rs
+//!   point          the commands for engines with an index of their own     point.rs
 //! ```
 //!
 //! Knows neither Raft nor sockets, has no clock, draws no random numbers: the state is a function of the log.
 #![deny(unsafe_code)]
 
 mod commands;
+mod deadlines;
 mod decimal;
 mod echo;
 mod fake;
@@ -21,9 +24,13 @@ mod kv;
 mod kv_machine;
 mod machine;
 mod memory;
+mod migrate;
+pub mod point;
+mod queries;
 #[cfg(feature = "rocksdb")]
 mod rocks;
 mod session;
+mod value;
 
 pub use echo::Echo;
 pub use fake::{FakeDisk, FakeKv};

@@ -34,6 +34,11 @@ pub enum ApplyError {
     /// It would have to wait; nothing was done. Call again from a thread that may.
     #[error("the store would block")]
     WouldBlock,
+    /// A key's deadline lies between the state's clock and the asker's time: whether the key is still there is for the log to
+    /// say. Apply an entry stamped with that time or later (a no-op will do), and ask again. Only from
+    /// [`StateMachine::query_at`].
+    #[error("the state's clock is behind")]
+    ClockBehind,
     /// The store cannot go on.
     #[error("{0}")]
     Fatal(String),
@@ -60,11 +65,43 @@ pub trait StateMachine: Send + Sync {
         mode: Mode,
     ) -> Result<Applied, ApplyError>;
 
+    /// Applies one gang (cyclone §5.1): an entry in each of several logs, all or nothing, together with every log's
+    /// applied index. `parts` are ascending by log; the first one's payload holds the batch, or nothing if the gang has
+    /// no effect; the others' payloads are not looked at. Answers the batch's replies; none if it was applied before.
+    ///
+    /// # Errors
+    /// As for [`StateMachine::apply`]; fatal where some logs are past their entries and others are not.
+    fn apply_gang(
+        &self,
+        parts: &[(u16, EntryInput<'_>)],
+        mode: Mode,
+    ) -> Result<Vec<Reply>, ApplyError>;
+
     /// Answers a question about the state as applied so far.
     ///
     /// # Errors
     /// As for [`StateMachine::apply`].
     fn query(&self, query: &Query<'_>, mode: Mode) -> Result<Reply, ApplyError>;
+
+    /// Answers a question as of `now_ms` (milliseconds since 1970), which may be later than the state's own clock: the latest
+    /// stamp among the entries applied. For reads that must not show a key after its time; [`StateMachine::query`] shows it until
+    /// the log has passed its deadline.
+    ///
+    /// # Errors
+    /// As for [`StateMachine::apply`], and [`ApplyError::ClockBehind`].
+    fn query_at(&self, query: &Query<'_>, _now_ms: u64, mode: Mode) -> Result<Reply, ApplyError> {
+        self.query(query, mode)
+    }
+
+    /// The state's clock of one log: the latest stamp among its entries applied, in milliseconds since 1970.
+    fn clock_ms(&self, _log: u16) -> u64 {
+        0
+    }
+
+    /// A time before which a sweep of this log finds nothing to remove; `None` while no key has a deadline.
+    fn next_deadline(&self, _log: u16) -> Option<u64> {
+        None
+    }
 
     /// Applied index and term of one log.
     fn applied(&self, log: u16) -> (u64, u64);

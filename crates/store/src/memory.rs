@@ -162,6 +162,11 @@ impl Kv for MemoryKv {
         Ok(self.reading(mode)?.get(key).cloned())
     }
 
+    fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
+        let map = self.reading(mode)?;
+        Ok(keys.iter().map(|key| map.get(key).cloned()).collect())
+    }
+
     fn write(
         &self,
         changes: &mut dyn Iterator<Item = Change<'_>>,

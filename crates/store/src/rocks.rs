@@ -164,6 +164,22 @@ impl Kv for RocksKv {
         })
     }
 
+    fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
+        self.with(mode, |db| {
+            let snapshot = db.snapshot();
+            let read = |key| {
+                let mut options = ReadOptions::default();
+                if mode == Mode::NonBlocking {
+                    options.set_read_tier(ReadTier::BlockCache);
+                }
+                snapshot
+                    .get_opt(key, options)
+                    .map_err(|error| store_error(error, mode))
+            };
+            keys.iter().map(read).collect()
+        })
+    }
+
     fn write(
         &self,
         changes: &mut dyn Iterator<Item = Change<'_>>,

@@ -17,6 +17,25 @@ const COMMAND: u8 = 1;
 const QUERY: u8 = 2;
 const PING: u8 = 3;
 
+/// Most logs whose terms a message names.
+pub const MAX_TERMS: usize = 255;
+
+/// How a read learns what it must show. All but [`ReadMode::Weak`] are linearizable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadMode {
+    /// A majority confirms the leader; nothing is written (ReadIndex).
+    #[default]
+    Index,
+    /// Through the log (cyclone §2, quorum read).
+    Log,
+    /// The leader answers alone while a majority's promise lasts, otherwise as `Index`. Rests on a bound on how much clocks differ
+    /// in speed; only where the cluster's configuration allows it, otherwise as `Index`.
+    Lease,
+    /// The leader answers alone, once what it has in its log is applied (cyclone §2, weak read): shows everything that this
+    /// client was told is done, perhaps not what others have done since.
+    Weak,
+}
+
 /// One request. Ranges lie in the message they were read from, so that a body can stay in its frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -26,8 +45,10 @@ pub enum Request {
     Query {
         /// The query in wire form.
         query: Range<usize>,
-        /// Whether it goes through the log (cyclone §2, quorum read) instead of ReadIndex. Both are linearizable.
-        through_log: bool,
+        /// How it is to be answered.
+        mode: ReadMode,
+        /// For weak reads: per log the highest term of a leader that the client knows of.
+        terms: Vec<u64>,
     },
     /// Answered with Done(Ok) by the leader and NotLeader by others.
     Ping,
@@ -38,12 +59,51 @@ pub fn put_command(out: &mut Vec<u8>, id: u64, command: &Command<'_>) {
     put_item(out, id, COMMAND, |out| command.encode(out));
 }
 
-/// Appends a query.
-pub fn put_query(out: &mut Vec<u8>, id: u64, query: &Query<'_>, through_log: bool) {
+/// Appends a query. `terms` only go with weak reads.
+pub fn put_query(out: &mut Vec<u8>, id: u64, query: &Query<'_>, mode: ReadMode, terms: &[u64]) {
     put_item(out, id, QUERY, |out| {
-        out.put_u8(u8::from(through_log));
+        put_mode(out, mode, terms);
         query.encode(out);
     });
+}
+
+/// Appends what comes before a query's own bytes.
+pub fn put_mode(out: &mut Vec<u8>, mode: ReadMode, terms: &[u64]) {
+    out.put_u8(match mode {
+        ReadMode::Index => 0,
+        ReadMode::Log => 1,
+        ReadMode::Lease => 2,
+        ReadMode::Weak => 3,
+    });
+    if mode == ReadMode::Weak {
+        put_terms(out, terms);
+    }
+}
+
+fn put_terms(out: &mut Vec<u8>, terms: &[u64]) {
+    let terms = &terms[..terms.len().min(MAX_TERMS)];
+    out.put_u8(terms.len() as u8);
+    terms.iter().for_each(|term| out.put_u64(*term));
+}
+
+fn read_terms(reader: &mut Reader<'_>) -> Result<Vec<u64>, DecodeError> {
+    let count = reader.u8()?;
+    (0..count).map(|_| reader.u64()).collect()
+}
+
+fn read_mode(reader: &mut Reader<'_>) -> Result<(ReadMode, Vec<u64>), DecodeError> {
+    Ok(match reader.u8()? {
+        0 => (ReadMode::Index, Vec::new()),
+        1 => (ReadMode::Log, Vec::new()),
+        2 => (ReadMode::Lease, Vec::new()),
+        3 => (ReadMode::Weak, read_terms(reader)?),
+        other => {
+            return Err(DecodeError::Unknown {
+                what: "read mode",
+                value: u64::from(other),
+            });
+        }
+    })
 }
 
 /// Appends a ping.
@@ -97,10 +157,11 @@ fn read_request(rest: &[u8], start: usize) -> Result<(u64, Request, usize), Deco
     let request = match kind {
         COMMAND => Request::Command(start + ITEM_BYTES..start + length),
         QUERY => {
-            let through_log = reader.bool("read mode")?;
+            let (mode, terms) = read_mode(&mut reader)?;
             Request::Query {
-                query: start + ITEM_BYTES + 1..start + length,
-                through_log,
+                query: start + length - reader.left()..start + length,
+                mode,
+                terms,
             }
         }
         PING => {
@@ -137,6 +198,9 @@ pub enum Status {
     TooLarge,
     /// The request did not parse; nothing was done.
     Malformed,
+    /// Under number 0, no answer to a request: per log the last term in which the sender led, 0 for never. Clients keep the highest
+    /// for their weak reads.
+    Terms(Vec<u64>),
 }
 
 /// Appends the answer to request `id`. Of an address only [`MAX_ADDRESS`] bytes are sent; longer ones are left out.
@@ -149,6 +213,7 @@ pub fn put_response(out: &mut Vec<u8>, id: u64, status: &Status) {
         Status::Unknown => 4,
         Status::TooLarge => 5,
         Status::Malformed => 6,
+        Status::Terms(_) => 7,
     };
     put_item(out, id, kind, |out| match status {
         Status::Done(reply) => reply.encode(out),
@@ -158,6 +223,7 @@ pub fn put_response(out: &mut Vec<u8>, id: u64, status: &Status) {
             out.put_u64(*node);
             out.put_bytes(address.as_bytes());
         }
+        Status::Terms(terms) => put_terms(out, terms),
         _ => {}
     });
 }
@@ -219,6 +285,7 @@ fn read_response(item: &[u8]) -> Result<(u64, Status), DecodeError> {
         4 => Status::Unknown,
         5 => Status::TooLarge,
         6 => Status::Malformed,
+        7 => Status::Terms(read_terms(&mut reader)?),
         other => {
             return Err(DecodeError::Unknown {
                 what: "response",
@@ -247,6 +314,7 @@ mod tests {
             Just(Status::Unknown),
             Just(Status::TooLarge),
             Just(Status::Malformed),
+            vec(any::<u64>(), 0..5).prop_map(Status::Terms),
         ]
     }
 
@@ -264,7 +332,13 @@ mod tests {
         }
 
         #[test]
-        fn requests_come_back(keys in vec((any::<u64>(), vec(any::<u8>(), 0..20), 0u8..4), 0..8)) {
+        fn requests_come_back(keys in vec((any::<u64>(), vec(any::<u8>(), 0..20), 0u8..6), 0..8)) {
+            let mode = |which: u8| match which {
+                2 => ReadMode::Index,
+                3 => ReadMode::Log,
+                4 => ReadMode::Lease,
+                _ => ReadMode::Weak,
+            };
             let mut bytes = Vec::new();
             for (id, key, which) in &keys {
                 match which {
@@ -273,7 +347,9 @@ mod tests {
                         let operation = Operation::GetDel { key };
                         put_command(&mut bytes, *id, &Command { session: None, operation });
                     }
-                    other => put_query(&mut bytes, *id, &Query::Get { key }, *other == 2),
+                    other => {
+                        put_query(&mut bytes, *id, &Query::Get { key }, mode(*other), &[*id, 7]);
+                    }
                 }
             }
             let mut walk = requests(bytes.len());
@@ -287,8 +363,10 @@ mod tests {
                         let command = Command::decode(&bytes[range]).unwrap();
                         prop_assert_eq!(command.operation, Operation::GetDel { key });
                     }
-                    Request::Query { query, through_log } => {
-                        prop_assert_eq!(through_log, *which == 2);
+                    Request::Query { query, mode: found, terms } => {
+                        prop_assert_eq!(found, mode(*which));
+                        let sent = if found == ReadMode::Weak { vec![*id, 7] } else { Vec::new() };
+                        prop_assert_eq!(terms, sent);
                         prop_assert_eq!(Query::decode(&bytes[query]), Ok(Query::Get { key }));
                     }
                 }

@@ -35,6 +35,63 @@ pub enum Condition {
     Present,
 }
 
+/// When a key is to expire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expiry {
+    /// As before: the old value's deadline stays (KEEPTTL).
+    Keep,
+    /// At a time in milliseconds since 1970. A time that has passed removes the key.
+    At(u64),
+    /// So many milliseconds after the entry's stamp.
+    After(u64),
+    /// Never.
+    Never,
+}
+
+/// Under which old deadline EXPIRE sets a new one. A key without deadline counts as one that expires at the end of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpireIf {
+    /// Always.
+    Always,
+    /// The key has none (NX).
+    None,
+    /// The key has one (XX).
+    Some,
+    /// The new deadline is later (GT).
+    Later,
+    /// The new deadline is earlier (LT).
+    Earlier,
+    /// The key has one and the new one is earlier (XX LT).
+    EarlierThanSome,
+}
+
+/// What a batch expects of a key before it is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expectation<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// What must hold for it.
+    pub state: Expected<'a>,
+}
+
+/// What must hold for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected<'a> {
+    /// It exists.
+    Present,
+    /// It does not exist.
+    Absent,
+    /// It has this value.
+    Value(&'a [u8]),
+    /// Nothing has changed it since [`Query::Versions`] answered this number (WATCH); 0: it did not exist, and does not.
+    Version(u64),
+}
+
+/// Most bytes that a batch's operations and expectations may take in wire form.
+pub const MAX_BATCH_BYTES: usize = 4 << 20;
+/// Most operations in a batch, and most expectations.
+pub const MAX_BATCH_ITEMS: usize = 1 << 16;
+
 /// What a command does. Keys and values borrow from the entry they were read from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operation<'a> {
@@ -102,6 +159,55 @@ pub enum Operation<'a> {
     FlushAll,
     /// A read that goes through the log (cyclone §2, quorum read).
     Read(Query<'a>),
+    /// SET with an expiry (EX, PX, EXAT, PXAT, KEEPTTL). Answers like `Set`; `Set` itself removes a deadline.
+    SetExpiring {
+        /// The key.
+        key: &'a [u8],
+        /// The new value.
+        value: &'a [u8],
+        /// When to set.
+        condition: Condition,
+        /// Whether to answer with the old value instead of Ok.
+        get: bool,
+        /// When it expires.
+        expiry: Expiry,
+    },
+    /// EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT, PERSIST: answers `Int` 1 if it changed the deadline, else 0.
+    /// `Expiry::Never` is PERSIST: 1 if there was a deadline. `Expiry::Keep` does nothing and answers 0.
+    Expire {
+        /// The key.
+        key: &'a [u8],
+        /// When it expires.
+        expiry: Expiry,
+        /// Under which old deadline.
+        condition: ExpireIf,
+    },
+    /// GETEX: answers the value or Nil, and changes the deadline.
+    GetExpire {
+        /// The key.
+        key: &'a [u8],
+        /// When it expires from now on.
+        expiry: Expiry,
+    },
+    /// Several operations as one: if every expectation holds, all are executed in order, each seeing what the earlier ones did,
+    /// and nothing in between; answers an array of their replies. Otherwise nothing is done and the answer is
+    /// [`Failure::ConditionFailed`](crate::reply::Failure::ConditionFailed). An operation that is refused (an INCR of text) does
+    /// not stop the others, as in Redis.
+    ///
+    /// At most [`MAX_BATCH_ITEMS`] of each kind and [`MAX_BATCH_BYTES`] altogether. It may hold batches, which succeed or fail for
+    /// themselves and hold none. Sessions, sweeps and versions within are refused.
+    Batch {
+        /// What must hold.
+        expectations: Vec<Expectation<'a>>,
+        /// What is done.
+        operations: Vec<Operation<'a>>,
+    },
+    /// Removes keys whose deadline lies at or before the entry's stamp; answers how many. For the leader's own use: expired
+    /// keys are invisible in any case.
+    Sweep {
+        /// Deadlines looked at, at most.
+        limit: u32,
+    },
 }
 
 /// What a read asks. It changes nothing.
@@ -157,5 +263,19 @@ pub enum Query<'a> {
     Keys {
         /// Glob pattern.
         pattern: &'a [u8],
+    },
+    /// TTL, PTTL, EXPIRETIME, PEXPIRETIME: answers `Int`: -2 without key, -1 without deadline.
+    Ttl {
+        /// The key.
+        key: &'a [u8],
+        /// Milliseconds instead of (rounded) seconds.
+        millis: bool,
+        /// The deadline itself (since 1970) instead of the time left.
+        absolute: bool,
+    },
+    /// Answers an array of version numbers (`Int`) for [`Expected::Version`]; 0 for keys that do not exist.
+    Versions {
+        /// The keys.
+        keys: Vec<&'a [u8]>,
     },
 }

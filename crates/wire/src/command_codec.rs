@@ -1,6 +1,13 @@
 //! Bytes of commands and queries: one tag byte, then the fields in the order of their declaration (docs/formats.md,
 //! "Commands").
 
+mod batch;
+mod query;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+
 use crate::codec::{DecodeError, Reader, Write};
 use crate::command::{Command, Condition, Operation, Query, SessionTag};
 
@@ -17,16 +24,11 @@ mod tag {
     pub const INCR_BY_FLOAT: u8 = 9;
     pub const FLUSH_ALL: u8 = 10;
     pub const READ: u8 = 11;
-
-    pub const GET: u8 = 0;
-    pub const MULTI_GET: u8 = 1;
-    pub const EXISTS: u8 = 2;
-    pub const STR_LEN: u8 = 3;
-    pub const GET_RANGE: u8 = 4;
-    pub const TYPE: u8 = 5;
-    pub const DB_SIZE: u8 = 6;
-    pub const SCAN: u8 = 7;
-    pub const KEYS: u8 = 8;
+    pub const SET_EXPIRING: u8 = 12;
+    pub const EXPIRE: u8 = 13;
+    pub const GET_EXPIRE: u8 = 14;
+    pub const BATCH: u8 = 15;
+    pub const SWEEP: u8 = 16;
 }
 
 impl<'a> Command<'a> {
@@ -67,7 +69,7 @@ impl<'a> Command<'a> {
                 Some(tag)
             }
         };
-        let operation = Operation::read(&mut reader)?;
+        let operation = Operation::read(&mut reader, Where::Entry)?;
         reader.finish()?;
         Ok(Command { session, operation })
     }
@@ -83,8 +85,49 @@ fn read_keys<'a>(reader: &mut Reader<'a>) -> Result<Vec<&'a [u8]>, DecodeError> 
     (0..count).map(|_| reader.bytes()).collect()
 }
 
+/// Where an operation stands: some are not allowed within a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Where {
+    Entry,
+    Batch,
+    /// In a batch within a batch.
+    Inner,
+}
+
+fn put_condition(out: &mut Vec<u8>, condition: Condition) {
+    out.put_u8(match condition {
+        Condition::Always => 0,
+        Condition::Absent => 1,
+        Condition::Present => 2,
+    });
+}
+
+fn read_condition(reader: &mut Reader<'_>) -> Result<Condition, DecodeError> {
+    match reader.u8()? {
+        0 => Ok(Condition::Always),
+        1 => Ok(Condition::Absent),
+        2 => Ok(Condition::Present),
+        other => Err(DecodeError::Unknown {
+            what: "condition",
+            value: u64::from(other),
+        }),
+    }
+}
+
 impl<'a> Operation<'a> {
-    fn encode(&self, out: &mut Vec<u8>) {
+    /// Reads an operation that takes up all of `bytes`; within a command it has the same form.
+    ///
+    /// # Errors
+    /// Anything that [`Operation::encode`] would not write.
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let operation = Operation::read(&mut reader, Where::Entry)?;
+        reader.finish()?;
+        Ok(operation)
+    }
+
+    /// Appends the operation's bytes to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Operation::Noop => out.put_u8(tag::NOOP),
             Operation::OpenSession => out.put_u8(tag::OPEN_SESSION),
@@ -101,11 +144,7 @@ impl<'a> Operation<'a> {
                 out.put_u8(tag::SET);
                 out.put_bytes(key);
                 out.put_bytes(value);
-                out.put_u8(match condition {
-                    Condition::Always => 0,
-                    Condition::Absent => 1,
-                    Condition::Present => 2,
-                });
+                put_condition(out, *condition);
                 out.put_u8(u8::from(*get));
             }
             Operation::GetDel { key } => {
@@ -142,11 +181,58 @@ impl<'a> Operation<'a> {
                 out.put_u8(tag::READ);
                 query.encode(out);
             }
+            Operation::SetExpiring {
+                key,
+                value,
+                condition,
+                get,
+                expiry,
+            } => {
+                out.put_u8(tag::SET_EXPIRING);
+                out.put_bytes(key);
+                out.put_bytes(value);
+                put_condition(out, *condition);
+                out.put_u8(u8::from(*get));
+                expiry.encode(out);
+            }
+            Operation::Expire {
+                key,
+                expiry,
+                condition,
+            } => {
+                out.put_u8(tag::EXPIRE);
+                out.put_bytes(key);
+                expiry.encode(out);
+                condition.encode(out);
+            }
+            Operation::GetExpire { key, expiry } => {
+                out.put_u8(tag::GET_EXPIRE);
+                out.put_bytes(key);
+                expiry.encode(out);
+            }
+            Operation::Batch {
+                expectations,
+                operations,
+            } => {
+                out.put_u8(tag::BATCH);
+                batch::encode(out, expectations, operations);
+            }
+            Operation::Sweep { limit } => {
+                out.put_u8(tag::SWEEP);
+                out.put_u32(*limit);
+            }
         }
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
-        Ok(match reader.u8()? {
+    fn read(reader: &mut Reader<'a>, place: Where) -> Result<Self, DecodeError> {
+        let tag = reader.u8()?;
+        if !batch::may_stand(tag, place) {
+            return Err(DecodeError::Unknown {
+                what: "operation of a batch",
+                value: u64::from(tag),
+            });
+        }
+        Ok(match tag {
             tag::NOOP => Operation::Noop,
             tag::OPEN_SESSION => Operation::OpenSession,
             tag::CLOSE_SESSION => Operation::CloseSession {
@@ -155,17 +241,7 @@ impl<'a> Operation<'a> {
             tag::SET => Operation::Set {
                 key: reader.bytes()?,
                 value: reader.bytes()?,
-                condition: match reader.u8()? {
-                    0 => Condition::Always,
-                    1 => Condition::Absent,
-                    2 => Condition::Present,
-                    other => {
-                        return Err(DecodeError::Unknown {
-                            what: "condition",
-                            value: u64::from(other),
-                        });
-                    }
-                },
+                condition: read_condition(reader)?,
                 get: reader.bool("get flag")?,
             },
             tag::GET_DEL => Operation::GetDel {
@@ -200,7 +276,27 @@ impl<'a> Operation<'a> {
                 Operation::IncrByFloat { key, delta }
             }
             tag::FLUSH_ALL => Operation::FlushAll,
-            tag::READ => Operation::Read(Query::read(reader)?),
+            tag::READ => Operation::Read(Query::read(reader, place)?),
+            tag::SET_EXPIRING => Operation::SetExpiring {
+                key: reader.bytes()?,
+                value: reader.bytes()?,
+                condition: read_condition(reader)?,
+                get: reader.bool("get flag")?,
+                expiry: batch::read_expiry(reader)?,
+            },
+            tag::EXPIRE => Operation::Expire {
+                key: reader.bytes()?,
+                expiry: batch::read_expiry(reader)?,
+                condition: batch::read_expire_if(reader)?,
+            },
+            tag::GET_EXPIRE => Operation::GetExpire {
+                key: reader.bytes()?,
+                expiry: batch::read_expiry(reader)?,
+            },
+            tag::BATCH => batch::read(reader, place)?,
+            tag::SWEEP => Operation::Sweep {
+                limit: reader.u32()?,
+            },
             other => {
                 return Err(DecodeError::Unknown {
                     what: "operation",
@@ -210,357 +306,77 @@ impl<'a> Operation<'a> {
         })
     }
 
-    /// The keys it touches; empty for operations on no key or on all.
-    pub fn keys(&self) -> &[&'a [u8]] {
+    /// The keys it touches, in order, with repetitions; none for operations on no key or on all.
+    pub fn keys(&self) -> Cow<'_, [&'a [u8]]> {
         match self {
             Operation::Noop
             | Operation::OpenSession
             | Operation::CloseSession { .. }
-            | Operation::FlushAll => &[],
+            | Operation::FlushAll
+            | Operation::Sweep { .. } => Cow::Borrowed(&[]),
             Operation::Set { key, .. }
             | Operation::GetDel { key }
             | Operation::Append { key, .. }
             | Operation::SetRange { key, .. }
             | Operation::IncrBy { key, .. }
-            | Operation::IncrByFloat { key, .. } => std::slice::from_ref(key),
-            Operation::Del { keys } => keys,
-            Operation::Read(query) => query.keys(),
+            | Operation::IncrByFloat { key, .. }
+            | Operation::SetExpiring { key, .. }
+            | Operation::Expire { key, .. }
+            | Operation::GetExpire { key, .. } => Cow::Borrowed(std::slice::from_ref(key)),
+            Operation::Del { keys } => Cow::Borrowed(keys),
+            Operation::Read(query) => Cow::Borrowed(query.keys()),
+            Operation::Batch {
+                expectations,
+                operations,
+            } => {
+                let mut keys: Vec<&[u8]> = expectations.iter().map(|e| e.key).collect();
+                for operation in operations {
+                    keys.extend_from_slice(&operation.keys());
+                }
+                Cow::Owned(keys)
+            }
         }
     }
 
     /// The first key, which decides the physical log.
     pub fn key(&self) -> Option<&'a [u8]> {
-        self.keys().first().copied()
+        match self {
+            // Without gathering all of them.
+            Operation::Batch {
+                expectations,
+                operations,
+            } => expectations
+                .first()
+                .map(|expectation| expectation.key)
+                .or_else(|| operations.iter().find_map(Operation::key)),
+            _ => self.keys().first().copied(),
+        }
     }
 
-    /// The value bytes it carries, if any.
-    pub fn value(&self) -> Option<&'a [u8]> {
+    /// Whether it concerns every key there is, whatever [`Operation::keys`] names.
+    pub fn concerns_all_keys(&self) -> bool {
+        match self {
+            Operation::FlushAll => true,
+            Operation::Batch { operations, .. } => {
+                operations.iter().any(Operation::concerns_all_keys)
+            }
+            _ => false,
+        }
+    }
+
+    /// Length of the longest value it carries, in bytes; 0 without one.
+    pub fn longest_value(&self) -> usize {
         match self {
             Operation::Set { value, .. }
             | Operation::Append { value, .. }
-            | Operation::SetRange { value, .. } => Some(value),
-            _ => None,
+            | Operation::SetRange { value, .. }
+            | Operation::SetExpiring { value, .. } => value.len(),
+            Operation::Batch { operations, .. } => operations
+                .iter()
+                .map(Operation::longest_value)
+                .max()
+                .unwrap_or(0),
+            _ => 0,
         }
-    }
-}
-
-impl<'a> Query<'a> {
-    /// Appends the query's bytes to `out`.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        match self {
-            Query::Get { key } => {
-                out.put_u8(tag::GET);
-                out.put_bytes(key);
-            }
-            Query::MultiGet { keys } => {
-                out.put_u8(tag::MULTI_GET);
-                put_keys(out, keys);
-            }
-            Query::Exists { keys } => {
-                out.put_u8(tag::EXISTS);
-                put_keys(out, keys);
-            }
-            Query::StrLen { key } => {
-                out.put_u8(tag::STR_LEN);
-                out.put_bytes(key);
-            }
-            Query::GetRange { key, start, end } => {
-                out.put_u8(tag::GET_RANGE);
-                out.put_bytes(key);
-                out.put_i64(*start);
-                out.put_i64(*end);
-            }
-            Query::Type { key } => {
-                out.put_u8(tag::TYPE);
-                out.put_bytes(key);
-            }
-            Query::DbSize => out.put_u8(tag::DB_SIZE),
-            Query::Scan {
-                cursor,
-                pattern,
-                count,
-            } => {
-                out.put_u8(tag::SCAN);
-                out.put_u64(*cursor);
-                match pattern {
-                    None => out.put_u8(0),
-                    Some(pattern) => {
-                        out.put_u8(1);
-                        out.put_bytes(pattern);
-                    }
-                }
-                out.put_u32(*count);
-            }
-            Query::Keys { pattern } => {
-                out.put_u8(tag::KEYS);
-                out.put_bytes(pattern);
-            }
-        }
-    }
-
-    /// Reads a query that takes up all of `bytes`.
-    ///
-    /// # Errors
-    /// Anything that [`Query::encode`] would not write.
-    pub fn decode(bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        let mut reader = Reader::new(bytes);
-        let query = Query::read(&mut reader)?;
-        reader.finish()?;
-        Ok(query)
-    }
-
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
-        Ok(match reader.u8()? {
-            tag::GET => Query::Get {
-                key: reader.bytes()?,
-            },
-            tag::MULTI_GET => Query::MultiGet {
-                keys: read_keys(reader)?,
-            },
-            tag::EXISTS => Query::Exists {
-                keys: read_keys(reader)?,
-            },
-            tag::STR_LEN => Query::StrLen {
-                key: reader.bytes()?,
-            },
-            tag::GET_RANGE => Query::GetRange {
-                key: reader.bytes()?,
-                start: reader.i64()?,
-                end: reader.i64()?,
-            },
-            tag::TYPE => Query::Type {
-                key: reader.bytes()?,
-            },
-            tag::DB_SIZE => Query::DbSize,
-            tag::SCAN => {
-                let cursor = reader.u64()?;
-                let pattern = if reader.bool("pattern flag")? {
-                    Some(reader.bytes()?)
-                } else {
-                    None
-                };
-                let count = reader.u32()?;
-                if count == 0 {
-                    return Err(DecodeError::OutOfRange {
-                        what: "scan count",
-                        value: 0,
-                    });
-                }
-                Query::Scan {
-                    cursor,
-                    pattern,
-                    count,
-                }
-            }
-            tag::KEYS => Query::Keys {
-                pattern: reader.bytes()?,
-            },
-            other => {
-                return Err(DecodeError::Unknown {
-                    what: "query",
-                    value: u64::from(other),
-                });
-            }
-        })
-    }
-
-    /// The keys it reads; empty for queries on no key or on all.
-    pub fn keys(&self) -> &[&'a [u8]] {
-        match self {
-            Query::Get { key }
-            | Query::StrLen { key }
-            | Query::GetRange { key, .. }
-            | Query::Type { key } => std::slice::from_ref(key),
-            Query::MultiGet { keys } | Query::Exists { keys } => keys,
-            Query::DbSize | Query::Scan { .. } | Query::Keys { .. } => &[],
-        }
-    }
-
-    /// The first key, which decides the physical log.
-    pub fn key(&self) -> Option<&'a [u8]> {
-        self.keys().first().copied()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::collection::vec;
-    use proptest::prelude::*;
-
-    /// Owned raw material for any command.
-    type Raw = (
-        u8,
-        u8,
-        Vec<u8>,
-        Vec<u8>,
-        Vec<Vec<u8>>,
-        (i64, i64, u64),
-        Option<(u64, u64, u64)>,
-    );
-
-    fn raw() -> impl Strategy<Value = Raw> {
-        (
-            any::<u8>(),
-            any::<u8>(),
-            vec(any::<u8>(), 0..40),
-            vec(any::<u8>(), 0..200),
-            vec(vec(any::<u8>(), 0..10), 0..5),
-            any::<(i64, i64, u64)>(),
-            proptest::option::of((any::<u64>(), 1..u64::MAX, any::<u64>())),
-        )
-    }
-
-    fn query(raw: &Raw) -> Query<'_> {
-        let (_, which, key, pattern, keys, (start, end, cursor), _) = raw;
-        let keys = || keys.iter().map(|k| &k[..]).collect();
-        match which % 9 {
-            0 => Query::Get { key },
-            1 => Query::MultiGet { keys: keys() },
-            2 => Query::Exists { keys: keys() },
-            3 => Query::StrLen { key },
-            4 => Query::GetRange {
-                key,
-                start: *start,
-                end: *end,
-            },
-            5 => Query::Type { key },
-            6 => Query::DbSize,
-            7 => {
-                let pattern = (which & 16 != 0).then_some(&pattern[..]);
-                Query::Scan {
-                    cursor: *cursor,
-                    pattern,
-                    count: 1 + (*start as u32 >> 1),
-                }
-            }
-            _ => Query::Keys { pattern },
-        }
-    }
-
-    fn command(raw: &Raw) -> Command<'_> {
-        let (which, flags, key, value, keys, (delta, other, offset), session) = raw;
-        let operation = match which % 12 {
-            0 => Operation::Noop,
-            1 => Operation::OpenSession,
-            2 => Operation::CloseSession { session: *offset },
-            3 => Operation::Set {
-                key,
-                value,
-                condition: [Condition::Always, Condition::Absent, Condition::Present]
-                    [usize::from(flags % 3)],
-                get: flags & 128 != 0,
-            },
-            4 => Operation::GetDel { key },
-            5 => Operation::Del {
-                keys: keys.iter().map(|k| &k[..]).collect(),
-            },
-            6 => Operation::Append { key, value },
-            7 => Operation::SetRange {
-                key,
-                offset: *offset,
-                value,
-            },
-            8 => Operation::IncrBy { key, delta: *delta },
-            9 => Operation::IncrByFloat {
-                key,
-                delta: *other as f64 / 7.0,
-            },
-            10 => Operation::FlushAll,
-            _ => Operation::Read(query(raw)),
-        };
-        let session = session.map(|(session, seq, acked_below)| SessionTag {
-            session,
-            seq,
-            acked_below,
-        });
-        Command { session, operation }
-    }
-
-    proptest! {
-        #[test]
-        fn commands_come_back(raw in raw()) {
-            let command = command(&raw);
-            let mut bytes = Vec::new();
-            command.encode(&mut bytes);
-            prop_assert_eq!(Command::decode(&bytes), Ok(command));
-            let mut longer = bytes.clone();
-            longer.push(0);
-            prop_assert!(Command::decode(&longer).is_err());
-            for cut in 0..bytes.len() {
-                prop_assert!(Command::decode(&bytes[..cut]).is_err(), "a prefix parsed as a whole command");
-            }
-        }
-
-        #[test]
-        fn queries_come_back(raw in raw()) {
-            let query = query(&raw);
-            let mut bytes = Vec::new();
-            query.encode(&mut bytes);
-            prop_assert_eq!(Query::decode(&bytes), Ok(query));
-        }
-
-        #[test]
-        fn garbage_is_an_error_or_a_command(bytes in vec(any::<u8>(), 0..300), head in 0u8..2, tag in 0u8..14) {
-            let _ = Query::decode(&bytes);
-            let mut shaped = vec![head, tag];
-            shaped.extend_from_slice(&bytes);
-            for candidate in [&bytes, &shaped] {
-                if let Ok(command) = Command::decode(candidate) {
-                    let mut again = Vec::new();
-                    command.encode(&mut again);
-                    prop_assert_eq!(&again, candidate, "one command, two encodings");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_layout_is_fixed() {
-        let mut bytes = Vec::new();
-        let operation = Operation::Set {
-            key: b"k",
-            value: b"vv",
-            condition: Condition::Absent,
-            get: false,
-        };
-        Command {
-            session: None,
-            operation,
-        }
-        .encode(&mut bytes);
-        assert_eq!(
-            bytes,
-            [0, 3, 1, 0, 0, 0, b'k', 2, 0, 0, 0, b'v', b'v', 1, 0]
-        );
-    }
-
-    #[test]
-    fn infinite_increments_and_empty_scans_are_refused() {
-        let mut bytes = Vec::new();
-        let operation = Operation::IncrByFloat {
-            key: b"k",
-            delta: f64::INFINITY,
-        };
-        Command {
-            session: None,
-            operation,
-        }
-        .encode(&mut bytes);
-        assert!(matches!(
-            Command::decode(&bytes),
-            Err(DecodeError::OutOfRange { .. })
-        ));
-        bytes.clear();
-        Query::Scan {
-            cursor: 0,
-            pattern: None,
-            count: 0,
-        }
-        .encode(&mut bytes);
-        assert!(matches!(
-            Query::decode(&bytes),
-            Err(DecodeError::OutOfRange { .. })
-        ));
     }
 }

@@ -42,7 +42,7 @@ pub fn raft_messages(body: &[u8]) -> impl Iterator<Item = Result<&[u8], DecodeEr
 pub struct SnapshotFetch {
     /// The checkpoint's number at the sender of the snapshot message.
     pub id: u64,
-    /// Which file; 0 is the list of files ([`encode_files`]).
+    /// Which file; 0 is the checkpoint's list ([`encode_list`]).
     pub file: u32,
     /// First byte.
     pub offset: u64,
@@ -161,6 +161,30 @@ pub fn encode_files(files: &[(String, u64)]) -> Vec<u8> {
         out.put_u64(*length);
     }
     out
+}
+
+/// The list of a checkpoint: per physical log the index up to which it was applied, then the files.
+pub fn encode_list(applied: &[u64], files: &[(String, u64)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    out.put_u32(applied.len() as u32);
+    applied.iter().for_each(|index| out.put_u64(*index));
+    out.extend_from_slice(&encode_files(files));
+    out
+}
+
+/// Reads a checkpoint's list: applied indexes and files.
+///
+/// # Errors
+/// As [`decode_files`], and a count of logs that does not fit.
+#[allow(clippy::type_complexity)]
+pub fn decode_list(bytes: &[u8]) -> Result<(Vec<u64>, Vec<(String, u64)>), DecodeError> {
+    let mut reader = Reader::new(bytes);
+    let count = reader.count(8)?;
+    let applied = (0..count)
+        .map(|_| reader.u64())
+        .collect::<Result<Vec<u64>, DecodeError>>()?;
+    let files = decode_files(&bytes[4 + 8 * count..])?;
+    Ok((applied, files))
 }
 
 /// Reads a list of files. Names are plain: no path of them leads out of, or deeper into, a directory.

@@ -9,6 +9,7 @@ pub mod command;
 mod command_codec;
 pub mod envelope;
 pub mod flash;
+pub mod gang;
 pub mod glob;
 pub mod planted;
 pub mod raftmsg;

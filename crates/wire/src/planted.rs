@@ -103,6 +103,14 @@ bugs! {
     PieceMissing = "piece-missing",
     /// replica: the steady clock is trusted never to go back, and what is due waits until it has come back.
     ClockTrusted = "clock-trusted",
+    /// consensus: a log whose term has moved past a gang's view is waited for all the same.
+    GangViewIgnored = "gang-view-ignored",
+    /// replica: a gang that is not decided for long is given up, by the replica's own clock.
+    GangTimedOut = "gang-timed-out",
+    /// store: a gang's logs are moved on one after the other.
+    GangHalfApplied = "gang-half-applied",
+    /// store: a gang's participants but the lowest are not moved on.
+    GangEvidenceLost = "gang-evidence-lost",
     /// store: a checkpoint claims an entry that it does not hold.
     CheckpointAhead = "checkpoint-ahead",
     /// store: sessions are not taken over from an installed checkpoint.
@@ -117,6 +125,10 @@ bugs! {
     AppliedTwice = "applied-twice",
     /// store: the applied index is written before the data.
     AppliedSeparately = "applied-separately",
+    /// replica: weak reads do not wait for what is in the log.
+    WeakReadWithoutWaiting = "weak-read-without-waiting",
+    /// replica: what was read under a lease is told without looking at the lease again.
+    LeaseNotCheckedAfter = "lease-not-checked-after",
     /// client: an unknown outcome is reported as not done.
     UnknownIsNotDone = "unknown-is-not-done",
     /// client: a repeated command gets a new number.

@@ -45,4 +45,7 @@ pub enum Failure {
     /// The engine does not offer this command.
     #[error("not supported by this engine")]
     Unsupported,
+    /// An expectation of the batch does not hold; nothing was done.
+    #[error("condition failed")]
+    ConditionFailed,
 }

@@ -13,7 +13,7 @@ const BYTES: u8 = 3;
 const ARRAY: u8 = 4;
 const FAILED: u8 = 5;
 
-const FAILURES: [Failure; 8] = [
+const FAILURES: [Failure; 9] = [
     Failure::NotInteger,
     Failure::NotFloat,
     Failure::Overflow,
@@ -22,6 +22,7 @@ const FAILURES: [Failure; 8] = [
     Failure::SessionExpired,
     Failure::StaleSequence,
     Failure::Unsupported,
+    Failure::ConditionFailed,
 ];
 
 fn failure_number(failure: Failure) -> u8 {
@@ -34,6 +35,7 @@ fn failure_number(failure: Failure) -> u8 {
         Failure::SessionExpired => 5,
         Failure::StaleSequence => 6,
         Failure::Unsupported => 7,
+        Failure::ConditionFailed => 8,
     }
 }
 

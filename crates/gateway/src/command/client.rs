@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::resp::{Protocol, encode, parse_i64};
 
 use super::session::{BAD_NAME, is_plain};
@@ -66,6 +67,7 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
                 return context.ok();
             }
         }
+        b"readmode" => return read_mode(context),
         b"info" => {
             let mut text = String::new();
             line(&mut text, context.session, context.now_us);
@@ -77,7 +79,7 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
                 "CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
                 "ID | GETNAME | SETNAME <name> | SETINFO <LIB-NAME|LIB-VER> <value>",
                 "INFO | LIST [TYPE NORMAL] [ID <id> ...] | REPLY (ON|OFF|SKIP)",
-                "NO-EVICT (ON|OFF) | NO-TOUCH (ON|OFF)",
+                "NO-EVICT (ON|OFF) | NO-TOUCH (ON|OFF) | READMODE [INDEX|LOG|LEASE|WEAK|DEFAULT]",
             ];
             encode::array(context.out, lines.len());
             lines
@@ -87,6 +89,35 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
         _ => return context.unknown_subcommand("CLIENT"),
     }
     Flow::Replied
+}
+
+/// CLIENT READMODE [INDEX | LOG | LEASE | WEAK | DEFAULT], our own: how this connection's reads are answered. Without a mode it
+/// answers the one in force.
+fn read_mode(context: &mut Context<'_, '_>) -> Flow {
+    const MODES: [(&str, ReadMode); 4] = [
+        ("index", ReadMode::Index),
+        ("log", ReadMode::Log),
+        ("lease", ReadMode::Lease),
+        ("weak", ReadMode::Weak),
+    ];
+    match context.args.len() {
+        2 => {
+            let now = context.session.read_mode;
+            let now = now.unwrap_or(context.shared.config.read_mode);
+            let name = MODES.iter().find(|(_, mode)| *mode == now);
+            encode::bulk(context.out, name.map_or("index", |(name, _)| *name));
+            Flow::Replied
+        }
+        3 => {
+            let chosen = MODES.iter().find(|(name, _)| context.is(2, name));
+            if chosen.is_none() && !context.is(2, "default") {
+                return context.error(SYNTAX);
+            }
+            context.session.read_mode = chosen.map(|(_, mode)| *mode);
+            context.ok()
+        }
+        _ => context.wrong_arity("client|readmode"),
+    }
 }
 
 fn set_info(context: &mut Context<'_, '_>) -> Flow {
@@ -155,7 +186,7 @@ fn line(text: &mut String, session: &Session, now_us: u64) {
     // Writing to a string does not fail.
     let _ = writeln!(
         text,
-        "id={} addr={} laddr={} name={} age={} idle={} flags={}{} db=0 sub=0 psub=0 ssub=0 multi=-1 qbuf={} omem={} \
+        "id={} addr={} laddr={} name={} age={} idle={} flags={}{} db=0 sub=0 psub=0 ssub=0 multi={} qbuf={} omem={} \
          cmd={} user=default lib-name={} lib-ver={} resp={}",
         session.id,
         session.peer,
@@ -165,6 +196,10 @@ fn line(text: &mut String, session: &Session, now_us: u64) {
         now_us.saturating_sub(session.active_us) / 1_000_000,
         if session.readonly { "r" } else { "N" },
         if session.no_evict { "e" } else { "" },
+        session
+            .multi
+            .as_ref()
+            .map_or(-1, |multi| multi.count as i64),
         session.request_bytes,
         session.unsent(),
         session.last_command,

@@ -99,7 +99,7 @@ fn get_keys(context: &mut Context<'_, '_>) -> Flow {
     }
     let keys: Vec<&[u8]> = match spec.keys {
         (0, ..) => return context.error("ERR The command has no key arguments"),
-        (_, -1, _) => args.from(3).collect(),
+        (_, -1, step) => args.from(3).step_by(step as usize).collect(),
         _ => args.from(3).take(1).collect(),
     };
     encode::array(context.out, keys.len());

@@ -14,11 +14,11 @@ const SCAN_COUNT_MAX: i64 = 100_000;
 
 pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
     Some(match id {
-        Id::Del => {
+        Id::Del | Id::Unlink => {
             let (keys, slot) = context.keys()?;
             context.write(slot, Shape::Plain, &Operation::Del { keys })
         }
-        Id::Exists => {
+        Id::Exists | Id::Touch => {
             let (keys, slot) = context.keys()?;
             context.read(slot, Shape::Plain, &Query::Exists { keys })
         }

@@ -3,11 +3,13 @@
 mod client;
 mod cluster;
 mod describe;
+mod expiry;
 mod keyspace;
 mod server;
 mod session;
 mod strings;
 pub(crate) mod table;
+pub(crate) mod transaction;
 
 use cyclone_wire::command::{Operation, Query};
 use cyclone_wire::resp::{Args, encode, parse_i64};
@@ -52,6 +54,10 @@ pub(crate) struct Context<'c, 'a> {
     pub(crate) out: &'c mut Vec<u8>,
     pub(crate) args: Args<'a>,
     pub(crate) now_us: u64,
+    /// It is a command that only reads.
+    pub(crate) reading: bool,
+    /// It reads what this node has, though another one leads.
+    pub(crate) stale: bool,
 }
 
 impl<'a> Context<'_, 'a> {
@@ -94,6 +100,10 @@ impl<'a> Context<'_, 'a> {
     fn routed(&mut self, slot: u16) -> bool {
         match self.backend.route(slot) {
             Route::Local => true,
+            _ if self.reading && self.session.readonly && self.backend.reads_stale(slot) => {
+                self.stale = true;
+                true
+            }
             elsewhere => {
                 refuse_route(self.out, slot, &elsewhere);
                 false
@@ -113,8 +123,13 @@ impl<'a> Context<'_, 'a> {
 
     /// The same for all arguments from the second on.
     pub(crate) fn keys(&mut self) -> Option<(Vec<&'a [u8]>, u16)> {
+        self.keys_by(1)
+    }
+
+    /// The same for every `step`th argument from the second on.
+    pub(crate) fn keys_by(&mut self, step: usize) -> Option<(Vec<&'a [u8]>, u16)> {
         let (_, first_slot) = self.key(1)?;
-        let keys: Vec<&[u8]> = self.args.from(1).collect();
+        let keys: Vec<&[u8]> = self.args.from(1).step_by(step).collect();
         for key in &keys[1..] {
             if !self.fits(key, "key", self.shared.config.max_key_bytes) {
                 return None;
@@ -151,7 +166,15 @@ impl<'a> Context<'_, 'a> {
     }
 
     pub(crate) fn read(&mut self, slot: u16, shape: Shape, query: &Query<'_>) -> Flow {
-        self.backend.submit_read(self.session.next_ticket(), query);
+        let ticket = self.session.next_ticket();
+        let mode = self
+            .session
+            .read_mode
+            .unwrap_or(self.shared.config.read_mode);
+        match self.stale {
+            true => self.backend.submit_stale_read(ticket, query),
+            false => self.backend.submit_read_as(ticket, query, mode),
+        }
         Flow::Submitted {
             is_read: true,
             shape,
@@ -190,17 +213,13 @@ fn clip(bytes: &[u8], most: usize) -> &[u8] {
     &bytes[..bytes.len().min(most)]
 }
 
-/// Answers a command that does not exist, or not yet; hangs up on web browsers.
+/// Answers a command that does not exist; hangs up on web browsers.
 pub(crate) fn unknown(context: &mut Context<'_, '_>) -> Flow {
     let args = context.args;
     let name = args.at(0);
     // A browser made to talk to this port by a hostile page: Redis hangs up too.
     if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
         return Flow::HangUp;
-    }
-    if table::is_planned(name) {
-        let name = String::from_utf8_lossy(name).to_ascii_lowercase();
-        return context.error(format!("ERR '{name}' is not offered yet"));
     }
     let mut text = b"ERR unknown command '".to_vec();
     text.extend_from_slice(clip(name, QUOTED));
@@ -224,9 +243,25 @@ pub(crate) fn run(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
     if !context.session.authenticated && spec.flags & table::OPEN == 0 {
         return context.error("NOAUTH Authentication required.");
     }
+    context.reading = spec.flags & table::READ != 0;
     let replied = match spec.id {
         Id::Get | Id::MGet | Id::StrLen | Id::GetRange => strings::read(context, spec.id),
         Id::Set => strings::set(context),
+        Id::SetEx | Id::PSetEx => strings::set_expiring(context, spec.id),
+        Id::MSet | Id::MSetNx => strings::set_many(context, spec.id),
+        Id::GetEx
+        | Id::Expire
+        | Id::PExpire
+        | Id::ExpireAt
+        | Id::PExpireAt
+        | Id::Ttl
+        | Id::PTtl
+        | Id::ExpireTime
+        | Id::PExpireTime
+        | Id::Persist => expiry::run(context, spec.id),
+        Id::Multi | Id::Exec | Id::Discard | Id::Watch | Id::Unwatch => {
+            transaction::run(context, spec.id)
+        }
         Id::SetNx
         | Id::GetSet
         | Id::GetDel
@@ -237,9 +272,15 @@ pub(crate) fn run(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
         | Id::IncrBy
         | Id::DecrBy
         | Id::IncrByFloat => strings::write(context, spec.id),
-        Id::Del | Id::Exists | Id::Type | Id::DbSize | Id::Scan | Id::Keys | Id::FlushAll => {
-            keyspace::run(context, spec.id)
-        }
+        Id::Del
+        | Id::Unlink
+        | Id::Exists
+        | Id::Touch
+        | Id::Type
+        | Id::DbSize
+        | Id::Scan
+        | Id::Keys
+        | Id::FlushAll => keyspace::run(context, spec.id),
         Id::Wait => Some(keyspace::wait(context)),
         Id::Ping
         | Id::Echo

@@ -40,8 +40,10 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
             session.name.clear();
             session.reply_mode = ReplyMode::On;
             session.readonly = false;
+            session.read_mode = None;
             session.no_evict = false;
             session.no_touch = false;
+            super::transaction::forget(session);
             encode::simple(context.out, "RESET");
         }
         Id::ReadOnly | Id::ReadWrite => {

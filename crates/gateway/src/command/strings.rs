@@ -1,12 +1,12 @@
 //! Commands on string values.
 
-use cyclone_wire::command::{Condition, Operation, Query};
+use cyclone_wire::command::{
+    Condition, Expectation, Expected, Expiry, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Operation, Query,
+};
 
 use super::table::Id;
-use super::{Context, Flow, SYNTAX};
+use super::{Context, Flow, SYNTAX, expiry};
 use crate::connection::Shape;
-
-const NO_EXPIRY: &str = "ERR expiry is not offered yet: SET without EX, PX, EXAT, PXAT and KEEPTTL";
 
 /// Commands that read.
 pub(super) fn read(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
@@ -27,52 +27,120 @@ pub(super) fn read(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
     Some(context.read(slot, Shape::Plain, &query))
 }
 
-/// SET key value [NX | XX] [GET]
+/// SET key value [NX | XX] [GET] [EX s | PX ms | EXAT s | PXAT ms | KEEPTTL]
 pub(super) fn set(context: &mut Context<'_, '_>) -> Option<Flow> {
     let (key, slot) = context.key(1)?;
     let mut condition = Condition::Always;
-    let (mut get, mut expiry) = (false, None);
+    let (mut get, mut keep, mut time) = (false, false, None);
     let mut at = 3;
     while at < context.args.len() {
+        let timed = keep || time.is_some();
         if context.is(at, "nx") && condition != Condition::Present {
             condition = Condition::Absent;
         } else if context.is(at, "xx") && condition != Condition::Absent {
             condition = Condition::Present;
         } else if context.is(at, "get") {
             get = true;
-        } else if context.is(at, "keepttl") && expiry.is_none() {
-            expiry = Some(None);
-        } else if ["ex", "px", "exat", "pxat"]
-            .iter()
-            .any(|unit| context.is(at, unit))
-            && expiry.is_none()
+        } else if context.is(at, "keepttl") && time.is_none() {
+            keep = true;
+        } else if let Some(unit) = expiry::unit(context, at)
+            && !timed
             && at + 1 < context.args.len()
         {
             at += 1;
-            expiry = Some(Some(at));
+            time = Some((at, unit));
         } else {
             return Some(context.error(SYNTAX));
         }
         at += 1;
     }
-    match expiry {
-        Some(Some(at)) if context.int(at)? <= 0 => {
-            return Some(context.error("ERR invalid expire time in 'set' command"));
-        }
-        Some(_) => return Some(context.error(NO_EXPIRY)),
-        None => {}
-    }
+    let expiry = match time {
+        Some((at, (seconds, absolute))) => expiry::positive(context, at, seconds, absolute, "set")?,
+        None if keep => Expiry::Keep,
+        None => Expiry::Never,
+    };
     let value = context.value(2)?;
-    Some(context.write(
-        slot,
-        Shape::Plain,
-        &Operation::Set {
+    let operation = match expiry {
+        Expiry::Never => Operation::Set {
             key,
             value,
             condition,
             get,
         },
-    ))
+        expiry => Operation::SetExpiring {
+            key,
+            value,
+            condition,
+            get,
+            expiry,
+        },
+    };
+    Some(context.write(slot, Shape::Plain, &operation))
+}
+
+/// SETEX key seconds value, PSETEX key milliseconds value
+pub(super) fn set_expiring(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
+    let (key, slot) = context.key(1)?;
+    let (seconds, name) = match id {
+        Id::SetEx => (true, "setex"),
+        _ => (false, "psetex"),
+    };
+    let expiry = expiry::positive(context, 2, seconds, false, name)?;
+    let operation = Operation::SetExpiring {
+        key,
+        value: context.value(3)?,
+        condition: Condition::Always,
+        get: false,
+        expiry,
+    };
+    Some(context.write(slot, Shape::Plain, &operation))
+}
+
+/// MSET and MSETNX: a batch, which expects nothing or that no key exists.
+pub(super) fn set_many(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
+    let args = context.args;
+    let (name, shape) = match id {
+        Id::MSet => ("mset", Shape::AllOk),
+        _ => ("msetnx", Shape::AllOrNone),
+    };
+    if args.len().is_multiple_of(2) {
+        return Some(context.wrong_arity(name));
+    }
+    let (keys, slot) = context.keys_by(2)?;
+    let mut operations = Vec::with_capacity(keys.len());
+    let mut bytes = 8;
+    for (place, key) in keys.iter().enumerate() {
+        let value = context.value(2 + 2 * place)?;
+        // As a `Set` and perhaps an expectation.
+        bytes += value.len() + 2 * key.len() + 16;
+        operations.push(Operation::Set {
+            key,
+            value,
+            condition: Condition::Always,
+            get: false,
+        });
+    }
+    if bytes > MAX_BATCH_BYTES || operations.len() > MAX_BATCH_ITEMS {
+        return Some(context.error(format!(
+            "ERR {} keys with {bytes} bytes are beyond the limits of {MAX_BATCH_ITEMS} and {MAX_BATCH_BYTES} bytes",
+            keys.len()
+        )));
+    }
+    let expectations = match id {
+        Id::MSet => Vec::new(),
+        _ => keys
+            .into_iter()
+            .map(|key| Expectation {
+                key,
+                state: Expected::Absent,
+            })
+            .collect(),
+    };
+    let batch = Operation::Batch {
+        expectations,
+        operations,
+    };
+    Some(context.write(slot, shape, &batch))
 }
 
 /// Other commands that write.

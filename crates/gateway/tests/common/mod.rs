@@ -157,6 +157,26 @@ impl Client {
         bytes
     }
 
+    /// Reads one whole reply.
+    pub fn reply(&mut self) -> String {
+        let mut line = String::new();
+        while !line.ends_with("\r\n") {
+            line.push(char::from(self.take(1)[0]));
+        }
+        let number: i64 = line[1..].trim_end().parse().unwrap_or(-1);
+        match line.as_bytes()[0] {
+            b'$' if number >= 0 => {
+                let bytes = self.take(number as usize + 2);
+                line + &String::from_utf8_lossy(&bytes)
+            }
+            b'*' => {
+                let parts: Vec<String> = (0..number).map(|_| self.reply()).collect();
+                line + &parts.concat()
+            }
+            _ => line,
+        }
+    }
+
     /// Sends, then a PING as a marker, and answers what came before its reply.
     pub fn exchange(&mut self, bytes: impl AsRef<[u8]>) -> String {
         self.send(bytes);

@@ -94,6 +94,8 @@ pub struct BackupMemory {
     /// Where the search for a free segment goes on, so that wear is spread.
     search_from: u32,
     free: u32,
+    /// Free segments that remote owners do not get.
+    reserved: u32,
 }
 
 fn damaged(what: impl Into<String>) -> ReplicationError {
@@ -273,6 +275,7 @@ impl BackupMemory {
             next_epoch: 1,
             search_from: 0,
             free: shape.segments,
+            reserved: 0,
         })
     }
 
@@ -323,6 +326,7 @@ impl BackupMemory {
                 .ok_or_else(|| damaged("epochs are used up"))?,
             search_from: 0,
             free: free as u32,
+            reserved: 0,
             entries,
         })
     }
@@ -377,6 +381,17 @@ impl BackupMemory {
     /// How many segments are free.
     pub fn free_segments(&self) -> u32 {
         self.free
+    }
+
+    /// Keeps so many free segments for the server's own logs: [`BackupMemory::allocate`] gives remote owners none of
+    /// them. Holds until the memory is opened again.
+    pub fn reserve(&mut self, segments: u32) {
+        self.reserved = segments;
+    }
+
+    /// A number that every segment allocated from here on exceeds or has as its epoch, and no earlier one has.
+    pub fn next_epoch(&self) -> u64 {
+        self.next_epoch
     }
 
     /// What the table says of a segment; `None` beyond its end.
@@ -459,6 +474,9 @@ impl BackupMemory {
     /// Takes a free segment: its content prepared durably first, then its entry with a new epoch made durable. `None`
     /// when there is none, or the epochs are used up.
     pub fn allocate(&mut self, owner: Owner, term: u32, tag: u64, content: Content) -> Option<u32> {
+        if owner.is_remote() && self.free <= self.reserved {
+            return None;
+        }
         let count = self.shape.segments;
         let segment = (0..count)
             .map(|step| (self.search_from + step) % count)

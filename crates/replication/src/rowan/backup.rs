@@ -36,6 +36,8 @@ pub struct RowanBackupConfig {
     pub secret: u64,
     /// Whether used segments are found by their first words, for providers that cannot tell.
     pub first_words: bool,
+    /// Free segments that are not posted: they are for the server's own logs.
+    pub reserved_segments: u32,
 }
 
 impl RowanBackupConfig {
@@ -50,6 +52,7 @@ impl RowanBackupConfig {
             token,
             secret,
             first_words: false,
+            reserved_segments: 0,
         }
     }
 
@@ -113,6 +116,7 @@ impl RowanBackup {
             secret: mix(config.secret),
         };
         let mut memory = BackupMemory::open_or_format(endpoint.memory().clone(), &options)?;
+        memory.reserve(config.reserved_segments);
         let in_use = memory.in_order(|entry| {
             entry.state == SegmentState::Using && entry.owner == Owner::BackupLog
         });
@@ -402,6 +406,14 @@ impl Backup for RowanBackup {
 
     fn memory(&self) -> &SharedArea {
         self.memory.area()
+    }
+
+    fn table(&self) -> &BackupMemory {
+        &self.memory
+    }
+
+    fn table_mut(&mut self) -> &mut BackupMemory {
+        &mut self.memory
     }
 
     fn stats(&self) -> BackupStats {

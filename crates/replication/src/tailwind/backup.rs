@@ -442,6 +442,14 @@ impl Backup for TailwindBackup {
         self.memory.area()
     }
 
+    fn table(&self) -> &BackupMemory {
+        &self.memory
+    }
+
+    fn table_mut(&mut self) -> &mut BackupMemory {
+        &mut self.memory
+    }
+
     fn stats(&self) -> BackupStats {
         self.stats
     }

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use common::*;
 
-const PROTOCOLS: [Protocol; 7] = [
+const PROTOCOLS: [Protocol; 8] = [
     Protocol::Rpc,
     Protocol::Rwrite,
     Protocol::Batch,
@@ -26,6 +26,7 @@ const PROTOCOLS: [Protocol; 7] = [
     Protocol::Faa,
     Protocol::Rowan,
     Protocol::Tailwind,
+    Protocol::Hyperloop,
 ];
 
 /// Nothing takes longer, unless it hangs.

@@ -147,6 +147,7 @@ impl SimDisk {
             disk: self.clone(),
             number: disk.device,
             lost_power: None,
+            late: Vec::new(),
         }
     }
 
@@ -295,17 +296,20 @@ pub struct SimFlash {
     disk: SimDisk,
     number: u64,
     lost_power: Option<Box<dyn Fn() -> bool + Send>>,
+    /// Handed over after the power was lost: it never gets to the medium.
+    late: Vec<Request>,
 }
 
 impl SimFlash {
     /// Without power nothing is done any more.
-    fn fail_all(&self, disk: &mut Disk, done: &mut Vec<Completion>) {
-        let mut others = VecDeque::new();
-        for (at, device, request) in std::mem::take(&mut disk.waiting) {
-            if device != self.number {
-                others.push_back((at, device, request));
-                continue;
-            }
+    fn fail_all(&mut self, done: &mut Vec<Completion>) {
+        let mut disk = self.disk.lock();
+        let (ours, others): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut disk.waiting)
+            .into_iter()
+            .partition(|(_, device, _)| *device == self.number);
+        disk.waiting = others;
+        let ours = ours.into_iter().map(|(_, _, request)| request);
+        for request in ours.chain(self.late.drain(..)) {
             done.push(Completion {
                 token: request.token,
                 action: request.action,
@@ -313,7 +317,6 @@ impl SimFlash {
                 result: Err(DeviceError::Io(libc::EIO)),
             });
         }
-        disk.waiting = others;
     }
 
     fn is_dead(&self) -> bool {
@@ -327,6 +330,10 @@ impl FlashDevice for SimFlash {
     }
 
     fn submit(&mut self, now_us: u64, request: Request) -> Result<(), Request> {
+        if self.is_dead() {
+            self.late.push(request);
+            return Ok(());
+        }
         let mut disk = self.disk.lock();
         if disk.waiting.len() >= disk.outstanding_limit {
             return Err(request);
@@ -339,12 +346,11 @@ impl FlashDevice for SimFlash {
     }
 
     fn poll(&mut self, now_us: u64, done: &mut Vec<Completion>) {
-        let dead = self.is_dead();
+        if self.is_dead() {
+            return self.fail_all(done);
+        }
         let mut disk = self.disk.lock();
         disk.now_us = disk.now_us.max(now_us);
-        if dead {
-            return self.fail_all(&mut disk, done);
-        }
         if disk.now_us < disk.faults.hang_until_us {
             return;
         }
@@ -384,7 +390,7 @@ impl FlashDevice for SimFlash {
             .waiting
             .iter()
             .filter(|(_, device, _)| *device == self.number);
-        ours.count()
+        ours.count() + self.late.len()
     }
 
     fn grown_bytes(&self) -> u64 {

@@ -1,0 +1,305 @@
+//! Bringing the leaders of several logs together on one replica (cyclone §5.1), as a decision per tick: pure, no clock.
+//!
+//! Log 0 decides where. Whoever leads it campaigns in every log that nobody leads; whoever leads another log hands it to
+//! log 0's leader, once that one has all of it. Where a log does not come for long, log 0 goes to where that log is, and
+//! after that to others in turn, each time with more patience: two replicas that cannot have everything do not throw
+//! log 0 at each other for ever, and one that can is reached.
+//= cyclone §5.1
+
+/// A log as its replica sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogView {
+    /// Whether this replica leads it.
+    pub leads: bool,
+    /// Its leader, if known.
+    pub leader: Option<u64>,
+    /// Whether that leader has been silent for long enough for an election.
+    pub silent: bool,
+    /// Leader only: peers that are heard from and have every entry.
+    pub ready: Vec<u64>,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Begin an election in this log.
+    Campaign {
+        /// The log.
+        log: usize,
+    },
+    /// Hand this log's leadership over.
+    Transfer {
+        /// The log.
+        log: usize,
+        /// To whom.
+        to: u64,
+    },
+}
+
+/// What one replica remembers from tick to tick.
+#[derive(Clone, Debug)]
+pub struct Colocation {
+    own: u64,
+    election_ticks: u32,
+    /// Ticks until each log may be acted on again.
+    rest: Vec<u32>,
+    /// Ticks since this replica leads log 0 without leading all.
+    apart: u32,
+    /// Times that log 0 was given away for that.
+    given_away: u32,
+    leaving: bool,
+}
+
+/// Election time-outs that log 0's leader waits for the other logs at first.
+const PATIENCE: u32 = 4;
+/// Doublings of the patience.
+const MOST_PATIENCE: u32 = 4;
+
+impl Colocation {
+    /// For replica `own` of so many logs.
+    pub fn new(own: u64, logs: usize, election_ticks: u32) -> Colocation {
+        Colocation {
+            own,
+            election_ticks,
+            rest: vec![0; logs],
+            apart: 0,
+            given_away: 0,
+            leaving: false,
+        }
+    }
+
+    /// This replica is about to stop: it no longer attracts logs.
+    pub fn leave(&mut self) {
+        self.leaving = true;
+    }
+
+    /// What to do now; called with `ticks` that have passed, and with 0 when leadership has changed in between.
+    pub fn decide(&mut self, ticks: u32, logs: &[LogView]) -> Vec<Action> {
+        for rest in &mut self.rest {
+            *rest = rest.saturating_sub(ticks);
+        }
+        let Some((home, others)) = logs.split_first() else {
+            return Vec::new();
+        };
+        if self.leaving || others.is_empty() {
+            return Vec::new();
+        }
+        let mut actions = Vec::new();
+        if !home.leads {
+            self.apart = 0;
+            self.hand_over(home, others, &mut actions);
+        } else if others.iter().all(|log| log.leads) {
+            (self.apart, self.given_away) = (0, 0);
+        } else {
+            self.attract(ticks, home, others, &mut actions);
+        }
+        actions
+    }
+
+    /// Another replica leads log 0, or nobody does.
+    fn hand_over(&mut self, home: &LogView, others: &[LogView], actions: &mut Vec<Action>) {
+        let Some(to) = home.leader.filter(|_| !home.silent) else {
+            return;
+        };
+        for (log, view) in (1..).zip(others) {
+            if view.leads && view.ready.contains(&to) && self.rest[log] == 0 {
+                self.rest[log] = self.election_ticks;
+                actions.push(Action::Transfer { log, to });
+            }
+        }
+    }
+
+    /// This replica leads log 0.
+    fn attract(
+        &mut self,
+        ticks: u32,
+        home: &LogView,
+        others: &[LogView],
+        actions: &mut Vec<Action>,
+    ) {
+        for (log, view) in (1..).zip(others) {
+            let free = view.leader.is_none() || view.silent;
+            if !view.leads && free && self.rest[log] == 0 {
+                self.rest[log] = self.election_ticks / 2 + 1;
+                actions.push(Action::Campaign { log });
+            }
+        }
+        self.apart = self.apart.saturating_add(ticks);
+        let patience = (self.election_ticks * PATIENCE) << self.given_away.min(MOST_PATIENCE);
+        if self.apart < patience {
+            return;
+        }
+        self.apart = 0;
+        // First to where the log is that does not come; if that did not help, to others in turn.
+        let there = others
+            .iter()
+            .filter(|view| !view.leads)
+            .find_map(|view| view.leader.filter(|id| home.ready.contains(id)));
+        let turn = || {
+            let count = home.ready.len().max(1);
+            home.ready
+                .get(self.given_away as usize / 2 % count)
+                .copied()
+        };
+        let to = match self.given_away.is_multiple_of(2) {
+            true => there.or_else(turn),
+            false => turn(),
+        };
+        if let Some(to) = to.filter(|to| *to != self.own) {
+            self.given_away += 1;
+            actions.push(Action::Transfer { log: 0, to });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who leads what in a made-up cluster of three, where some replicas can never lead some logs.
+    struct World {
+        leaders: Vec<Option<u64>>,
+        cannot: Vec<(u64, usize)>,
+        minds: Vec<Colocation>,
+    }
+
+    const TICKS: u32 = 10;
+
+    impl World {
+        fn new(leaders: &[u64], cannot: &[(u64, usize)]) -> World {
+            World {
+                leaders: leaders.iter().map(|id| (*id > 0).then_some(*id)).collect(),
+                cannot: cannot.to_vec(),
+                minds: (1..=3)
+                    .map(|id| Colocation::new(id, leaders.len(), TICKS))
+                    .collect(),
+            }
+        }
+
+        fn views(&self, own: u64) -> Vec<LogView> {
+            self.leaders
+                .iter()
+                .map(|leader| LogView {
+                    leads: *leader == Some(own),
+                    leader: *leader,
+                    silent: false,
+                    ready: match *leader == Some(own) {
+                        true => (1..=3).filter(|id| *id != own).collect(),
+                        false => Vec::new(),
+                    },
+                })
+                .collect()
+        }
+
+        fn can(&self, id: u64, log: usize) -> bool {
+            !self.cannot.contains(&(id, log))
+        }
+
+        /// One tick of every replica; answers whether anything moved.
+        fn tick(&mut self) -> bool {
+            let mut moved = false;
+            for own in 1..=3u64 {
+                let views = self.views(own);
+                for action in self.minds[own as usize - 1].decide(1, &views) {
+                    let (log, to) = match action {
+                        Action::Campaign { log } => (log, own),
+                        Action::Transfer { log, to } => {
+                            assert_eq!(self.leaders[log], Some(own), "hands over what it leads");
+                            (log, to)
+                        }
+                    };
+                    if self.can(to, log) {
+                        moved |= self.leaders[log] != Some(to);
+                        self.leaders[log] = Some(to);
+                    }
+                }
+            }
+            moved
+        }
+
+        fn together(&self) -> bool {
+            self.leaders[0].is_some() && self.leaders.iter().all(|id| *id == self.leaders[0])
+        }
+    }
+
+    /// Every assignment of leaders to three logs converges to log 0's leader, within a few ticks and for good.
+    #[test]
+    fn all_logs_come_to_log_zero() {
+        for case in 0..4u64.pow(3) {
+            let leaders = [case % 4, case / 4 % 4, case / 16];
+            if leaders[0] == 0 {
+                continue;
+            }
+            let mut world = World::new(&leaders, &[]);
+            for _ in 0..TICKS {
+                world.tick();
+            }
+            assert!(world.together(), "{leaders:?} ends as {:?}", world.leaders);
+            assert_eq!(world.leaders[0], Some(leaders[0]), "log 0 stays");
+            for _ in 0..TICKS * 100 {
+                assert!(!world.tick(), "{leaders:?} does not come to rest");
+            }
+        }
+    }
+
+    /// Whatever replicas cannot lead whatever logs: as long as one can lead all, everything ends up at such a one.
+    #[test]
+    fn where_a_log_cannot_come_log_zero_moves() {
+        for able in 1..=3u64 {
+            // Each of the two others cannot lead some set of logs; log 0 it can, or the question does not arise.
+            for case in 1..64usize {
+                let others: Vec<u64> = (1..=3).filter(|id| *id != able).collect();
+                let mut cannot = Vec::new();
+                for (position, other) in others.iter().enumerate() {
+                    for log in 1..4 {
+                        if case >> (position * 3 + log - 1) & 1 == 1 {
+                            cannot.push((*other, log));
+                        }
+                    }
+                }
+                let start: Vec<u64> = (0..4)
+                    .map(|log| {
+                        (1..=3)
+                            .find(|id| !cannot.contains(&(*id, log)))
+                            .expect("somebody can")
+                    })
+                    .collect();
+                let mut world = World::new(&start, &cannot);
+                let mut ticks = 0;
+                while !world.together() {
+                    world.tick();
+                    ticks += 1;
+                    assert!(
+                        ticks < TICKS * PATIENCE * 200,
+                        "{cannot:?} from {start:?}: {:?}",
+                        world.leaders
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_replica_that_leaves_attracts_nothing() {
+        let mut mind = Colocation::new(1, 2, TICKS);
+        let free = LogView {
+            leads: false,
+            leader: None,
+            silent: false,
+            ready: Vec::new(),
+        };
+        let home = LogView {
+            leads: true,
+            leader: Some(1),
+            silent: false,
+            ready: vec![2],
+        };
+        let views = [home, free];
+        assert_eq!(
+            mind.clone().decide(0, &views),
+            [Action::Campaign { log: 1 }]
+        );
+        mind.leave();
+        assert_eq!(mind.decide(0, &views), []);
+    }
+}

@@ -1,0 +1,67 @@
+//! What the owner of a group may look up in it, beside its status.
+
+use crate::group::Group;
+use crate::outbox::Committed;
+
+impl Group {
+    /// Whether the leader, if one is known, has been silent for so long that the others would vote for another.
+    pub fn leader_is_silent(&self) -> bool {
+        let raft = &self.raw.raft;
+        !self.is_leader() && raft.election_elapsed >= raft.election_timeout()
+    }
+
+    /// Whether leadership is being handed over: proposals are refused meanwhile.
+    pub fn is_transferring(&self) -> bool {
+        self.raw.raft.lead_transferee.is_some()
+    }
+
+    /// The last entry that an [`crate::Outbox`] has delivered as committed, or that a checkpoint stands for.
+    pub fn delivered(&self) -> u64 {
+        self.delivered
+    }
+
+    /// Index that the store is known to have applied.
+    pub fn applied(&self) -> u64 {
+        self.raw.raft.raft_log.applied
+    }
+
+    /// An entry that was delivered before, once more; `None` if the log no longer holds it.
+    pub fn delivered_entry(&self, index: u64) -> Option<Committed> {
+        let ring = &self.raw.store().ring;
+        (index <= self.delivered && index >= ring.first_index()).then_some(())?;
+        Some(Committed {
+            index,
+            term: ring.term(index)?,
+            kind: crate::KIND_COMMANDS,
+            len: ring.payload_len(index)?,
+        })
+    }
+
+    /// The store holds everything up to `index` by a checkpoint: entries up to there are not delivered. The log itself
+    /// is brought up by its leader.
+    pub fn skip_to(&mut self, index: u64) {
+        self.skip_through = self.skip_through.max(index);
+    }
+
+    /// The first bytes of a payload, as many as `bytes` takes; `false` if the log does not hold so many.
+    pub fn peek_payload(&self, index: u64, bytes: &mut [u8]) -> bool {
+        let Some(view) = self.raw.store().ring.entry(index) else {
+            let stored = self.replayed(index);
+            let whole = stored.filter(|stored| stored.payload.len() >= bytes.len());
+            if let Some(stored) = whole {
+                bytes.copy_from_slice(&stored.payload[..bytes.len()]);
+            }
+            return whole.is_some();
+        };
+        let mut at = 0;
+        for segment in view.segments() {
+            let take = segment.len().min(bytes.len() - at);
+            bytes[at..at + take].copy_from_slice(&segment[..take]);
+            at += take;
+            if at == bytes.len() {
+                break;
+            }
+        }
+        at == bytes.len()
+    }
+}

@@ -1,0 +1,365 @@
+//! MULTI, EXEC, DISCARD, WATCH, UNWATCH: a transaction's requests are kept as they came, checked as far as Redis checks them,
+//! and become one batch at EXEC. What the batch expects is that nothing watched has changed.
+
+use cyclone_wire::command::{
+    Expectation, Expected, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Operation, Query,
+};
+use cyclone_wire::reply::Reply;
+use cyclone_wire::resp::{Parsed, Protocol, RequestParser, encode};
+use cyclone_wire::slot;
+
+use super::table::{self, Id, Spec};
+use super::{Context, Flow};
+use crate::backend::{Backend, InfoSection, Outcome, Route, Topology};
+use crate::connection::{Shape, encode_reply, refuse_route};
+
+/// What a connection keeps between MULTI and EXEC.
+#[derive(Debug, Default)]
+pub(crate) struct Multi {
+    /// The requests as they came, one behind the other.
+    requests: Vec<u8>,
+    pub(crate) count: usize,
+    /// One was refused: EXEC will be.
+    pub(crate) doomed: bool,
+    slot: Option<u16>,
+}
+
+/// What a connection watches.
+#[derive(Debug, Default)]
+pub(crate) struct Watches {
+    keys: Vec<(Vec<u8>, u64)>,
+    /// WATCHes under way from before the last UNWATCH count no more.
+    epoch: u64,
+    /// A WATCH was answered with an error, so EXEC must not trust the others.
+    broken: bool,
+}
+
+impl Watches {
+    fn forget(&mut self) -> Vec<(Vec<u8>, u64)> {
+        self.epoch += 1;
+        self.broken = false;
+        std::mem::take(&mut self.keys)
+    }
+}
+
+/// One reply of an EXEC.
+#[derive(Debug)]
+pub(crate) enum Part {
+    /// Answered by the gateway; encoded.
+    Local(Vec<u8>),
+    /// The batch's next reply.
+    Next(Shape),
+}
+
+/// What a submitted command needs to be answered, besides its shape.
+#[derive(Debug)]
+pub(crate) enum Extra {
+    /// WATCH: keys whose versions come back.
+    Watch { keys: Vec<Vec<u8>>, epoch: u64 },
+    /// EXEC.
+    Exec(Vec<Part>),
+}
+
+impl Watches {
+    /// Takes the versions that a WATCH has brought; answers what the client is told.
+    pub(crate) fn learn(
+        &mut self,
+        keys: &mut Vec<Vec<u8>>,
+        epoch: u64,
+        outcome: Outcome,
+    ) -> Outcome {
+        match outcome {
+            Outcome::Done(Reply::Array(versions)) => {
+                if epoch == self.epoch {
+                    let numbers = versions.iter().map(|version| match version {
+                        Reply::Int(version) => *version as u64,
+                        _ => 0,
+                    });
+                    self.keys.extend(keys.drain(..).zip(numbers));
+                }
+                Outcome::Done(Reply::Ok)
+            }
+            other => {
+                self.broken |= epoch == self.epoch;
+                other
+            }
+        }
+    }
+}
+
+pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
+    let session = &mut *context.session;
+    Some(match id {
+        Id::Multi if session.multi.is_some() => context.error("ERR MULTI calls can not be nested"),
+        Id::Multi => {
+            session.multi = Some(Box::default());
+            context.ok()
+        }
+        Id::Discard if session.multi.is_none() => context.error("ERR DISCARD without MULTI"),
+        Id::Discard => {
+            forget(session);
+            context.ok()
+        }
+        Id::Unwatch => {
+            session.watches.forget();
+            context.ok()
+        }
+        Id::Watch if session.multi.is_some() => {
+            context.error("ERR WATCH inside MULTI is not allowed")
+        }
+        Id::Watch => return watch(context),
+        _ => exec(context),
+    })
+}
+
+/// Drops the transaction and what is watched, as RESET and the end of a transaction do.
+pub(crate) fn forget(session: &mut crate::connection::Session) {
+    session.multi = None;
+    session.watches.forget();
+}
+
+/// Refuses a request that runs at once for its number of arguments: within a transaction that dooms it, and an EXEC ends it.
+pub(crate) fn wrong_arity(context: &mut Context<'_, '_>, spec: &Spec) -> Flow {
+    if spec.id == Id::Exec {
+        forget(context.session);
+        return context.error(
+            "EXECABORT Transaction discarded because of: wrong number of arguments for 'exec' command",
+        );
+    }
+    if let Some(multi) = &mut context.session.multi {
+        multi.doomed = true;
+    }
+    context.wrong_arity(spec.name)
+}
+
+fn watch(context: &mut Context<'_, '_>) -> Option<Flow> {
+    let (keys, slot) = context.keys()?;
+    if context.session.watches.keys.len() + keys.len() > MAX_BATCH_ITEMS {
+        return Some(context.error("ERR too many keys are watched"));
+    }
+    context.session.extra = Some(Extra::Watch {
+        keys: keys.iter().map(|key| key.to_vec()).collect(),
+        epoch: context.session.watches.epoch,
+    });
+    Some(context.read(slot, Shape::Plain, &Query::Versions { keys }))
+}
+
+/// Keeps a request for EXEC, or refuses it and dooms the transaction.
+pub(crate) fn queue(context: &mut Context<'_, '_>, spec: Option<&Spec>, request: &[u8]) -> Flow {
+    let before = context.out.len();
+    let flow = match spec {
+        None => super::unknown(context),
+        Some(spec) if !spec.takes(context.args.len()) => context.wrong_arity(spec.name),
+        Some(spec) if spec.flags & table::NO_MULTI != 0 => {
+            context.error("ERR Command not allowed inside a transaction")
+        }
+        Some(spec) => route(context, spec),
+    };
+    let Some(mut multi) = context.session.multi.take() else {
+        return flow;
+    };
+    let mut refused = context.out.len() > before;
+    if !refused && multi.requests.len() + request.len() > 2 * MAX_BATCH_BYTES {
+        context.error("ERR transaction is too long");
+        refused = true;
+    }
+    multi.doomed |= refused;
+    if !refused {
+        multi.requests.extend_from_slice(request);
+        multi.count += 1;
+        encode::simple(context.out, "QUEUED");
+    }
+    context.session.multi = Some(multi);
+    flow
+}
+
+/// Checks that the keys of a request are served here, together with those before it; otherwise answers an error.
+fn route(context: &mut Context<'_, '_>, spec: &Spec) -> Flow {
+    let (first, last, step) = spec.keys;
+    let args = context.args;
+    if first > 0 {
+        let end = if last < 0 {
+            args.len()
+        } else {
+            last as usize + 1
+        };
+        for at in (first as usize..end).step_by(step.max(1) as usize) {
+            let slot = slot::slot(args.at(at));
+            if !context.routed(slot) {
+                break;
+            }
+            let Some(multi) = &mut context.session.multi else {
+                break;
+            };
+            let with = *multi.slot.get_or_insert(slot);
+            if !context.backend.same_owner(with, slot) {
+                return context.error("CROSSSLOT Keys in request don't hash to the same slot");
+            }
+        }
+    }
+    Flow::Replied
+}
+
+fn exec(context: &mut Context<'_, '_>) -> Flow {
+    let Some(multi) = context.session.multi.take() else {
+        return context.error("ERR EXEC without MULTI");
+    };
+    let broken = context.session.watches.broken;
+    let watched = context.session.watches.forget();
+    if multi.doomed {
+        return context.error("EXECABORT Transaction discarded because of previous errors.");
+    }
+    if broken {
+        return context.error("EXECABORT Transaction discarded because WATCH failed.");
+    }
+    if let Some(slot) = multi.slot {
+        let route = context.backend.route(slot);
+        if route != Route::Local {
+            refuse_route(context.out, slot, &route);
+            return Flow::Replied;
+        }
+    }
+    let (parts, collected) = replay(context, &multi);
+    let operations: Result<Vec<_>, _> = collected.iter().map(|b| Operation::decode(b)).collect();
+    let Ok(operations) = operations else {
+        return context.error("ERR transaction cannot be executed");
+    };
+    if operations.is_empty() && watched.is_empty() {
+        encode_parts(context.out, &parts, &[], context.session.protocol);
+        return Flow::Replied;
+    }
+    let bytes: usize = collected.iter().map(Vec::len).sum::<usize>()
+        + watched.iter().map(|(key, _)| key.len() + 13).sum::<usize>();
+    let items: usize = operations
+        .iter()
+        .map(|operation| match operation {
+            Operation::Batch { operations, .. } => 1 + operations.len(),
+            _ => 1,
+        })
+        .sum();
+    if bytes + 8 > MAX_BATCH_BYTES || items > MAX_BATCH_ITEMS {
+        return context.error(format!(
+            "EXECABORT Transaction discarded: {items} operations of {bytes} bytes are beyond the limits of \
+             {MAX_BATCH_ITEMS} and {MAX_BATCH_BYTES} bytes"
+        ));
+    }
+    let batch = Operation::Batch {
+        expectations: watched
+            .iter()
+            .map(|(key, version)| Expectation {
+                key,
+                state: Expected::Version(*version),
+            })
+            .collect(),
+        operations,
+    };
+    context.session.extra = Some(Extra::Exec(parts));
+    let slot = multi.slot.unwrap_or(0);
+    context.write(slot, Shape::Plain, &batch)
+}
+
+/// Runs the kept requests against a backend that only takes notes.
+fn replay(context: &mut Context<'_, '_>, multi: &Multi) -> (Vec<Part>, Vec<Vec<u8>>) {
+    let mut notes = Notes {
+        behind: context.backend,
+        operations: Vec::new(),
+    };
+    let mut parts = Vec::with_capacity(multi.count);
+    let mut parser = RequestParser::new(context.shared.config.limits());
+    parser.set_trusted(true);
+    let mut at = 0;
+    // They were parsed when they were taken in.
+    while let Ok(Parsed::Command(used)) = parser.parse(&multi.requests[at..]) {
+        let args = parser.args(&multi.requests[at..at + used]);
+        let mut out = Vec::new();
+        if let Some(spec) = table::find(args.at(0)) {
+            let mut inner = Context {
+                shared: &mut *context.shared,
+                others: context.others,
+                session: &mut *context.session,
+                backend: &mut notes,
+                out: &mut out,
+                args,
+                now_us: context.now_us,
+                reading: false,
+                stale: false,
+            };
+            parts.push(match super::run(&mut inner, spec) {
+                Flow::Submitted { shape, .. } => Part::Next(shape),
+                Flow::Replied | Flow::Waits | Flow::HangUp => Part::Local(out),
+            });
+        }
+        parser.advance();
+        at += used;
+        if at == multi.requests.len() {
+            break;
+        }
+    }
+    (parts, notes.operations)
+}
+
+/// Encodes the reply of an EXEC.
+pub(crate) fn encode_parts(
+    out: &mut Vec<u8>,
+    parts: &[Part],
+    replies: &[Reply],
+    protocol: Protocol,
+) {
+    let mut replies = replies.iter();
+    encode::array(out, parts.len());
+    for part in parts {
+        match part {
+            Part::Local(bytes) => out.extend_from_slice(bytes),
+            Part::Next(shape) => {
+                let reply = replies.next().unwrap_or(&Reply::Nil);
+                encode_reply(out, reply, *shape, protocol);
+            }
+        }
+    }
+}
+
+/// A backend that writes down what it is asked to do.
+struct Notes<'b> {
+    behind: &'b mut dyn Backend,
+    operations: Vec<Vec<u8>>,
+}
+
+impl Backend for Notes<'_> {
+    fn submit_write(&mut self, _ticket: u64, operation: &Operation<'_>) {
+        let mut bytes = Vec::new();
+        operation.encode(&mut bytes);
+        self.operations.push(bytes);
+    }
+
+    fn submit_read(&mut self, ticket: u64, query: &Query<'_>) {
+        self.submit_write(ticket, &Operation::Read(query.clone()));
+    }
+
+    fn submit_digest(&mut self, ticket: u64) {
+        self.submit_write(ticket, &Operation::Noop);
+    }
+
+    fn route(&self, slot: u16) -> Route {
+        self.behind.route(slot)
+    }
+
+    fn same_owner(&self, a: u16, b: u16) -> bool {
+        self.behind.same_owner(a, b)
+    }
+
+    fn topology(&self) -> Topology {
+        self.behind.topology()
+    }
+
+    fn info(&self) -> Vec<InfoSection> {
+        self.behind.info()
+    }
+
+    fn write_mark(&self) -> u64 {
+        self.behind.write_mark()
+    }
+
+    fn replicas_acked(&self, mark: u64) -> usize {
+        self.behind.replicas_acked(mark)
+    }
+}

@@ -1,0 +1,123 @@
+//! Getting into office: watching the record that the one in office renews, and taking over when it stands still for a
+//! whole lease (see [`crate::store`] for why that is safe).
+
+use super::{Beat, Desk, Event};
+use crate::codec::Office;
+use crate::planted::{self, Mistake};
+use crate::store::{Answer, Key, Record, Report, Request, Revision};
+
+/// A manager that watches.
+pub(super) struct Standby {
+    /// The record as last seen, and since when it has not changed.
+    seen: Option<(Record, u64)>,
+    /// A question or a bid under way.
+    asking: Option<u64>,
+    bid: Option<Beat>,
+    /// A bid whose outcome is not known.
+    doubtful: Option<Beat>,
+    next_ask_us: u64,
+}
+
+/// Won: the record, its revision, and when the request was sent.
+pub(super) type Won = (Office, Revision, u64);
+
+impl Standby {
+    pub(super) fn new(now_us: u64) -> Standby {
+        Standby {
+            seen: None,
+            asking: None,
+            bid: None,
+            doubtful: None,
+            next_ask_us: now_us,
+        }
+    }
+
+    pub(super) fn step(&mut self, now_us: u64, event: Event, desk: &mut Desk) -> Option<Won> {
+        match event {
+            Event::Store(Report::Changed(Key::Office, record)) => return self.see(now_us, record),
+            Event::Store(Report::Answer(ticket, answer)) => {
+                return self.answered(now_us, ticket, answer);
+            }
+            Event::StoreRefused(ticket) => {
+                return self.answered(now_us, ticket, Answer::Unavailable);
+            }
+            Event::Tick => self.tick(now_us, desk),
+            Event::Store(Report::Changed(..)) | Event::Message(_) => {}
+        }
+        None
+    }
+
+    fn answered(&mut self, now_us: u64, ticket: u64, answer: Answer) -> Option<Won> {
+        if self.asking == Some(ticket) {
+            self.asking = None;
+            return match answer {
+                Answer::Value(record) => self.see(now_us, record),
+                _ => None,
+            };
+        }
+        let bid = self.bid.take_if(|bid| bid.ticket == ticket)?;
+        match answer {
+            Answer::Swapped(revision) => return Some((bid.office, revision, bid.sent_us)),
+            Answer::Conflict(record) => return self.see(now_us, record),
+            Answer::Unknown => {
+                self.doubtful = Some(bid);
+                self.next_ask_us = now_us;
+            }
+            Answer::Unavailable | Answer::Value(_) => {}
+        }
+        None
+    }
+
+    /// The record, perhaps with the bid whose outcome was unknown.
+    fn see(&mut self, now_us: u64, record: Record) -> Option<Won> {
+        let known = self.seen.as_ref().map(|(seen, _)| seen.revision);
+        if known.is_some_and(|known| known >= record.revision) {
+            return None;
+        }
+        let won = self
+            .doubtful
+            .filter(|bid| record.revision > bid.expected && bid.office.encode() == record.value);
+        let revision = record.revision;
+        self.seen = Some((record, now_us));
+        won.map(|bid| (bid.office, revision, bid.sent_us))
+    }
+
+    fn tick(&mut self, now_us: u64, desk: &mut Desk) {
+        if self.bid.is_some() {
+            return;
+        }
+        if let Some((record, since_us)) = &self.seen {
+            // The holder takes the drift off; a whole lease on this clock is enough.
+            let nobody = record.revision == 0;
+            let still = now_us.saturating_sub(*since_us) >= desk.rules.manager_lease_us;
+            if nobody || still || planted::has(Mistake::OfficeSeized) {
+                let last = Office::decode(&record.value).map_or(0, |office| office.epoch);
+                let expected = record.revision;
+                let office = Office {
+                    holder: desk.id,
+                    epoch: last + 1,
+                    beat: 0,
+                };
+                // A bid is made once per observation: should it fail, the record is seen anew.
+                self.seen = None;
+                self.next_ask_us = now_us + desk.rules.manager_lease_us / 2;
+                let ticket = desk.ask(Request::Swap {
+                    key: Key::Office,
+                    expected,
+                    value: office.encode(),
+                });
+                self.bid = Some(Beat {
+                    ticket,
+                    office,
+                    expected,
+                    sent_us: now_us,
+                });
+                return;
+            }
+        }
+        if self.asking.is_none() && now_us >= self.next_ask_us {
+            self.next_ask_us = now_us + desk.rules.manager_lease_us / 2;
+            self.asking = Some(desk.ask(Request::Get(Key::Office)));
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Cleaning: live entries of a committed segment are copied, the segment is free again (rowan §4.4).
+//!
+//! **Tombstones.** The index points at a tombstone for as long as an older version of its key may lie anywhere in this memory:
+//! a rebuild would find that one. Older versions can only lie in segments that were allocated before the tombstone was
+//! committed. So the first time that a tombstone is cleaned, its copy notes the next epoch; it is dropped when every
+//! segment in use has that epoch or a later one.
+//!
+//! **CommitVers.** A replica must not forget how far a shard was committed while it forgets tombstones below: the newest
+//! CommitVers are written down again before a segment with such is freed.
+
+use std::collections::HashSet;
+
+use cyclone_replication::{Owner, Protocol, SegmentState};
+
+use crate::control::{Control, for_entries};
+use crate::entry::{self, Entry, HEADER_BYTES, Kind, Stamp};
+
+/// When memory is short, segments that are less live than this are cleaned too, in percent.
+const CLEAN_BELOW_WHEN_FULL_PERCENT: u64 = 97;
+
+impl Control {
+    /// Cleans one segment, if one is worth it.
+    pub(crate) fn clean_one(&mut self) -> bool {
+        let Some(segment) = self.victim() else {
+            return false;
+        };
+        if !self.copy_live(segment) {
+            return false;
+        }
+        self.log.fence();
+        self.free(segment);
+        self.stats.cleaned += 1;
+        true
+    }
+
+    /// The committed segment with the fewest live bytes, if they are few enough.
+    fn victim(&self) -> Option<u32> {
+        let heap = self.store.heap();
+        let percent = match self.store.space().is_full() {
+            true => CLEAN_BELOW_WHEN_FULL_PERCENT,
+            false => u64::from(self.clean_below_percent()),
+        };
+        let limit = heap.segment_bytes() * percent / 100;
+        self.table()
+            .entries()
+            .filter(|(_, entry)| entry.state == SegmentState::Committed)
+            .map(|(segment, _)| (heap.live_bytes(segment), segment))
+            .filter(|(live, _)| *live < limit)
+            .min()
+            .map(|(_, segment)| segment)
+            // Copying needs a segment to copy to.
+            .filter(|_| self.store.space().has_ready(Owner::Cleaner(0)) || self.log.is_begun())
+    }
+
+    /// Copies what is live in a segment; `false` if there was no room for all of it.
+    fn copy_live(&mut self, segment: u32) -> bool {
+        let mut records = Vec::new();
+        let scanned = for_entries(self.table(), segment, |at, bytes| {
+            records.push((at, bytes.to_vec()));
+        });
+        if scanned.is_err() {
+            self.stats.refused += 1;
+            return false;
+        }
+        let floor = self.oldest_epoch_but(segment);
+        let mut commits = Vec::new();
+        for (at, bytes) in records {
+            // Whole below its block's checksum; if not, it is nobody's.
+            let Ok(entry) = Entry::decode(&bytes) else {
+                continue;
+            };
+            if entry.header.kind == Kind::Commit {
+                commits.extend(entry.commits().map(|it| it.shard));
+            }
+            for (offset, member) in entry.members() {
+                let member_at = at + offset as u64;
+                let end = offset + member.header.len();
+                if !self.copy_one(member_at, &member, &bytes[offset..end], floor) {
+                    return false;
+                }
+            }
+        }
+        self.copy_commits(commits)
+    }
+
+    /// The lowest epoch of a segment in use, another one than this. Segments that are posted to an append queue and
+    /// have received nothing do not count: they had not when a tombstone was noted either, and nothing older than a
+    /// committed tombstone comes later.
+    fn oldest_epoch_but(&self, segment: u32) -> u64 {
+        let table = self.table();
+        let empty = self.posted_and_empty();
+        let others = table.entries().filter(|(number, entry)| {
+            *number != segment && entry.state != SegmentState::Free && !empty.contains(number)
+        });
+        let oldest = others.map(|(_, entry)| entry.epoch).min();
+        oldest.unwrap_or(u64::MAX)
+    }
+
+    /// They are zeros before they are posted, and are filled in order. A sender that dies may leave a hole in front, so
+    /// the first one that looks empty is looked through.
+    fn posted_and_empty(&self) -> HashSet<u32> {
+        let table = self.table();
+        if table.protocol() != Protocol::Rowan {
+            return HashSet::new();
+        }
+        let posted =
+            table.in_order(|it| it.state == SegmentState::Using && it.owner == Owner::BackupLog);
+        let area = table.area();
+        let is_begun = |&segment: &u32| area.load_u64(table.segment_offset(segment)) != 0;
+        let begun = posted.iter().rposition(is_begun).map_or(0, |at| at + 1);
+        let is_zero = |&segment: &u32| {
+            let (start, len) = (table.segment_offset(segment), table.segment_bytes());
+            (start..start + len).step_by(4096).all(|at| {
+                let bytes = area.read_vec(at, 4096.min(start + len - at));
+                bytes.iter().all(|&byte| byte == 0)
+            })
+        };
+        let holes = usize::from(posted.get(begun).is_some_and(|it| !is_zero(it)));
+        posted.into_iter().skip(begun + holes).collect()
+    }
+
+    /// Copies one entry if it is live; `false` if there was no room.
+    fn copy_one(&mut self, at: u64, member: &Entry<'_>, bytes: &[u8], floor: u64) -> bool {
+        let header = &member.header;
+        if !self.store.is_live(at, header, member.key) {
+            return true;
+        }
+        let mut tombstone = Vec::new();
+        let mut copy = bytes;
+        if header.kind == Kind::Delete {
+            let noted = member.value.try_into().ok().map(u64::from_le_bytes);
+            if !self.keeps_tombstones && noted.is_some_and(|epoch| floor >= epoch) {
+                self.store.forget(at, header, member.key);
+                self.stats.tombstones_dropped += 1;
+                return true;
+            }
+            let epoch = noted.unwrap_or(self.table().next_epoch()).to_le_bytes();
+            entry::encode(
+                Kind::Delete,
+                header.stamp,
+                0,
+                member.key,
+                &epoch,
+                &mut tombstone,
+            );
+            copy = &tombstone;
+        }
+        let Some(new) = self.log.append(header.stamp.bits(), copy) else {
+            return false;
+        };
+        self.log.fence();
+        self.stats.copied_bytes += copy.len() as u64;
+        self.store.relocate(at, new, header, member.key);
+        self.log.settle(new);
+        true
+    }
+
+    /// Writes down how far these shards are committed.
+    fn copy_commits(&mut self, mut shards: Vec<u16>) -> bool {
+        shards.sort_unstable();
+        shards.dedup();
+        if shards.is_empty() {
+            return true;
+        }
+        let words: Vec<u8> = shards
+            .into_iter()
+            .filter_map(|shard| {
+                let version = self.store.shard(shard)?.commit();
+                Some(Stamp { version, shard }.bits().to_le_bytes())
+            })
+            .flatten()
+            .collect();
+        let none = Stamp {
+            version: 0,
+            shard: 0,
+        };
+        // As many words as surely fit a segment's blocks.
+        let most = (self.store.heap().segment_bytes() as usize / 2 - HEADER_BYTES) / 8 * 8;
+        for words in words.chunks(most.max(8)) {
+            let mut record = Vec::new();
+            entry::encode(Kind::Commit, none, 0, &[], words, &mut record);
+            let Some(at) = self.log.append(0, &record) else {
+                return false;
+            };
+            self.log.settle(at);
+        }
+        true
+    }
+}

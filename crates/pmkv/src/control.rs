@@ -1,0 +1,528 @@
+//! The control thread (rowan §4.3): posts segments and finds used ones through the replication protocol, gives segments to
+//! the server's own logs, digests, and cleans. It alone changes the segment table.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cyclone_replication::frame::{Shape, scan_blocks};
+use cyclone_replication::{
+    Assembler, Backup, BackupMemory, Owner, ReplicationError, SegmentState, UsedSegment,
+    scan_segment,
+};
+
+use crate::configuration::{KeyHash, ServerId, ShardId};
+use crate::entry::{Entry, Kind};
+use crate::log::Log;
+use crate::space::Granted;
+use crate::store::Store;
+
+/// What a control thread goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControlConfig {
+    /// Its server.
+    pub server: ServerId,
+    /// Below so many free segments new values are refused.
+    pub full_below: u32,
+    /// So many free segments are for cleaning alone.
+    pub cleaning_reserve: u32,
+    /// Segments less live than this are cleaned, in percent.
+    pub clean_below_percent: u32,
+}
+
+impl ControlConfig {
+    /// The defaults for a memory of so many segments.
+    //= rowan §4.4
+    pub fn new(server: ServerId, segments: u32) -> ControlConfig {
+        ControlConfig {
+            server,
+            full_below: (segments / 16).max(5),
+            cleaning_reserve: 2,
+            clean_below_percent: 75,
+        }
+    }
+}
+
+/// A full segment and the highest versions in it (MaxVerArray).
+struct Digested {
+    segment: u32,
+    max: HashMap<ShardId, u64>,
+}
+
+/// Plain counters of a control thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ControlStats {
+    /// Segments digested.
+    pub digested: u64,
+    /// Segments found committed.
+    pub committed: u64,
+    /// Segments cleaned.
+    pub cleaned: u64,
+    /// Bytes of entries copied by cleaning.
+    pub copied_bytes: u64,
+    /// Tombstones dropped.
+    pub tombstones_dropped: u64,
+    /// Segment operations that the table refused: bugs.
+    pub refused: u64,
+}
+
+/// The control thread's part of a server.
+pub struct Control {
+    config: ControlConfig,
+    pub(crate) backup: Box<dyn Backup>,
+    pub(crate) store: Arc<Store>,
+    term: u32,
+    assembler: Assembler,
+    used: VecDeque<UsedSegment>,
+    /// Records whose blocks lie apart and that found no room yet for a whole copy.
+    pub(crate) to_copy: VecDeque<Vec<u8>>,
+    digested: Vec<Digested>,
+    pub(crate) log: Log,
+    pub(crate) stats: ControlStats,
+    /// Which shards' last look at commits found nothing to do: their CommitVers then.
+    looked: Vec<u64>,
+    look_again: bool,
+    /// Whether tombstones stay: older versions of their keys may still be sent by a shard's primary.
+    pub(crate) keeps_tombstones: bool,
+}
+
+impl Control {
+    /// Takes over a backup's memory: everything in it that was committed is indexed, what was not is digested by the steps
+    /// that follow; see [`Control::is_drained`].
+    ///
+    /// # Errors
+    /// When the table does not allow what must be done.
+    //= rowan §4.7
+    pub fn open(
+        backup: Box<dyn Backup>,
+        config: ControlConfig,
+        shards: u16,
+        threads: usize,
+    ) -> Result<Control, ReplicationError> {
+        let store = Arc::new(Store::new(backup.table(), shards));
+        let log = Log::new(Arc::clone(&store), Owner::Cleaner(0), config.server);
+        let mut control = Control {
+            config,
+            backup,
+            store,
+            term: 0,
+            assembler: Assembler::default(),
+            used: VecDeque::new(),
+            to_copy: VecDeque::new(),
+            digested: Vec::new(),
+            log,
+            stats: ControlStats::default(),
+            looked: vec![u64::MAX; usize::from(shards)],
+            look_again: true,
+            keeps_tombstones: true,
+        };
+        control.rebuild(threads.max(1))?;
+        control.tell();
+        Ok(control)
+    }
+
+    /// What all threads share.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    pub(crate) fn clean_below_percent(&self) -> u32 {
+        self.config.clean_below_percent
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> ControlStats {
+        self.stats
+    }
+
+    /// The segment table.
+    pub fn table(&self) -> &BackupMemory {
+        self.backup.table()
+    }
+
+    /// The replication's keeping side.
+    pub fn backup(&self) -> &dyn Backup {
+        &*self.backup
+    }
+
+    /// Goes over to a term: servers that are no longer members have no access from here on, nor has anybody in an older
+    /// term. What they wrote is handed over for digestion.
+    ///
+    /// # Errors
+    /// What the fabric says; the call can be repeated.
+    //= rowan §4.5
+    pub fn fence(&mut self, term: u32, gone: &[ServerId]) -> Result<(), ReplicationError> {
+        self.term = term;
+        // Without a server that is gone there is still the term to be raised.
+        let nobody = [ServerId::MAX];
+        for &server in if gone.is_empty() { &nobody[..] } else { gone } {
+            self.backup.fence_off(server, term)?;
+        }
+        self.drain();
+        self.index_open()?;
+        // Blocks of records that were under way come no more.
+        self.assembler = Assembler::default();
+        Ok(())
+    }
+
+    /// Indexes what lies in segments that are still written: protocols whose segments outlive a term keep older terms'
+    /// records there. Digested they will be again, when they are full.
+    fn index_open(&mut self) -> Result<(), ReplicationError> {
+        let table = self.backup.table();
+        let open =
+            table.in_order(|entry| entry.state == SegmentState::Using && entry.owner.is_remote());
+        let mut apart = Vec::new();
+        for segment in open {
+            let base = table.segment_offset(segment);
+            scan_segment(table, segment, &mut self.assembler, |record| {
+                let at = base + record.offset;
+                if !index(&self.store, at, &record.bytes, &mut HashMap::new()) {
+                    apart.push(record.bytes);
+                }
+            })?;
+        }
+        self.to_copy.extend(apart);
+        Ok(())
+    }
+
+    /// Says whether tombstones must stay for now.
+    pub fn keep_tombstones(&mut self, keep: bool) {
+        self.keeps_tombstones = keep;
+    }
+
+    /// Digests everything that is used by now.
+    fn drain(&mut self) {
+        self.take_used();
+        while self.digest_one() {}
+    }
+
+    /// Whether everything that was used is digested, and every record found whole has its place.
+    pub fn is_drained(&self) -> bool {
+        self.used.is_empty() && self.to_copy.is_empty()
+    }
+
+    fn take_used(&mut self) {
+        let mut used = Vec::new();
+        self.backup.take_used(&mut used);
+        self.used.extend(used);
+    }
+
+    /// Makes progress; answers whether there was anything to do. Never waits.
+    pub fn step(&mut self, now_us: u64) -> bool {
+        let mut busy = self.backup.step(now_us);
+        busy |= self.serve_logs();
+        self.take_used();
+        busy |= self.copy_apart();
+        busy |= self.digest_one();
+        self.find_committed();
+        busy |= self.clean_one();
+        self.tell();
+        busy
+    }
+
+    /// Sleeps until there may be something to do, at most `timeout`.
+    pub fn wait(&mut self, timeout: Duration) {
+        self.backup.wait(timeout);
+    }
+
+    fn tell(&mut self) {
+        let free = self.backup.table().free_segments();
+        let space = self.store.space();
+        // A little apart, so that it does not flicker.
+        let below = self.config.full_below + if space.is_full() { 1 } else { 0 };
+        space.tell(free, free < below);
+    }
+
+    /// Allocates what local logs ask for, and moves what they have filled.
+    fn serve_logs(&mut self) -> bool {
+        let Some(news) = self.store.space().take_news() else {
+            return false;
+        };
+        for segment in news.full {
+            self.transition(segment, SegmentState::Used);
+        }
+        for segment in news.committed {
+            self.transition(segment, SegmentState::Committed);
+        }
+        let mut served = false;
+        for owner in news.wanted {
+            let reserve = match owner {
+                Owner::Cleaner(_) => 0,
+                _ => self.config.cleaning_reserve,
+            };
+            let table = self.backup.table_mut();
+            let granted = (table.free_segments() > reserve)
+                .then(|| table.allocate(owner, self.term, 0, cyclone_replication::Content::Stale));
+            let Some(segment) = granted.flatten() else {
+                self.store.space().still_wanted(owner);
+                continue;
+            };
+            let epoch = table.entry(segment).map_or(0, |entry| entry.epoch);
+            let seed = table.seed(epoch);
+            self.store.heap().forget(segment);
+            self.store.space().give(owner, Granted { segment, seed });
+            served = true;
+        }
+        served
+    }
+
+    pub(crate) fn transition(&mut self, segment: u32, to: SegmentState) {
+        if self.backup.table_mut().transition(segment, to).is_err() {
+            self.stats.refused += 1;
+        }
+    }
+
+    /// Gives a segment back.
+    pub(crate) fn free(&mut self, segment: u32) {
+        let remote = self
+            .backup
+            .table()
+            .entry(segment)
+            .map(|it| it.owner.is_remote());
+        self.store.heap().forget(segment);
+        if remote == Some(true) {
+            if self.backup.release(segment).is_err() {
+                self.stats.refused += 1;
+            }
+        } else {
+            self.transition(segment, SegmentState::Free);
+        }
+    }
+
+    /// Digests one used segment: its entries go into the indexes, its CommitVers are noted.
+    //= rowan §4.4
+    fn digest_one(&mut self) -> bool {
+        let Some(used) = self.used.pop_front() else {
+            return false;
+        };
+        let table = self.backup.table();
+        let mut records = Vec::new();
+        // It is used, and of this memory's protocol: the scan refuses nothing.
+        let scanned = scan_segment(table, used.segment, &mut self.assembler, |record| {
+            records.push((record.offset, record.bytes));
+        });
+        if scanned.is_err() {
+            self.stats.refused += 1;
+        }
+        let mut max = HashMap::new();
+        let base = self.store.heap().offset_of(used.segment);
+        for (offset, bytes) in records {
+            if !index(&self.store, base + offset, &bytes, &mut max) {
+                self.to_copy.push_back(bytes);
+            }
+        }
+        self.digested.push(Digested {
+            segment: used.segment,
+            max,
+        });
+        self.look_again = true;
+        self.stats.digested += 1;
+        true
+    }
+
+    /// Writes records whose blocks lie apart down in one piece: the index points at whole entries.
+    fn copy_apart(&mut self) -> bool {
+        let mut copied = false;
+        while let Some(bytes) = self.to_copy.pop_front() {
+            let Some(address) = self.log.append(0, &bytes) else {
+                self.to_copy.push_front(bytes);
+                break;
+            };
+            self.log.fence();
+            index(&self.store, address, &bytes, &mut HashMap::new());
+            self.log.settle(address);
+            copied = true;
+        }
+        copied
+    }
+
+    /// Takes an entry from another replica, unless what is known is as new: written down, then indexed. `false` if there is
+    /// no room now.
+    pub fn adopt_if_newer(&mut self, bytes: &[u8]) -> bool {
+        let Ok(entry) = Entry::decode(bytes) else {
+            return true;
+        };
+        let stamp = entry.header.stamp;
+        let is_news = |(_, member): (usize, Entry<'_>)| {
+            let stamp = member.header.stamp;
+            let hash = KeyHash::of(member.key).hash;
+            let known = self.store.find(stamp.shard, hash, member.key);
+            known.is_none_or(|known| known.stamp().version < stamp.version)
+        };
+        if !entry.members().any(is_news) {
+            return true;
+        }
+        self.serve_logs();
+        let Some(address) = self.log.append(stamp.bits(), bytes) else {
+            return false;
+        };
+        self.log.fence();
+        index(&self.store, address, bytes, &mut HashMap::new());
+        self.log.settle(address);
+        true
+    }
+
+    /// Full segments whose highest versions are on every replica become committed.
+    //= rowan §4.4
+    fn find_committed(&mut self) {
+        let commits = |shard: ShardId| self.store.shard(shard).map_or(0, |it| it.commit());
+        let mut changed = std::mem::take(&mut self.look_again);
+        for (shard, looked) in self.looked.iter_mut().enumerate() {
+            let commit = commits(shard as u16);
+            changed |= std::mem::replace(looked, commit) != commit;
+        }
+        // A record that is not whole yet may have blocks in any of them.
+        if !changed || !self.to_copy.is_empty() || self.assembler.unfinished() > 0 {
+            self.look_again |= changed;
+            return;
+        }
+        let is_committed = |it: &Digested| it.max.iter().all(|(&id, &max)| max <= commits(id));
+        let (committed, digested): (Vec<Digested>, Vec<Digested>) =
+            std::mem::take(&mut self.digested)
+                .into_iter()
+                .partition(is_committed);
+        self.digested = digested;
+        for it in committed {
+            self.transition(it.segment, SegmentState::Committed);
+            self.stats.committed += 1;
+        }
+    }
+
+    /// Indexes what is there, segment by segment, in parallel; used segments of the backup log are left to digestion.
+    //= rowan §4.7
+    fn rebuild(&mut self, threads: usize) -> Result<(), ReplicationError> {
+        self.take_used();
+        let table = self.backup.table();
+        let wanted: Vec<(u32, SegmentState, bool)> = table
+            .entries()
+            .filter(|(_, entry)| {
+                let local = !entry.owner.is_remote() && entry.state != SegmentState::Free;
+                local || entry.state == SegmentState::Committed
+            })
+            .map(|(segment, entry)| (segment, entry.state, entry.owner.is_remote()))
+            .collect();
+        let store = &self.store;
+        let scan_some = |first: usize| -> Result<Vec<Digested>, ReplicationError> {
+            let mut found = Vec::new();
+            for &(segment, _, _) in wanted.iter().skip(first).step_by(threads) {
+                let mut max = HashMap::new();
+                for_entries(table, segment, |at, bytes| {
+                    index(store, at, bytes, &mut max);
+                })?;
+                found.push(Digested { segment, max });
+            }
+            Ok(found)
+        };
+        let found: Vec<Result<Vec<Digested>, ReplicationError>> = if threads == 1 {
+            vec![scan_some(0)]
+        } else {
+            std::thread::scope(|scope| {
+                let scan_some = &scan_some;
+                let spawned: Vec<_> = (0..threads)
+                    .map(|n| scope.spawn(move || scan_some(n)))
+                    .collect();
+                let panicked = || ReplicationError::Damaged("a thread of the rebuild died".into());
+                let joined = spawned.into_iter().map(|it| it.join());
+                joined
+                    .map(|it| it.unwrap_or_else(|_| Err(panicked())))
+                    .collect()
+            })
+        };
+        let mut digested = Vec::new();
+        for found in found {
+            digested.extend(found?);
+        }
+        for (segment, state, remote) in wanted {
+            if !remote && state == SegmentState::Using {
+                self.transition(segment, SegmentState::Used);
+            }
+            if state == SegmentState::Committed {
+                digested.retain(|it| it.segment != segment);
+            }
+        }
+        self.digested = digested;
+        Ok(())
+    }
+}
+
+/// Indexes a record that lies at an address; `false` if it does not lie there in one piece. Bytes that are no entry are
+/// nobody's.
+fn index(store: &Store, at: u64, bytes: &[u8], max: &mut HashMap<ShardId, u64>) -> bool {
+    let Ok(entry) = Entry::decode(bytes) else {
+        return true;
+    };
+    for stamp in entry
+        .commits()
+        .filter(|_| entry.header.kind == Kind::Commit)
+    {
+        if let Some(shard) = store.shard(stamp.shard) {
+            shard.committed(stamp.version);
+        }
+    }
+    if entry.header.kind == Kind::Commit {
+        return true;
+    }
+    let area = store.heap().area();
+    let there =
+        area.contains(at, bytes.len() as u64) && area.read_vec(at, bytes.len() as u64) == bytes;
+    for (offset, member) in entry.members() {
+        let stamp = member.header.stamp;
+        let highest = max.entry(stamp.shard).or_default();
+        *highest = stamp.version.max(*highest);
+        if there {
+            store.publish(at + offset as u64, &member.header, member.key);
+        }
+    }
+    there
+}
+
+/// The records of a segment, with their addresses.
+pub(crate) fn for_entries(
+    table: &BackupMemory,
+    segment: u32,
+    mut found: impl FnMut(u64, &[u8]),
+) -> Result<(), ReplicationError> {
+    let Some(entry) = table.entry(segment) else {
+        return Ok(());
+    };
+    let base = table.segment_offset(segment);
+    if entry.owner.is_remote() {
+        return scan_segment(table, segment, &mut Assembler::default(), |record| {
+            found(base + record.offset, &record.bytes);
+        });
+    }
+    let bytes = table.area().read_vec(base, table.segment_bytes());
+    scan_blocks(
+        Shape::Contiguous,
+        table.seed(entry.epoch),
+        &bytes,
+        |block, payload| {
+            found(base + block.payload.start as u64, payload);
+        },
+    );
+    Ok(())
+}
+
+impl Control {
+    /// What a key would be if everything that lies in this memory counted: what is digested, and what is not yet. For
+    /// tests and tools: it reads the whole backup log.
+    pub fn newest_value(&self, key: &[u8]) -> Option<Vec<u8>> {
+        let KeyHash { slot, hash } = KeyHash::of(key);
+        let known = self.store.find(self.store.shard_of(slot), hash, key);
+        let mut newest = known.map(|it| (it.stamp().version, it.kind(), it.into_value()));
+        let mut look = |bytes: &[u8]| {
+            let Ok(entry) = Entry::decode(bytes) else {
+                return;
+            };
+            for (_, member) in entry.members().filter(|(_, member)| member.key == key) {
+                let version = member.header.stamp.version;
+                if newest.as_ref().is_none_or(|it| it.0 < version) {
+                    newest = Some((version, member.header.kind, member.value.to_vec()));
+                }
+            }
+        };
+        // Fails only for memories that other modules scan.
+        let _ = cyclone_replication::scan(self.backup.table(), |record| look(&record.bytes));
+        newest.filter(|it| it.1 == Kind::Put).map(|it| it.2)
+    }
+}

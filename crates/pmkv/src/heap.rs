@@ -1,0 +1,182 @@
+//! Entries in memory by address, and how much of each segment is still needed.
+//!
+//! An address is an entry's first byte, counted from the first byte of the server's memory. Whatever is read through an
+//! address may be overwritten at the same time: entries are checked whole, and who found the address looks again.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use cyclone_pmem::SharedArea;
+use cyclone_replication::BackupMemory;
+use cyclone_replication::frame::block_bytes;
+
+use crate::configuration::KeyHash;
+use crate::entry::{Entry, HEADER_BYTES, Header, Kind, Stamp};
+
+/// An entry copied out of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    bytes: Vec<u8>,
+    header: Header,
+}
+
+impl Object {
+    /// Takes the entry at the front of `bytes`, if one is there whole.
+    pub fn new(mut bytes: Vec<u8>) -> Option<Object> {
+        let header = Entry::decode(&bytes).ok()?.header;
+        bytes.truncate(header.len());
+        Some(Object { bytes, header })
+    }
+
+    /// What the entry says.
+    pub fn kind(&self) -> Kind {
+        self.header.kind
+    }
+
+    /// What stands before its key.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Its version and shard.
+    pub fn stamp(&self) -> Stamp {
+        self.header.stamp
+    }
+
+    /// Its key.
+    pub fn key(&self) -> &[u8] {
+        &self.bytes[HEADER_BYTES..HEADER_BYTES + self.header.key_len]
+    }
+
+    /// Its value.
+    pub fn value(&self) -> &[u8] {
+        &self.bytes[HEADER_BYTES + self.header.key_len..]
+    }
+
+    /// The value alone.
+    pub fn into_value(mut self) -> Vec<u8> {
+        self.bytes.split_off(HEADER_BYTES + self.header.key_len)
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// A server's memory, read through addresses.
+pub struct Heap {
+    area: SharedArea,
+    first: u64,
+    segment_bytes: u64,
+    /// Per segment: bytes of entries that an index points at, padding included.
+    live: Box<[AtomicI64]>,
+}
+
+impl Heap {
+    /// Over a table's segments.
+    pub fn new(table: &BackupMemory) -> Heap {
+        Heap {
+            area: table.area().clone(),
+            first: table.segment_offset(0),
+            segment_bytes: table.segment_bytes(),
+            live: (0..table.segments()).map(|_| AtomicI64::new(0)).collect(),
+        }
+    }
+
+    /// The bytes.
+    pub fn area(&self) -> &SharedArea {
+        &self.area
+    }
+
+    /// How many segments there are.
+    pub fn segments(&self) -> u32 {
+        self.live.len() as u32
+    }
+
+    /// Bytes of a segment.
+    pub fn segment_bytes(&self) -> u64 {
+        self.segment_bytes
+    }
+
+    /// The segment of an address; `None` for an address that lies in none.
+    pub fn segment_of(&self, address: u64) -> Option<u32> {
+        let number = address.checked_sub(self.first)? / self.segment_bytes;
+        (number < self.live.len() as u64).then_some(number as u32)
+    }
+
+    /// First byte of a segment.
+    pub fn offset_of(&self, segment: u32) -> u64 {
+        self.first + u64::from(segment) * self.segment_bytes
+    }
+
+    /// The header at an address, its lengths within the segment; its checksum is not looked at.
+    pub fn header(&self, address: u64) -> Option<Header> {
+        let end = self.offset_of(self.segment_of(address)? + 1);
+        let mut bytes = [0; HEADER_BYTES];
+        if address + HEADER_BYTES as u64 > end {
+            return None;
+        }
+        self.area.read(address, &mut bytes);
+        let header = Header::decode(&bytes).ok()?;
+        (address + header.len() as u64 <= end).then_some(header)
+    }
+
+    /// The entry at an address, if there is one and it is whole.
+    pub fn object(&self, address: u64) -> Option<Object> {
+        let header = self.header(address)?;
+        Object::new(self.area.read_vec(address, header.len() as u64))
+    }
+
+    /// The entry at an address, if it is this key's.
+    pub fn object_of(&self, address: u64, key: &[u8]) -> Option<Object> {
+        let header = self.header(address)?;
+        if header.key_len != key.len() {
+            return None;
+        }
+        let object = Object::new(self.area.read_vec(address, header.len() as u64))?;
+        (object.key() == key).then_some(object)
+    }
+
+    /// The version of the entry at an address, if it is this key's. For addresses that cannot be given away meanwhile.
+    pub fn version_of(&self, address: u64, key: &[u8]) -> Option<u64> {
+        let header = self.header(address)?;
+        if header.key_len != key.len() {
+            return None;
+        }
+        let there = self
+            .area
+            .read_vec(address + HEADER_BYTES as u64, key.len() as u64);
+        (there == key).then_some(header.stamp.version)
+    }
+
+    /// The hash of the key of the entry at an address.
+    pub fn hash_at(&self, address: u64) -> Option<u64> {
+        let header = self.header(address)?;
+        let key = self
+            .area
+            .read_vec(address + HEADER_BYTES as u64, header.key_len as u64);
+        Some(KeyHash::of(&key).hash)
+    }
+
+    /// Counts an entry of `len` bytes as needed, or as needed no more.
+    pub fn count(&self, address: u64, len: usize, needed: bool) {
+        if let Some(segment) = self.segment_of(address) {
+            let bytes = block_bytes(len) as i64;
+            let change = if needed { bytes } else { -bytes };
+            self.live[segment as usize].fetch_add(change, Ordering::SeqCst);
+        }
+    }
+
+    /// Bytes of a segment that are needed.
+    pub fn live_bytes(&self, segment: u32) -> u64 {
+        let live = self.live.get(segment as usize);
+        live.map_or(0, |live| live.load(Ordering::SeqCst).max(0) as u64)
+    }
+
+    /// A segment begins another life.
+    pub fn forget(&self, segment: u32) {
+        if let Some(live) = self.live.get(segment as usize) {
+            live.store(0, Ordering::SeqCst);
+        }
+    }
+}

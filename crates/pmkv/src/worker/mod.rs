@@ -1,0 +1,547 @@
+//! A worker: executes requests of its shards, appends to its t-log, replicates, publishes, answers (rowan §4.1, §5.1).
+//!
+//! ```text
+//!   submit ─▶ (wait for the key's writes) ─▶ t-log ─ fence ─▶ every backup's log ─▶ index ─▶ answer
+//!             keys.rs                         step            links.rs               durable everywhere
+//! ```
+//!
+//! A step function: time is passed in, nothing waits. A shard's requests all go to one worker, so that versions of a shard
+//! and read-modify-writes of a key need no lock. What a worker has under way survives a change of configuration: it is
+//! sent again to whoever are the backups then.
+
+mod keys;
+mod links;
+mod requests;
+#[cfg(test)]
+mod tests;
+mod versions;
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cyclone_fabric::Address;
+use cyclone_replication::{BackupId, Owner, Sender};
+use cyclone_wire::reply::Reply;
+
+use crate::configuration::{Configuration, ServerId, ShardId};
+use crate::entry::{self, Entry, Kind, Stamp};
+use crate::log::Log;
+use crate::store::Store;
+
+use keys::Keys;
+use links::{Links, Sent};
+use requests::Parked;
+use versions::Versions;
+
+/// What a worker is made of, and its limits.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerConfig {
+    /// Its server.
+    pub server: ServerId,
+    /// Its number on it.
+    pub worker: u32,
+    /// Requests under way or waiting at once; `Busy` beyond.
+    pub max_in_flight: usize,
+    /// The longest key in bytes.
+    pub max_key_bytes: usize,
+    /// The longest value in bytes.
+    pub max_value_bytes: usize,
+    /// The largest entry, headers included: what the replication protocol takes as one record.
+    pub max_entry_bytes: usize,
+    /// How often CommitVers are sent, in microseconds.
+    pub commit_us: u64,
+    /// After how long a client is told that its write's outcome is unknown, in microseconds.
+    pub give_up_us: u64,
+}
+
+impl WorkerConfig {
+    /// The defaults.
+    //= rowan §4.4
+    pub fn new(server: ServerId, worker: u32) -> WorkerConfig {
+        WorkerConfig {
+            server,
+            worker,
+            max_in_flight: 8192,
+            max_key_bytes: 16 << 10,
+            max_value_bytes: 32 << 10,
+            max_entry_bytes: 60 << 10,
+            commit_us: 15_000,
+            give_up_us: 5_000_000,
+        }
+    }
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// Executed; a write is durable on every replica. One reply per operation.
+    Done(Vec<Reply>),
+    /// This server does not serve the shard, or not yet; nothing was done.
+    NotServed,
+    /// Too much is under way; nothing was done.
+    Busy,
+    /// Memory is full, here or at a backup; nothing was done. Deletions are taken still.
+    Full,
+    /// The keys are of several shards; nothing was done.
+    CrossShard,
+    /// It may or may not have been executed.
+    Unknown,
+    /// Beyond the limits; nothing was done.
+    TooLarge,
+}
+
+/// Whether a worker serves a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Another server does, or nobody.
+    Elsewhere,
+    /// This one will, once all replicas have the same entries.
+    Preparing,
+    /// This one does.
+    Serving,
+}
+
+struct Mine {
+    role: Role,
+    backups: Vec<BackupId>,
+    versions: Versions,
+    /// The CommitVer that was sent last.
+    told: u64,
+    /// Entries that all replicas shall have before the shard is served.
+    scattering: usize,
+}
+
+enum Purpose {
+    Write {
+        ticket: Option<u64>,
+        replies: Vec<Reply>,
+        keys: Vec<u64>,
+        last: u64,
+        since_us: u64,
+    },
+    Scatter,
+    Notice,
+}
+
+struct Op {
+    shard: ShardId,
+    backups: Vec<BackupId>,
+    record: Vec<u8>,
+    /// Where it lies in this server's memory.
+    address: u64,
+    purpose: Purpose,
+}
+
+/// Plain counters of a worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkerStats {
+    /// Entries made durable on every replica.
+    pub writes: u64,
+    /// Reads answered.
+    pub reads: u64,
+    /// Requests refused because memory was full.
+    pub refused_full: u64,
+    /// Requests refused because too much was under way.
+    pub refused_busy: u64,
+    /// Records sent again.
+    pub resent: u64,
+}
+
+/// A worker. One thread owns it.
+pub struct Worker {
+    config: WorkerConfig,
+    store: Arc<Store>,
+    log: Log,
+    links: Option<Links>,
+    shards: Vec<Mine>,
+    ops: HashMap<u64, Op>,
+    next_context: u64,
+    /// Ops to be sent, in order.
+    staged: VecDeque<u64>,
+    ended: VecDeque<(u64, bool)>,
+    keys: Keys,
+    parked: BTreeMap<u64, Parked>,
+    /// Requests that look at everything, and wait for all that came before.
+    walks: VecDeque<u64>,
+    full_servers: HashSet<ServerId>,
+    scattered: Vec<ShardId>,
+    answers: Vec<(u64, Answer)>,
+    now_us: u64,
+    commits_due_us: u64,
+    looked_us: u64,
+    stats: WorkerStats,
+}
+
+impl Worker {
+    /// A worker that serves nothing yet.
+    pub fn new(config: WorkerConfig, store: Arc<Store>) -> Worker {
+        let log = Log::new(
+            Arc::clone(&store),
+            Owner::Worker(config.worker),
+            config.server,
+        );
+        let mine = |_| Mine {
+            role: Role::Elsewhere,
+            backups: Vec::new(),
+            versions: Versions::default(),
+            told: 0,
+            scattering: 0,
+        };
+        Worker {
+            config,
+            log,
+            links: None,
+            shards: (0..store.shards()).map(mine).collect(),
+            store,
+            ops: HashMap::new(),
+            next_context: 0,
+            staged: VecDeque::new(),
+            ended: VecDeque::new(),
+            keys: Keys::default(),
+            parked: BTreeMap::new(),
+            walks: VecDeque::new(),
+            full_servers: HashSet::new(),
+            scattered: Vec::new(),
+            answers: Vec::new(),
+            now_us: 0,
+            commits_due_us: 0,
+            looked_us: 0,
+            stats: WorkerStats::default(),
+        }
+    }
+
+    /// What all threads share.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> WorkerStats {
+        self.stats
+    }
+
+    /// Goes over to a configuration, with a sender of its term. Shards that this worker served and shall serve are
+    /// served on; other shards must be prepared first. What was under way is sent again.
+    //= rowan §4.5
+    pub fn install(&mut self, configuration: &Configuration, sender: Box<dyn Sender>) {
+        let own = self.config.server;
+        let others = configuration.servers.iter().filter(|it| it.id != own);
+        let others: Vec<(ServerId, Address)> = others.map(|it| (it.id, it.log.clone())).collect();
+        self.links = Some(Links::new(sender, others));
+        self.full_servers
+            .retain(|&id| configuration.server(id).is_some());
+        for (mine, placement) in self.shards.iter_mut().zip(&configuration.shards) {
+            mine.backups = placement.receivers().map(BackupId).collect();
+            if placement.primary != own {
+                mine.role = Role::Elsewhere;
+            }
+            // Whoever joins has heard of none.
+            mine.told = 0;
+            // What is prepared is prepared anew.
+            mine.scattering = 0;
+        }
+        self.staged.clear();
+        let mut contexts: Vec<u64> = self.ops.keys().copied().collect();
+        contexts.sort_unstable();
+        for context in contexts {
+            self.stage_again(context);
+        }
+    }
+
+    fn stage_again(&mut self, context: u64) {
+        let Some(op) = self.ops.get_mut(&context) else {
+            return;
+        };
+        let mine = &self.shards[usize::from(op.shard)];
+        let is_lost = match op.purpose {
+            Purpose::Notice => true,
+            Purpose::Scatter => mine.scattering == 0,
+            Purpose::Write { .. } => mine.role == Role::Elsewhere,
+        };
+        if is_lost {
+            self.give_up(context);
+        } else {
+            op.backups.clone_from(&mine.backups);
+            self.staged.push_back(context);
+            self.stats.resent += 1;
+        }
+    }
+
+    /// Ends an op whose shard is no longer this worker's.
+    fn give_up(&mut self, context: u64) {
+        let Some(op) = self.ops.remove(&context) else {
+            return;
+        };
+        if let Purpose::Write { ticket, keys, .. } = op.purpose {
+            self.answers.extend(ticket.map(|it| (it, Answer::Unknown)));
+            self.shards[usize::from(op.shard)].versions = Versions::default();
+            self.leave(&keys);
+        }
+    }
+
+    /// Changes what this worker does for a shard.
+    pub fn set_role(&mut self, shard: ShardId, role: Role) {
+        if let Some(mine) = self.shards.get_mut(usize::from(shard)) {
+            mine.role = role;
+        }
+    }
+
+    /// What this worker does for a shard.
+    pub fn role(&self, shard: ShardId) -> Role {
+        let mine = self.shards.get(usize::from(shard));
+        mine.map_or(Role::Elsewhere, |mine| mine.role)
+    }
+
+    /// Another server's memory is full, or is not any more.
+    pub fn set_full(&mut self, server: ServerId, is_full: bool) {
+        if is_full {
+            self.full_servers.insert(server);
+        } else {
+            self.full_servers.remove(&server);
+        }
+    }
+
+    /// Sends records of a shard to all its replicas; [`Worker::take_scattered`] tells when they are there.
+    pub fn scatter(&mut self, shard: ShardId, records: Vec<Vec<u8>>) {
+        let Some(mine) = self.shards.get_mut(usize::from(shard)) else {
+            return;
+        };
+        let backups = mine.backups.clone();
+        mine.scattering += records.len();
+        if mine.scattering == 0 {
+            self.scattered.push(shard);
+        }
+        for record in records {
+            self.stage(Op {
+                shard,
+                backups: backups.clone(),
+                record,
+                address: 0,
+                purpose: Purpose::Scatter,
+            });
+        }
+    }
+
+    /// Shards whose scattered entries are on every replica.
+    pub fn take_scattered(&mut self) -> Vec<ShardId> {
+        std::mem::take(&mut self.scattered)
+    }
+
+    fn stage(&mut self, op: Op) {
+        self.next_context += 1;
+        self.staged.push_back(self.next_context);
+        self.ops.insert(self.next_context, op);
+    }
+
+    /// Makes progress; answers whether there was anything to do. Never waits.
+    pub fn step(&mut self, now_us: u64) -> bool {
+        self.now_us = now_us;
+        let mut busy = false;
+        if let Some(links) = &mut self.links {
+            links.poll(now_us, &mut self.ended);
+        }
+        while let Some((context, is_durable)) = self.ended.pop_front() {
+            busy = true;
+            if is_durable {
+                self.finish(context);
+            } else {
+                self.stage_again(context);
+            }
+        }
+        self.tell_commits();
+        busy |= !self.staged.is_empty();
+        self.send_staged();
+        self.look_for_late();
+        self.walk_on();
+        busy
+    }
+
+    /// Sleeps until there may be something to do, at most `timeout`.
+    pub fn wait(&mut self, timeout: Duration) {
+        if let Some(links) = &mut self.links {
+            links.wait(timeout);
+        }
+    }
+
+    /// What has ended since.
+    pub fn take_answers(&mut self, answers: &mut Vec<(u64, Answer)>) {
+        answers.append(&mut self.answers);
+    }
+
+    /// Requests and internal records under way.
+    pub fn in_flight(&self) -> usize {
+        self.ops.len() + self.parked.len()
+    }
+
+    /// Servers whose logs are not open to this worker.
+    pub fn closed_links(&self) -> Vec<ServerId> {
+        self.links.as_ref().map_or(Vec::new(), Links::closed)
+    }
+
+    /// Whether the logs of all other servers are open.
+    pub fn links_are_open(&self) -> bool {
+        self.links.as_ref().is_some_and(Links::are_open)
+    }
+
+    /// Sends what is staged, after one fence for all of it: the t-log holds everything that a backup may hold.
+    fn send_staged(&mut self) {
+        if self.staged.is_empty() {
+            return;
+        }
+        self.log.fence();
+        let mut left = VecDeque::new();
+        let mut unsendable = Vec::new();
+        while let Some(context) = self.staged.pop_front() {
+            let Some(op) = self.ops.get(&context) else {
+                continue;
+            };
+            if op.backups.is_empty() {
+                self.ended.push_back((context, true));
+                continue;
+            }
+            let Some(links) = &mut self.links else {
+                left.push_back(context);
+                continue;
+            };
+            match links.send(&op.backups, &op.record, context) {
+                Sent::Yes => {}
+                Sent::NotOpen => left.push_back(context),
+                Sent::Busy => {
+                    left.push_back(context);
+                    break;
+                }
+                Sent::Never => unsendable.push(context),
+            }
+        }
+        left.append(&mut self.staged);
+        self.staged = left;
+        // The limits leave nothing that cannot be sent; if they lie, the client must not be told that it was done.
+        for context in unsendable {
+            if let Some(op) = self.ops.get_mut(&context)
+                && let Purpose::Write { ticket, .. } = &mut op.purpose
+                && let Some(ticket) = ticket.take()
+            {
+                self.answers.push((ticket, Answer::Unknown));
+            }
+        }
+    }
+
+    /// An op is durable on every replica.
+    fn finish(&mut self, context: u64) {
+        let Some(op) = self.ops.remove(&context) else {
+            return;
+        };
+        let shard = usize::from(op.shard);
+        match op.purpose {
+            Purpose::Notice => {}
+            Purpose::Scatter => {
+                let mine = &mut self.shards[shard];
+                mine.scattering = mine.scattering.saturating_sub(1);
+                if mine.scattering == 0 {
+                    self.scattered.push(op.shard);
+                }
+            }
+            Purpose::Write {
+                ticket,
+                replies,
+                keys,
+                last,
+                ..
+            } => {
+                self.publish(op.address, &op.record);
+                self.log.settle(op.address);
+                self.stats.writes += 1;
+                if let Some(commit) = self.shards[shard].versions.done(last)
+                    && let Some(it) = self.store.shard(op.shard)
+                {
+                    it.committed(commit);
+                }
+                let answer = Answer::Done(replies);
+                self.answers.extend(ticket.map(|it| (it, answer)));
+                self.leave(&keys);
+            }
+        }
+    }
+
+    /// Makes an entry visible.
+    fn publish(&self, address: u64, record: &[u8]) {
+        // Written by this worker: whole.
+        if let Ok(entry) = Entry::decode(record) {
+            for (at, member) in entry.members() {
+                self.store
+                    .publish(address + at as u64, &member.header, member.key);
+            }
+        }
+    }
+
+    /// Tells each backup the CommitVers of the shards it keeps, and writes them down here.
+    //= rowan §4.4
+    fn tell_commits(&mut self) {
+        if self.now_us < self.commits_due_us || self.links.is_none() {
+            return;
+        }
+        self.commits_due_us = self.now_us + self.config.commit_us;
+        let mut news: BTreeMap<BackupId, Vec<u8>> = BTreeMap::new();
+        let mut own = Vec::new();
+        for (mine, shard) in self.shards.iter_mut().zip(0u16..) {
+            let version = self.store.shard(shard).map_or(0, |it| it.commit());
+            if mine.role != Role::Serving || version <= mine.told {
+                continue;
+            }
+            mine.told = version;
+            let word = Stamp { version, shard }.bits().to_le_bytes();
+            own.extend_from_slice(&word);
+            for &backup in &mine.backups {
+                news.entry(backup).or_default().extend_from_slice(&word);
+            }
+        }
+        let none = Stamp {
+            version: 0,
+            shard: 0,
+        };
+        let most = (self.config.max_entry_bytes - entry::HEADER_BYTES) / 8 * 8;
+        let record = |words: &[u8]| {
+            let mut record = Vec::new();
+            entry::encode(Kind::Commit, none, 0, &[], words, &mut record);
+            record
+        };
+        for words in own.chunks(most.max(8)) {
+            let record = record(words);
+            if self.log.has_room(record.len())
+                && let Some(address) = self.log.append(0, &record)
+            {
+                self.log.settle(address);
+            }
+        }
+        for (backup, words) in news {
+            for words in words.chunks(most.max(8)) {
+                self.stage(Op {
+                    shard: 0,
+                    backups: vec![backup],
+                    record: record(words),
+                    address: 0,
+                    purpose: Purpose::Notice,
+                });
+            }
+        }
+    }
+
+    /// Clients wait for so long only; the write goes on.
+    fn look_for_late(&mut self) {
+        if self.now_us.saturating_sub(self.looked_us) < self.config.give_up_us / 8 {
+            return;
+        }
+        self.looked_us = self.now_us;
+        for op in self.ops.values_mut() {
+            if let Purpose::Write {
+                ticket, since_us, ..
+            } = &mut op.purpose
+                && self.now_us.saturating_sub(*since_us) > self.config.give_up_us
+                && let Some(ticket) = ticket.take()
+            {
+                self.answers.push((ticket, Answer::Unknown));
+            }
+        }
+    }
+}

@@ -1,0 +1,448 @@
+//! What requests do: whom they wait for, what they read, what they append.
+
+use cyclone_store::point;
+use cyclone_wire::command::{Command, Condition, Operation, Query};
+use cyclone_wire::glob;
+use cyclone_wire::reply::{Failure, Reply};
+
+use super::{Answer, Op, Purpose, Role, Worker};
+use crate::configuration::{KeyHash, ShardId};
+use crate::entry::{self, Kind, MAX_VERSION, Member, Stamp};
+
+/// A request that waits, in its encoded form.
+pub(super) struct Parked {
+    ticket: u64,
+    operations: Vec<Vec<u8>>,
+    keys: Vec<u64>,
+    /// Whether it may join writes under way.
+    is_blind: bool,
+    /// Of a request that looks at everything: what was submitted before it.
+    behind: u64,
+}
+
+/// What a request does to its keys.
+fn is_blind(operations: &[Operation<'_>]) -> bool {
+    operations.iter().all(|operation| {
+        matches!(
+            operation,
+            Operation::Set {
+                condition: Condition::Always,
+                get: false,
+                ..
+            }
+        )
+    })
+}
+
+/// The value bytes that an operation carries.
+fn value_of<'a>(operation: &Operation<'a>) -> Option<&'a [u8]> {
+    match operation {
+        Operation::Set { value, .. }
+        | Operation::Append { value, .. }
+        | Operation::SetRange { value, .. } => Some(value),
+        _ => None,
+    }
+}
+
+/// Whether this engine has it: no deadlines, no versions of values, no sessions, nothing that writes everywhere.
+fn is_offered(operation: &Operation<'_>) -> bool {
+    match operation {
+        Operation::Noop
+        | Operation::Set { .. }
+        | Operation::GetDel { .. }
+        | Operation::Del { .. }
+        | Operation::Append { .. }
+        | Operation::SetRange { .. }
+        | Operation::IncrBy { .. }
+        | Operation::IncrByFloat { .. } => true,
+        Operation::Read(query) => matches!(
+            query,
+            Query::Get { .. }
+                | Query::MultiGet { .. }
+                | Query::Exists { .. }
+                | Query::StrLen { .. }
+                | Query::GetRange { .. }
+                | Query::Type { .. }
+        ),
+        _ => false,
+    }
+}
+
+fn is_read(operations: &[Operation<'_>]) -> bool {
+    operations.iter().all(|it| matches!(it, Operation::Read(_)))
+}
+
+impl Worker {
+    /// Takes a request; its answer comes from [`Worker::take_answers`]. Several operations are executed as one: all their
+    /// keys must be of one shard, and a crash leaves all of what they write, or nothing.
+    pub fn submit(&mut self, ticket: u64, operations: &[Operation<'_>]) {
+        if self.in_flight() >= self.config.max_in_flight {
+            self.stats.refused_busy += 1;
+            self.answers.push((ticket, Answer::Busy));
+            return;
+        }
+        if let [Operation::Read(query)] = operations
+            && query.keys().is_empty()
+        {
+            return self.submit_walk(ticket, operations);
+        }
+        let (shard, keys) = match self.place(operations) {
+            Ok(found) => found,
+            Err(answer) => return self.answers.push((ticket, answer)),
+        };
+        let is_blind = is_blind(operations);
+        let free = if is_blind {
+            self.keys.have_no_queue(&keys)
+        } else {
+            self.keys.are_clear(&keys)
+        };
+        if free {
+            return self.execute(ticket, operations, shard, keys);
+        }
+        let request = self.park(ticket, operations, keys.clone(), is_blind);
+        self.keys.park(request, &keys);
+    }
+
+    fn park(
+        &mut self,
+        ticket: u64,
+        operations: &[Operation<'_>],
+        keys: Vec<u64>,
+        is_blind: bool,
+    ) -> u64 {
+        let encode = |operation: &Operation<'_>| {
+            let mut bytes = Vec::new();
+            let operation = operation.clone();
+            Command {
+                session: None,
+                operation,
+            }
+            .encode(&mut bytes);
+            bytes
+        };
+        let behind = self.next_context;
+        self.next_context += 1;
+        self.parked.insert(
+            self.next_context,
+            Parked {
+                ticket,
+                operations: operations.iter().map(encode).collect(),
+                keys,
+                is_blind,
+                behind,
+            },
+        );
+        self.next_context
+    }
+
+    /// The shard of all keys, and their hashes; or why the request is refused.
+    fn place(&self, operations: &[Operation<'_>]) -> Result<(ShardId, Vec<u64>), Answer> {
+        let mut shard = None;
+        let mut hashes = Vec::new();
+        for operation in operations {
+            if !is_offered(operation) {
+                let refused = Reply::Failed(Failure::Unsupported);
+                return Err(Answer::Done(vec![refused; operations.len()]));
+            }
+            if value_of(operation).is_some_and(|it| it.len() > self.config.max_value_bytes) {
+                return Err(Answer::TooLarge);
+            }
+            for key in operation.keys().iter() {
+                if key.len() > self.config.max_key_bytes {
+                    return Err(Answer::TooLarge);
+                }
+                let KeyHash { slot, hash } = KeyHash::of(key);
+                let here = self.store.shard_of(slot);
+                if *shard.get_or_insert(here) != here {
+                    return Err(Answer::CrossShard);
+                }
+                hashes.push(hash);
+            }
+        }
+        let Some(shard) = shard else {
+            return Err(Answer::Done(vec![Reply::Ok; operations.len()]));
+        };
+        if self.role(shard) != Role::Serving {
+            return Err(Answer::NotServed);
+        }
+        hashes.sort_unstable();
+        hashes.dedup();
+        Ok((shard, hashes))
+    }
+
+    /// Executes a request that waits for nobody.
+    fn execute(
+        &mut self,
+        ticket: u64,
+        operations: &[Operation<'_>],
+        shard: ShardId,
+        keys: Vec<u64>,
+    ) {
+        if self.role(shard) != Role::Serving {
+            return self.answers.push((ticket, Answer::NotServed));
+        }
+        if let [Operation::Set { key, value, .. }] = operations
+            && is_blind(operations)
+        {
+            let members = [(*key, Some(*value))];
+            return self.write(ticket, shard, keys, &members, vec![Reply::Ok]);
+        }
+        let store = &self.store;
+        let get = |key: &[u8]| store.get(key);
+        let executed = point::execute(operations, &get, self.config.max_value_bytes);
+        match executed {
+            Ok((replies, written)) if written.is_empty() => {
+                self.stats.reads += u64::from(is_read(operations));
+                self.answers.push((ticket, Answer::Done(replies)));
+            }
+            Ok((replies, written)) => {
+                let members: Vec<Member<'_>> = written
+                    .iter()
+                    .map(|(key, value)| (&key[..], value.as_deref()))
+                    .collect();
+                self.write(ticket, shard, keys, &members, replies);
+            }
+            // Looking up fails at no key.
+            Err(_) => self.answers.push((ticket, Answer::Unknown)),
+        }
+    }
+
+    /// Appends what a request writes to the t-log, and stages it for the backups.
+    //= rowan §4.1
+    fn write(
+        &mut self,
+        ticket: u64,
+        shard: ShardId,
+        keys: Vec<u64>,
+        members: &[Member<'_>],
+        replies: Vec<Reply>,
+    ) {
+        let len = match members {
+            [(key, value)] => entry::HEADER_BYTES + key.len() + value.map_or(0, <[u8]>::len),
+            _ => entry::batch_bytes(members),
+        };
+        let refusal = self.refusal(shard, members, len);
+        let (Some(it), None) = (self.store.shard(shard), &refusal) else {
+            let answer = refusal.unwrap_or(Answer::NotServed);
+            self.stats.refused_full += u64::from(answer == Answer::Full);
+            return self.answers.push((ticket, answer));
+        };
+        let first = Stamp {
+            version: it.newest() + 1,
+            shard,
+        };
+        let last = it.newest() + members.len() as u64;
+        if last > MAX_VERSION {
+            return self.answers.push((ticket, Answer::Full));
+        }
+        let mut record = Vec::with_capacity(len);
+        match members {
+            [(key, value)] => {
+                let kind = value.map_or(Kind::Delete, |_| Kind::Put);
+                entry::encode(kind, first, 0, key, value.unwrap_or_default(), &mut record);
+            }
+            _ => {
+                entry::encode_batch(first, members, &mut record);
+            }
+        }
+        // There is room: it was looked for.
+        let Some(address) = self.log.append(first.bits(), &record) else {
+            return self.answers.push((ticket, Answer::Full));
+        };
+        it.saw(last);
+        let mine = &mut self.shards[usize::from(shard)];
+        mine.versions.begin(last);
+        let backups = mine.backups.clone();
+        self.keys.enter(&keys);
+        let since_us = self.now_us;
+        self.stage(Op {
+            shard,
+            backups,
+            record,
+            address,
+            purpose: Purpose::Write {
+                ticket: Some(ticket),
+                replies,
+                keys,
+                last,
+                since_us,
+            },
+        });
+    }
+
+    /// Why a write is refused: full memory refuses all but deletions.
+    fn refusal(&mut self, shard: ShardId, members: &[Member<'_>], len: usize) -> Option<Answer> {
+        if len > self.config.max_entry_bytes {
+            return Some(Answer::TooLarge);
+        }
+        let backups = &self.shards[usize::from(shard)].backups;
+        let full = self.store.space().is_full()
+            || backups.iter().any(|id| self.full_servers.contains(&id.0));
+        let puts = members.iter().any(|(_, value)| value.is_some());
+        ((full && puts) || !self.log.has_room(len)).then_some(Answer::Full)
+    }
+
+    /// A write has ended: who waits for its keys may go.
+    pub(super) fn leave(&mut self, keys: &[u64]) {
+        self.keys.leave(keys);
+        let mut look = keys.to_vec();
+        while let Some(key) = look.pop() {
+            while let Some(request) = self.keys.first(key) {
+                let parked = self.parked.get(&request);
+                let may_go =
+                    parked.is_some_and(|it| self.keys.may_go(request, &it.keys, it.is_blind));
+                if !may_go {
+                    break;
+                }
+                let Some(parked) = self.parked.remove(&request) else {
+                    break;
+                };
+                self.keys.unpark(request, &parked.keys);
+                look.extend(parked.keys.iter().filter(|&&other| other != key));
+                self.run(parked);
+            }
+        }
+    }
+
+    fn run(&mut self, parked: Parked) {
+        let decoded: Result<Vec<Command<'_>>, _> = parked
+            .operations
+            .iter()
+            .map(|it| Command::decode(it))
+            .collect();
+        // Encoded by `park`.
+        let Ok(commands) = decoded else {
+            return self.answers.push((parked.ticket, Answer::Busy));
+        };
+        let operations: Vec<Operation<'_>> = commands
+            .into_iter()
+            .map(|command| command.operation)
+            .collect();
+        match self.place(&operations) {
+            Ok((shard, keys)) => self.execute(parked.ticket, &operations, shard, keys),
+            Err(answer) => self.answers.push((parked.ticket, answer)),
+        }
+    }
+
+    fn submit_walk(&mut self, ticket: u64, operations: &[Operation<'_>]) {
+        let request = self.park(ticket, operations, Vec::new(), false);
+        self.walks.push_back(request);
+        self.walk_on();
+    }
+
+    /// Requests that look at everything go when all that was submitted before them has ended.
+    pub(super) fn walk_on(&mut self) {
+        while let Some(&request) = self.walks.front() {
+            let Some(parked) = self.parked.get(&request) else {
+                self.walks.pop_front();
+                continue;
+            };
+            let behind = parked.behind;
+            let write = |(context, op): (&u64, &Op)| {
+                *context <= behind
+                    && matches!(
+                        op.purpose,
+                        Purpose::Write {
+                            ticket: Some(_),
+                            ..
+                        }
+                    )
+            };
+            let waits = self
+                .parked
+                .range(..=behind)
+                .any(|(_, it)| !it.keys.is_empty());
+            if waits || self.ops.iter().any(write) {
+                return;
+            }
+            self.walks.pop_front();
+            let Some(parked) = self.parked.remove(&request) else {
+                continue;
+            };
+            let command = parked.operations.first().map(|it| Command::decode(it));
+            let answer = match command {
+                Some(Ok(Command {
+                    operation: Operation::Read(query),
+                    ..
+                })) => self.walk(&query),
+                _ => Reply::Failed(Failure::Unsupported),
+            };
+            self.stats.reads += 1;
+            self.answers
+                .push((parked.ticket, Answer::Done(vec![answer])));
+        }
+    }
+
+    /// Answers a query over the shards served here.
+    fn walk(&self, query: &Query<'_>) -> Reply {
+        match *query {
+            Query::DbSize => {
+                let sum = self
+                    .served()
+                    .map(|id| self.store.shard(id).map_or(0, |it| it.objects()));
+                Reply::Int(sum.sum::<u64>() as i64)
+            }
+            Query::Keys { pattern } => {
+                let mut found = Vec::new();
+                for shard in self.served() {
+                    let page = self.store.page(shard, 0, usize::MAX);
+                    let keys = page.keys.into_iter();
+                    found.extend(
+                        keys.filter(|key| glob::matches(pattern, key))
+                            .map(Reply::Bytes),
+                    );
+                }
+                Reply::Array(found)
+            }
+            Query::Scan {
+                cursor,
+                pattern,
+                count,
+            } => self.scan(cursor, pattern, count as usize),
+            _ => Reply::Failed(Failure::Unsupported),
+        }
+    }
+
+    fn served(&self) -> impl Iterator<Item = ShardId> + '_ {
+        let shards = 0..self.store.shards();
+        shards.filter(|&shard| self.role(shard) == Role::Serving)
+    }
+
+    /// One page. A cursor is a place in the 64-bit space, rounded down to what 50 bits of hash can say: it means the same
+    /// after a failover, at another size of the index, and on another server.
+    fn scan(&self, cursor: u64, pattern: Option<&[u8]>, count: usize) -> Reply {
+        let shards = self.store.shards();
+        // The cursor's upper bits are the shard here, not the slot: one pass over a shard's index finds all its slots.
+        let (first, mut from) = ((cursor >> 50) as u16, cursor << 14);
+        let mut keys = Vec::new();
+        let mut next = 0;
+        for shard in (first..shards).filter(|&it| self.role(it) == Role::Serving) {
+            if shard != first {
+                from = 0;
+            }
+            let page = self
+                .store
+                .page(shard, from, count.max(1).saturating_sub(keys.len()));
+            keys.extend(page.keys);
+            if let Some(hash) = page.next {
+                next = u64::from(shard) << 50 | hash >> 14;
+                break;
+            }
+            if keys.len() >= count.max(1) {
+                next = if shard + 1 < shards {
+                    u64::from(shard + 1) << 50
+                } else {
+                    0
+                };
+                break;
+            }
+        }
+        let matching = keys
+            .into_iter()
+            .filter(|key| pattern.is_none_or(|pattern| glob::matches(pattern, key)));
+        Reply::Array(vec![
+            Reply::Bytes(next.to_string().into_bytes()),
+            Reply::Array(matching.map(Reply::Bytes).collect()),
+        ])
+    }
+}

@@ -1,0 +1,181 @@
+//! Clusters on the simulated fabric under crashes of one server and of all, compared with what clients were told.
+
+mod model;
+mod world;
+
+use cyclone_fabric::sim::SimConfig;
+use cyclone_replication::Protocol;
+use world::{Plan, World};
+
+fn each(plan: impl Fn(Protocol) -> Plan, seeds: std::ops::Range<u64>, run: impl Fn(&mut World)) {
+    for protocol in Protocol::ALL {
+        // Shown with a failure.
+        println!("{protocol}");
+        let mut acknowledged = 0;
+        for seed in seeds.clone() {
+            let mut world = World::new(&plan(protocol), seed);
+            world.settle();
+            run(&mut world);
+            world.check();
+            acknowledged += world.model.acknowledged;
+        }
+        assert!(acknowledged > 100, "{protocol}: {acknowledged}");
+    }
+}
+
+#[test]
+fn all_protocols_serve() {
+    each(Plan::new, 0..4, |world| world.run(3_000));
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_servers_end() {
+    each(
+        |protocol| Plan {
+            servers: 4,
+            shards: 8,
+            ..Plan::new(protocol)
+        },
+        100..106,
+        |world| {
+            for power in [true, false] {
+                world.run(1_500);
+                let live = world.live();
+                let victim = live[world.random.below(live.len() as u64) as usize];
+                world.fail_over(victim, power);
+                world.check();
+            }
+            world.run(500);
+        },
+    );
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_loss_of_power_everywhere() {
+    each(Plan::new, 200..206, |world| {
+        for _ in 0..3 {
+            world.run(1_200);
+            world.cold_start();
+            world.check();
+        }
+        world.run(500);
+    });
+}
+
+/// Records of several blocks, which lie apart at backups.
+#[test]
+fn large_objects() {
+    each(
+        |protocol| Plan {
+            max_value: 900,
+            memory_bytes: 2 << 20,
+            sim: SimConfig {
+                max_append: 256,
+                ..SimConfig::default()
+            },
+            ..Plan::new(protocol)
+        },
+        300..303,
+        |world| {
+            world.run(1_500);
+            world.cold_start();
+            world.check();
+            world.run(500);
+            world.fail_over(1, true);
+        },
+    );
+}
+
+#[test]
+fn a_hostile_network() {
+    each(
+        |protocol| Plan {
+            sim: SimConfig::hostile(),
+            ..Plan::new(protocol)
+        },
+        400..404,
+        |world| {
+            world.run(2_500);
+            world.fail_over(0, true);
+            world.run(500);
+        },
+    );
+}
+
+/// Values are written over and over: segments are cleaned and used again, through losses of power too.
+#[test]
+fn space_is_used_again() {
+    each(
+        |protocol| Plan {
+            keys: 40,
+            max_value: 300,
+            memory_bytes: 512 << 10,
+            may_be_full: true,
+            ..Plan::new(protocol)
+        },
+        500..502,
+        |world| {
+            for round in 0..3 {
+                world.run(6_000);
+                world.settle();
+                if round < 2 {
+                    world.cold_start();
+                }
+                world.check();
+            }
+            for id in world.live() {
+                let control = world.node(id).control();
+                let stats = control.stats();
+                assert!(stats.cleaned > 10, "{stats:?}");
+                assert_eq!(stats.refused, 0, "{stats:?}");
+            }
+        },
+    );
+}
+
+/// A memory full of values refuses more, but takes deletions, and is of use again afterwards.
+#[test]
+fn a_full_memory_refuses_values_and_takes_deletions() {
+    each(
+        |protocol| Plan {
+            keys: 1,
+            memory_bytes: 384 << 10,
+            may_be_full: true,
+            ..Plan::new(protocol)
+        },
+        600..602,
+        |world| {
+            for _ in 0..2 {
+                let written = world.fill();
+                assert!(written > 50, "{written}");
+                world.delete(0..written);
+                world.settle();
+                world.check();
+            }
+            world.run(1_000);
+        },
+    );
+}
+
+/// Every server fails once, comes back empty, and is a full replica before the next one fails.
+#[test]
+fn servers_fail_one_after_the_other_and_join_again() {
+    each(
+        |protocol| Plan {
+            servers: 3,
+            copies: 2,
+            ..Plan::new(protocol)
+        },
+        700..703,
+        |world| {
+            for n in 0..3 {
+                world.run(1_000);
+                world.fail_over(n, n % 2 == 0);
+                world.run(300);
+                world.rejoin(n);
+                world.check();
+            }
+            world.cold_start();
+        },
+    );
+}

@@ -1,0 +1,70 @@
+//! Filling memories, and emptying them.
+
+use cyclone_wire::command::{Condition, Operation};
+
+use super::{Asked, World};
+
+fn numbered(n: usize) -> Vec<u8> {
+    format!("filler {n}").into_bytes()
+}
+
+impl World {
+    /// Writes new keys until values are refused for good; answers how many were tried.
+    pub fn fill(&mut self) -> usize {
+        let mut n = 0;
+        loop {
+            let before = self.full;
+            for _ in 0..10 {
+                let key = numbered(n);
+                let mut value = self.value();
+                value.resize(600, b'+');
+                self.clock += 1;
+                let number = self.model.begin(&key, Some(value.clone()), self.clock);
+                let operation = Operation::Set {
+                    key: &key,
+                    value: &value,
+                    condition: Condition::Always,
+                    get: false,
+                };
+                let asked = Asked::Write {
+                    key: key.clone(),
+                    number,
+                };
+                self.submit(self.primary_of(&key), asked, &[operation]);
+                n += 1;
+            }
+            self.settle();
+            if self.full - before == 10 {
+                return n;
+            }
+            assert!(n < 5_000, "seed {}: it never gets full", self.seed);
+        }
+    }
+
+    /// Deletes what [`World::fill`] has written: none may be refused for want of memory.
+    pub fn delete(&mut self, numbers: std::ops::Range<usize>) {
+        let before = self.full;
+        for n in numbers {
+            let key = numbered(n);
+            self.clock += 1;
+            let number = self.model.begin(&key, None, self.clock);
+            let asked = Asked::Write {
+                key: key.clone(),
+                number,
+            };
+            self.submit(
+                self.primary_of(&key),
+                asked,
+                &[Operation::Del { keys: vec![&key] }],
+            );
+            if n % 10 == 9 {
+                self.settle();
+            }
+        }
+        assert_eq!(
+            self.full, before,
+            "seed {}: a deletion was refused",
+            self.seed
+        );
+    }
+}

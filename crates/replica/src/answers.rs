@@ -1,0 +1,264 @@
+//! Reads from the door to their answers: which way they take, what the store says, what is checked before it is told.
+//!
+//! | way | confirmed by | sees |
+//! |---|---|---|
+//! | index | a majority, after the read came (ReadIndex) | everything done before |
+//! | log | being an entry (cyclone §2, quorum read) | everything done before |
+//! | lease | the lease, when the read begins and again when it has been answered | everything done before |
+//! | weak | nothing; waits for what is in the log (cyclone §2) | what its client was told, if the client's terms are no later |
+//! | stale | nothing; on followers | what was done up to a stated time ago |
+
+use std::sync::Arc;
+
+use cyclone_store::{ApplyError, Mode};
+use cyclone_wire::client::ReadMode;
+use cyclone_wire::command::{Command, Operation, Query};
+use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::reply::Reply;
+
+use crate::logset::LogSet;
+use crate::node::{Done, Node, NodeError};
+use crate::reads::{How, Read};
+use crate::requests::{Origin, Outcome, Ticket};
+
+/// How long a weak read waits for the entries it must see, in microseconds; then it is refused as "busy".
+const WEAK_WAIT_US: u64 = 500_000;
+/// Expired keys removed by one entry.
+const SWEEP_LIMIT: u32 = 256;
+
+/// A read under a lease that was answered by the store and is not told yet.
+pub(crate) struct Unchecked {
+    log: usize,
+    term: u64,
+    read: Read,
+    reply: Reply,
+}
+
+impl Node {
+    /// Submits a read from this process. `Weak` reads see what this replica answered before; for what another one answered,
+    /// see [`ReadMode`].
+    pub fn read_as(&mut self, ticket: Ticket, query: &Query<'_>, mode: ReadMode) {
+        let mut bytes = Vec::with_capacity(64);
+        query.encode(&mut bytes);
+        self.submit_read_as(Origin::Local(ticket), query, bytes, mode, &[]);
+    }
+
+    /// Whether a read on this replica shows what was done up to the configured staleness ago, by this machine's clock.
+    pub fn is_fresh_enough(&self) -> bool {
+        let Some(staleness) = self.config.follower_staleness else {
+            return false;
+        };
+        let staleness_ms = staleness.as_millis() as u64;
+        let fresh = |log: u16| self.store.clock_ms(log) + staleness_ms >= self.now.wall_ms;
+        (0..self.config.logs).all(fresh) && !self.snapshots.is_installing()
+    }
+
+    /// Submits a read of what this replica has applied, leader or not; refused if that is older than the configured staleness.
+    pub fn read_stale(&mut self, ticket: Ticket, query: &Query<'_>) {
+        let origin = Origin::Local(ticket);
+        if !self.is_fresh_enough() {
+            let leader = self.logs[0].group.leader();
+            self.answers.push((origin, Outcome::NotLeader(leader)));
+            return;
+        }
+        let mut bytes = Vec::with_capacity(64);
+        query.encode(&mut bytes);
+        let read = Read::new(origin, bytes, 0, How::Weak { until_us: 0 });
+        if self.ask_store(None, read).is_err() {
+            self.answers.push((origin, Outcome::Busy));
+        }
+    }
+
+    pub(crate) fn submit_read_as(
+        &mut self,
+        origin: Origin,
+        query: &Query<'_>,
+        bytes: Vec<u8>,
+        mode: ReadMode,
+        terms: &[u64],
+    ) {
+        let logs = LogSet::of_query(query, self.logs.len());
+        let how = match mode {
+            ReadMode::Log => {
+                let command = Command {
+                    session: None,
+                    operation: Operation::Read(query.clone()),
+                };
+                return self.submit_write(logs, origin, &command);
+            }
+            ReadMode::Index => How::Index,
+            ReadMode::Lease => How::Lease,
+            ReadMode::Weak => How::Weak {
+                until_us: self.now.steady_us + WEAK_WAIT_US,
+            },
+        };
+        // A leader that the client knows to have been replaced may not know it.
+        //= cyclone §2
+        let older = |log: usize| {
+            let known = terms.get(log).copied().unwrap_or(0);
+            self.logs[log].group.term() < known
+        };
+        if mode == ReadMode::Weak && logs.iter().any(older) {
+            self.answers.push((origin, Outcome::NotLeader(None)));
+            return;
+        }
+        self.submit_read(logs, origin, bytes, how);
+    }
+
+    /// Asks the store. `log` is the one log that the query is about, if it is one.
+    pub(crate) fn ask_store(
+        &mut self,
+        log: Option<usize>,
+        mut read: Read,
+    ) -> Result<(), NodeError> {
+        // It was decoded when it was taken in.
+        let Ok(query) = Query::decode(&read.query) else {
+            return Ok(());
+        };
+        // Others go by the log's time: a key may show a moment longer than it should, on all replicas alike.
+        if log.is_some() && !matches!(read.how, How::Weak { .. }) && read.now_ms == 0 {
+            read.now_ms = self.now.wall_ms;
+        }
+        match self.store.query_at(&query, read.now_ms, Mode::NonBlocking) {
+            Ok(reply) => self.answered(log, read, reply, false),
+            Err(ApplyError::WouldBlock) => {
+                let store = Arc::clone(&self.store);
+                self.counters.slow_reads += 1;
+                self.workers.run(move || {
+                    let result = match Query::decode(&read.query) {
+                        Ok(query) => store.query_at(&query, read.now_ms, Mode::Blocking),
+                        Err(_) => Err(ApplyError::WouldBlock),
+                    };
+                    Done::Read { log, read, result }
+                });
+            }
+            Err(ApplyError::ClockBehind) => self.move_clock(log, read),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Takes back a read that a worker has carried out.
+    pub(crate) fn read_done(
+        &mut self,
+        log: Option<usize>,
+        read: Read,
+        result: Result<Reply, ApplyError>,
+    ) -> Result<(), NodeError> {
+        match result {
+            Err(ApplyError::ClockBehind) => self.move_clock(log, read),
+            result => self.answered(log, read, result?, true),
+        }
+        Ok(())
+    }
+
+    /// The store has answered. `now_is_later`: this step's time lies behind the answer.
+    fn answered(&mut self, log: Option<usize>, read: Read, reply: Reply, now_is_later: bool) {
+        match log {
+            Some(log) if read.how == How::Lease && !planted::has(Bug::LeaseNotCheckedAfter) => {
+                let unchecked = Unchecked {
+                    log,
+                    term: self.logs[log].group.term(),
+                    read,
+                    reply,
+                };
+                match now_is_later {
+                    true => self.check_lease(unchecked),
+                    // The clock is looked at once per step: the next one's time is behind the answer.
+                    false => self.unchecked.push(unchecked),
+                }
+            }
+            _ => self.answers.push((read.origin, Outcome::Done(reply))),
+        }
+    }
+
+    /// Tells what was read under leases that still hold; reads the rest again.
+    pub(crate) fn check_leases(&mut self) {
+        for unchecked in std::mem::take(&mut self.unchecked) {
+            self.check_lease(unchecked);
+        }
+    }
+
+    fn check_lease(&mut self, unchecked: Unchecked) {
+        let Unchecked {
+            log,
+            term,
+            mut read,
+            reply,
+        } = unchecked;
+        let physical = &mut self.logs[log];
+        if physical.reads.lease.holds(self.now.steady_us, term) {
+            self.answers.push((read.origin, Outcome::Done(reply)));
+        } else if physical.group.is_leader() {
+            read.how = How::Index;
+            physical.reads.submit(read);
+        } else {
+            let leader = physical.group.leader();
+            self.answers.push((read.origin, Outcome::NotLeader(leader)));
+        }
+    }
+
+    /// A key's time has come by the clock, and the log does not know: an empty command brings it the time, and the read waits for it.
+    fn move_clock(&mut self, log: Option<usize>, read: Read) {
+        let Some(log) = log.filter(|log| self.logs[*log].group.is_leader()) else {
+            let leader = self.logs[0].group.leader();
+            self.answers.push((read.origin, Outcome::NotLeader(leader)));
+            return;
+        };
+        self.write_own(log, Operation::Noop);
+        let physical = &mut self.logs[log];
+        let barrier = physical.barrier();
+        physical.reads.wait_for(barrier, read);
+    }
+
+    /// Writes a command of the replica's own, which nobody waits for.
+    fn write_own(&mut self, log: usize, operation: Operation<'_>) {
+        let command = Command {
+            session: None,
+            operation,
+        };
+        self.logs[log].write_bytes(self.now.wall_ms, Origin::Nobody, |out| command.encode(out));
+    }
+
+    /// What leaders do about time: expired keys are removed, and the log's clock follows where followers are read.
+    pub(crate) fn keep_time(&mut self) {
+        let now_ms = self.now.wall_ms;
+        let staleness_ms = self.config.follower_staleness.map(|s| s.as_millis() as u64);
+        if !self.leads() {
+            return;
+        }
+        for log in 0..self.logs.len() {
+            let physical = &self.logs[log];
+            // One at a time.
+            if physical.applied < self.own_work[log] || !physical.has_room() {
+                continue;
+            }
+            let due = self.store.next_deadline(physical.id);
+            let lags = staleness_ms
+                .is_some_and(|most_ms| self.store.clock_ms(physical.id) + most_ms / 4 < now_ms);
+            if due.is_some_and(|deadline| deadline <= now_ms) {
+                self.write_own(log, Operation::Sweep { limit: SWEEP_LIMIT });
+            } else if lags {
+                self.write_own(log, Operation::Noop);
+            } else {
+                continue;
+            }
+            self.own_work[log] = self.logs[log].barrier();
+        }
+    }
+
+    /// Refuses weak reads that have waited for too long.
+    pub(crate) fn end_weak_reads(&mut self) {
+        for log in 0..self.logs.len() {
+            for read in self.logs[log].reads.late(self.now.steady_us) {
+                self.answers.push((read.origin, Outcome::Busy));
+            }
+        }
+    }
+
+    /// With leases, a replica that has just started votes for nobody until a lease that it may have promised is over.
+    pub(crate) fn may_vote(&self) -> bool {
+        let election_us = self.config.election.as_micros() as u64;
+        !self.config.lease_reads || self.now.steady_us >= self.started_us + election_us
+    }
+}

@@ -1,0 +1,91 @@
+//! Keeping the leaders of all logs on one replica (cyclone §5.1): carries out what [`cyclone_consensus::Colocation`]
+//! decides, and refuses requests until it has come about.
+
+use cyclone_consensus::{Action, LogView};
+
+use crate::node::Node;
+use crate::physical::PhysicalLog;
+use crate::requests::Outcome;
+
+impl Node {
+    /// Whether this replica leads every log; only then it takes requests.
+    pub fn leads(&self) -> bool {
+        self.logs.iter().all(|log| log.group.is_leader())
+    }
+
+    /// Whether this replica leads any log.
+    pub fn leads_any(&self) -> bool {
+        self.logs.iter().any(|log| log.group.is_leader())
+    }
+
+    /// The leader of the log that a slot lives in, if known: log 0's, to which all others come.
+    pub fn leader_of(&self, _slot: u16) -> Option<u64> {
+        self.logs[0].group.leader()
+    }
+
+    /// Refuses while this replica does not lead every log.
+    pub(crate) fn check_leadership(&self) -> Result<(), Outcome> {
+        if !self.logs[0].group.is_leader() {
+            return Err(Outcome::NotLeader(self.logs[0].group.leader()));
+        }
+        match self.leads() {
+            true => Ok(()),
+            // They are on their way here.
+            false => Err(Outcome::Busy),
+        }
+    }
+
+    /// Does what brings the logs together; `ticks` have passed since the last call.
+    pub(crate) fn gather(&mut self, ticks: u32) {
+        if self.logs.len() == 1 {
+            return;
+        }
+        let views: Vec<LogView> = self.logs.iter().map(view).collect();
+        for action in self.colocation.decide(ticks, &views) {
+            // What is refused now is tried again by and by.
+            let _ = match action {
+                Action::Campaign { log } => self.logs[log].group.campaign(),
+                Action::Transfer { log, to } => self.logs[log].transfer(to),
+            };
+        }
+    }
+
+    /// Hands leadership of all logs over, for good: the replica is about to stop.
+    pub fn resign(&mut self) {
+        self.colocation.leave();
+        self.hand_over();
+    }
+
+    /// Hands leadership of all logs to the follower that has most of log 0.
+    pub(crate) fn hand_over(&mut self) {
+        let peers = self.logs[0].group.status().peers;
+        let best = peers
+            .iter()
+            .filter(|peer| peer.recent_active)
+            .max_by_key(|peer| peer.matched);
+        let Some(best) = best else { return };
+        for log in self.logs.iter_mut().rev() {
+            // Refused when leadership is gone already: then there is nothing to hand over.
+            let _ = log.transfer(best.id);
+        }
+    }
+}
+
+fn view(log: &PhysicalLog) -> LogView {
+    let group = &log.group;
+    let mut ready = Vec::new();
+    if group.is_leader() {
+        let status = group.status();
+        let has_all = status
+            .peers
+            .iter()
+            .filter(|peer| peer.recent_active && peer.matched == status.last);
+        ready.extend(has_all.map(|peer| peer.id));
+    }
+    LogView {
+        leads: group.is_leader(),
+        leader: group.leader(),
+        silent: group.leader_is_silent(),
+        ready,
+    }
+}

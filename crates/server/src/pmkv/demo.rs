@@ -1,0 +1,528 @@
+//! `cyclone demo --engine pmkv`: four servers with three copies of everything take writes from Redis clients, one is killed
+//! with SIGKILL, its shards go on elsewhere, it comes back empty and becomes a replica again, and every acknowledged write
+//! is looked for.
+//!
+//! The demo is the cluster's manager: it sees the end of the process that it has started, and writes configurations down.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::io::IsTerminal;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use cyclone_pmkv::{Configuration, ServerId};
+use cyclone_wire::slot;
+use hdrhistogram::Histogram;
+
+use super::file::{self, ClusterFile, Joined, ServerEntry, Written};
+use crate::cluster::{free_ports, random_key, region_directory};
+use crate::config::hex;
+use crate::demo::{
+    KEYS, Known, Progress, Report, VALUE_BYTES, Verdict, WRITERS, check, judge, key_of, value_of,
+};
+use crate::resp;
+
+const SERVERS: u32 = 4;
+const COPIES: usize = 3;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What the command line says.
+pub struct Arguments {
+    /// Print one JSON line at the end, and nothing else on standard output.
+    pub json: bool,
+    /// Where to put the servers' messages; a new directory below the temporary one if not given.
+    pub directory: Option<PathBuf>,
+    /// How the servers replicate.
+    pub replication: String,
+}
+
+/// What the demo found: what every demo says, and what is this engine's.
+#[derive(serde::Serialize)]
+struct PmkvReport {
+    #[serde(flatten)]
+    report: Report,
+    replication: String,
+    configuration_ms: f64,
+    join_ms: f64,
+}
+
+/// The servers; dropping them ends them and removes their memories.
+struct Servers {
+    file: ClusterFile,
+    path: PathBuf,
+    logs: PathBuf,
+    children: Vec<Option<Child>>,
+}
+
+impl Servers {
+    fn create(directory: &Path, replication: &str) -> Result<Servers> {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
+        let ports = free_ports(7301, SERVERS as usize)?;
+        let servers = (0..).zip(&ports).map(|(id, &port)| ServerEntry {
+            id,
+            redis: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+        });
+        let file = ClusterFile {
+            directory: region_directory(directory)?,
+            replication: replication.to_owned(),
+            copies: COPIES,
+            shards_per_server: cyclone_pmkv::configuration::SHARDS_PER_SERVER,
+            memory_bytes: 192 << 20,
+            segment_bytes: 1 << 20,
+            token: hex(&random_key()?[..8]),
+            servers: servers.collect(),
+        };
+        file.protocol()?;
+        let path = file.directory.join("cluster.toml");
+        std::fs::write(&path, toml::to_string(&file)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Servers {
+            file,
+            path,
+            logs: directory.to_owned(),
+            children: (0..SERVERS).map(|_| None).collect(),
+        })
+    }
+
+    fn start(&mut self, id: ServerId) -> Result<()> {
+        let log = self.logs.join(format!("server{id}.log"));
+        let log = File::options().create(true).append(true).open(&log);
+        let child = Command::new(std::env::current_exe().context("this program")?)
+            .args(["serve", "--engine", "pmkv", "--end-with-parent", "--id"])
+            .arg(id.to_string())
+            .arg("--config")
+            .arg(&self.path)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log.context("a server's log")?)
+            .spawn()
+            .with_context(|| format!("cannot start server {id}"))?;
+        self.children[id as usize] = Some(child);
+        Ok(())
+    }
+
+    fn kill(&mut self, id: ServerId) -> Result<()> {
+        if let Some(mut child) = self.children[id as usize].take() {
+            child.kill().context("kill")?;
+            child.wait().context("wait")?;
+        }
+        Ok(())
+    }
+
+    fn redis(&self, id: ServerId) -> SocketAddr {
+        self.file.servers[id as usize].redis
+    }
+
+    /// Every member prepares a configuration, then all go over to it. Answers when it was committed.
+    fn change(&mut self, configuration: &Configuration) -> Result<Instant> {
+        let path = file::configuration_path(&self.file);
+        file::put(&path, &Written::of(configuration, false))?;
+        self.wait("the configuration to be prepared", |servers| {
+            let prepared = |id: ServerId| -> Result<bool> {
+                let term: Option<u32> = file::get(&file::prepared_path(&servers.file, id))?;
+                Ok(term == Some(configuration.term))
+            };
+            for server in &configuration.servers {
+                if !prepared(server.id)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })?;
+        file::put(&path, &Written::of(configuration, true))?;
+        Ok(Instant::now())
+    }
+
+    fn wait(&mut self, what: &str, done: impl Fn(&Servers) -> Result<bool>) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        while !done(self)? {
+            for (id, child) in self.children.iter_mut().enumerate() {
+                if let Some(child) = child
+                    && let Some(status) = child.try_wait()?
+                {
+                    bail!(
+                        "server {id} has ended ({status}); see {}",
+                        self.logs.display()
+                    );
+                }
+            }
+            if Instant::now() > until {
+                bail!(
+                    "waited {PATIENCE:?} for {what}; see {}",
+                    self.logs.display()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Waits until every shard is served.
+    fn wait_until_served(&mut self, configuration: &Configuration) -> Result<()> {
+        let shards = configuration.shards.len();
+        self.wait("all shards to be served", |servers| {
+            let mut serving = 0;
+            for server in &configuration.servers {
+                let info = resp::info(servers.redis(server.id), Duration::from_millis(500));
+                let Ok(info) = info else { return Ok(false) };
+                let number = info
+                    .get("pmkv_shards_serving")
+                    .and_then(|it| it.parse().ok());
+                serving += number.unwrap_or(0usize);
+            }
+            Ok(serving == shards)
+        })
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        for id in 0..SERVERS {
+            // It may have ended already.
+            let _ = self.kill(id);
+        }
+        super::remove(&self.file.directory);
+    }
+}
+
+/// A client that follows `-MOVED`, as cluster clients do.
+struct Client {
+    addresses: Vec<SocketAddr>,
+    of_slot: HashMap<u16, SocketAddr>,
+    open: HashMap<SocketAddr, redis::Connection>,
+}
+
+impl Client {
+    fn new(addresses: &[SocketAddr]) -> Client {
+        Client {
+            addresses: addresses.to_vec(),
+            of_slot: HashMap::new(),
+            open: HashMap::new(),
+        }
+    }
+
+    fn ask<T: redis::FromRedisValue>(&mut self, key: &str, command: &redis::Cmd) -> Option<T> {
+        let slot = slot::slot(key.as_bytes());
+        let first = self.addresses[usize::from(slot) % self.addresses.len()];
+        let address = *self.of_slot.entry(slot).or_insert(first);
+        let opened = match self.open.entry(address) {
+            Entry::Occupied(there) => Some(there.into_mut()),
+            Entry::Vacant(place) => {
+                let connection = resp::connect(address, Duration::from_millis(1000));
+                connection.ok().map(|connection| place.insert(connection))
+            }
+        };
+        let Some(connection) = opened else {
+            self.next(slot, address);
+            return None;
+        };
+        match command.query(connection) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                if let Some((target, _)) = error.redirect_node()
+                    && let Ok(target) = target.parse()
+                {
+                    self.of_slot.insert(slot, target);
+                } else {
+                    if error.is_io_error() || error.is_timeout() {
+                        self.open.remove(&address);
+                    }
+                    self.next(slot, address);
+                }
+                None
+            }
+        }
+    }
+
+    fn next(&mut self, slot: u16, address: SocketAddr) {
+        let at = self.addresses.iter().position(|it| *it == address);
+        let next = (at.unwrap_or(0) + 1) % self.addresses.len();
+        self.of_slot.insert(slot, self.addresses[next]);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What the writers share.
+struct Shared {
+    addresses: Vec<SocketAddr>,
+    stop: AtomicBool,
+    measuring: AtomicBool,
+    acked: AtomicU64,
+    latency: Mutex<Histogram<u64>>,
+}
+
+fn write_loop(writer: usize, shared: &Shared) -> Vec<Known> {
+    let mut known = vec![Known::default(); KEYS as usize];
+    let mut client = Client::new(&shared.addresses);
+    let mut latencies: Vec<u64> = Vec::new();
+    let mut number = 0;
+    while !shared.stop.load(Ordering::Relaxed) {
+        number += 1;
+        let key = number % KEYS;
+        let name = key_of(writer, key);
+        let mut command = redis::cmd("SET");
+        command.arg(&name).arg(value_of(number));
+        // Redirected or not, it may have been executed: `sent` remembers it. The next number goes to the next key.
+        known[key as usize].sent = number;
+        let begun = Instant::now();
+        let answer: Option<String> = client.ask(&name, &command);
+        if answer.is_some() {
+            known[key as usize].acked = number;
+            shared.acked.fetch_add(1, Ordering::Relaxed);
+            if shared.measuring.load(Ordering::Relaxed) {
+                latencies.push(begun.elapsed().as_micros() as u64);
+            }
+        }
+    }
+    let mut all = shared
+        .latency
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    for latency in latencies {
+        all.saturating_record(latency);
+    }
+    known
+}
+
+/// Runs the demo.
+pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
+    let progress = Progress {
+        begun: Instant::now(),
+        terminal: std::io::stderr().is_terminal(),
+    };
+    let directory = match &arguments.directory {
+        Some(directory) => directory.clone(),
+        None => std::env::temp_dir().join(format!("cyclone-pmkv-{}", std::process::id())),
+    };
+    progress.say(&format!(
+        "{SERVERS} servers, {COPIES} copies, replication by {}; logs in {}",
+        arguments.replication,
+        directory.display()
+    ));
+    let mut servers = Servers::create(&directory, &arguments.replication)?;
+    let found = play(&mut servers, &progress, interrupted)?;
+    drop(servers);
+    if arguments.directory.is_none() {
+        super::remove(&directory);
+    }
+    let report = &found.report;
+    if arguments.json {
+        println!("{}", serde_json::to_string(&found)?);
+    } else {
+        println!(
+            "{} writes acknowledged, {} lost, {} wrong; configuration committed {:.1} ms and all shards served {:.1} ms \
+             after the kill; joined again in {:.1} ms; {} puts/s, p50 {} µs, p99 {} µs; get p50 {} µs",
+            report.acked,
+            report.lost,
+            report.wrong,
+            found.configuration_ms,
+            report.failover_ms,
+            found.join_ms,
+            report.puts_per_s,
+            report.put_p50_us,
+            report.put_p99_us,
+            report.get_p50_us
+        );
+    }
+    if report.lost > 0 || report.wrong > 0 {
+        bail!(
+            "{} acknowledged writes lost, {} wrong",
+            report.lost,
+            report.wrong
+        );
+    }
+    Ok(())
+}
+
+fn play(
+    servers: &mut Servers,
+    progress: &Progress,
+    interrupted: &AtomicBool,
+) -> Result<PmkvReport> {
+    let first = servers.file.first()?;
+    for id in 0..SERVERS {
+        servers.start(id)?;
+    }
+    servers.wait_until_served(&first)?;
+    // From here on a server whose memory is gone must not come back as if nothing had happened.
+    let path = file::configuration_path(&servers.file);
+    file::put(&path, &Written::of(&first, true))?;
+    progress.say(&format!("{} shards are served", first.shards.len()));
+    progress.say(
+        "  (memories of this machine: they survive the death of processes, not of the machine)",
+    );
+    let shared = Arc::new(Shared {
+        addresses: servers.file.servers.iter().map(|it| it.redis).collect(),
+        stop: AtomicBool::new(false),
+        measuring: AtomicBool::new(true),
+        acked: AtomicU64::new(0),
+        latency: Mutex::new(Histogram::new(3)?),
+    });
+    let writers: Vec<_> = (0..WRITERS)
+        .map(|writer| {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || write_loop(writer, &shared))
+        })
+        .collect();
+    let story = story(servers, &first, &shared, progress, interrupted);
+    shared.stop.store(true, Ordering::Relaxed);
+    let mut known = Vec::new();
+    for writer in writers {
+        known.push(
+            writer
+                .join()
+                .map_err(|_| anyhow::anyhow!("a writer panicked"))?,
+        );
+    }
+    let mut found = story?;
+    found.report.acked = shared.acked.load(Ordering::Relaxed);
+    let latency = shared
+        .latency
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    found.report.put_p50_us = latency.value_at_quantile(0.5);
+    found.report.put_p99_us = latency.value_at_quantile(0.99);
+    verify(
+        &shared.addresses,
+        &known,
+        &mut found.report,
+        progress,
+        interrupted,
+    )?;
+    found.replication.clone_from(&servers.file.replication);
+    Ok(found)
+}
+
+fn pass(lasts: Duration, interrupted: &AtomicBool) -> Result<()> {
+    let until = Instant::now() + lasts;
+    while Instant::now() < until {
+        check(interrupted)?;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+fn ms(since: Instant, until: Instant) -> f64 {
+    (until.duration_since(since).as_secs_f64() * 10_000.0).round() / 10.0
+}
+
+/// Load, kill, failover, return.
+fn story(
+    servers: &mut Servers,
+    first: &Configuration,
+    shared: &Shared,
+    progress: &Progress,
+    interrupted: &AtomicBool,
+) -> Result<PmkvReport> {
+    progress.say(&format!(
+        "{WRITERS} Redis clients write {VALUE_BYTES}-byte values"
+    ));
+    let (begun, before) = (Instant::now(), shared.acked.load(Ordering::Relaxed));
+    pass(Duration::from_secs(5), interrupted)?;
+    let acked = shared.acked.load(Ordering::Relaxed) - before;
+    let puts_per_s = acked as f64 / begun.elapsed().as_secs_f64();
+    shared.measuring.store(false, Ordering::Relaxed);
+    progress.say(&format!("{puts_per_s:.0} acknowledged writes per second"));
+
+    let victim = 0;
+    let killed = Instant::now();
+    servers.kill(victim)?;
+    let (next, lost) = first.without(victim);
+    if !lost.is_empty() {
+        bail!("shards {lost:?} had no backup");
+    }
+    let committed = servers.change(&next)?;
+    servers.wait_until_served(&next)?;
+    let served = Instant::now();
+    progress.say(&format!(
+        "kill -9 of server {victim}: new configuration committed after {:.1} ms, all shards served after {:.1} ms",
+        ms(killed, committed),
+        ms(killed, served)
+    ));
+    pass(Duration::from_secs(2), interrupted)?;
+
+    let begun_join = Instant::now();
+    servers.start(victim)?;
+    let joining = next.with(servers.file.place(victim), COPIES);
+    servers.change(&joining)?;
+    let joins = joining.shards.iter().zip(0u16..);
+    let joins: Vec<u16> = joins
+        .filter(|(it, _)| it.joining.contains(&victim))
+        .map(|it| it.1)
+        .collect();
+    servers.wait("the server to join", |servers| {
+        let joined: Option<Joined> = file::get(&file::joined_path(&servers.file, victim))?;
+        Ok(joined.is_some_and(|it| it.term == joining.term && it.shards == joins))
+    })?;
+    let whole = joining.joined(victim, &joins);
+    servers.change(&whole)?;
+    servers.wait_until_served(&whole)?;
+    let joined = Instant::now();
+    progress.say(&format!(
+        "server {victim} is back, empty, and after {:.1} ms a backup of {} shards",
+        ms(begun_join, joined),
+        joins.len()
+    ));
+    pass(Duration::from_secs(1), interrupted)?;
+    Ok(PmkvReport {
+        report: Report {
+            failover_ms: ms(killed, served),
+            puts_per_s: puts_per_s as u64,
+            ..Report::default()
+        },
+        replication: String::new(),
+        configuration_ms: ms(killed, committed),
+        join_ms: ms(begun_join, joined),
+    })
+}
+
+/// Looks for every acknowledged write.
+fn verify(
+    addresses: &[SocketAddr],
+    known: &[Vec<Known>],
+    report: &mut Report,
+    progress: &Progress,
+    interrupted: &AtomicBool,
+) -> Result<()> {
+    let mut client = Client::new(addresses);
+    let mut latency = Histogram::<u64>::new(3)?;
+    let mut looked_at = 0;
+    for (writer, keys) in known.iter().enumerate() {
+        for (key, known) in keys.iter().enumerate().filter(|(_, known)| known.sent > 0) {
+            check(interrupted)?;
+            let name = key_of(writer, key as u64);
+            let mut command = redis::cmd("GET");
+            command.arg(&name);
+            let until = Instant::now() + PATIENCE;
+            let value: Option<String> = loop {
+                let begun = Instant::now();
+                if let Some(value) = client.ask(&name, &command) {
+                    latency.saturating_record(begun.elapsed().as_micros() as u64);
+                    break value;
+                }
+                if Instant::now() > until {
+                    bail!("{name} cannot be read");
+                }
+            };
+            looked_at += 1;
+            match judge(value.as_deref(), *known, key as u64) {
+                Verdict::Right => {}
+                Verdict::Lost => report.lost += 1,
+                Verdict::Wrong => report.wrong += 1,
+            }
+        }
+    }
+    report.get_p50_us = latency.value_at_quantile(0.5);
+    progress.say(&format!(
+        "{looked_at} keys read back: {} lost, {} wrong",
+        report.lost, report.wrong
+    ));
+    Ok(())
+}

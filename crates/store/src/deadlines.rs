@@ -1,0 +1,122 @@
+//! Which keys expire when: an index beside the data, so that expired keys are found without looking at all.
+//!
+//! A record is written with every value that has a deadline, and never looked for again: overwriting a key leaves its old
+//! record behind, because a blind SET must not read. A sweep takes the records that are due and removes the keys whose
+//! deadline still is the record's. Reads never depend on it: what has expired by the state's clock is invisible.
+
+use std::collections::BTreeMap;
+
+use crate::kv::{DATA_PREFIX, Kv, data_key, space};
+use crate::machine::{ApplyError, Mode};
+
+/// Bytes before the data key: space, log, deadline.
+const PREFIX: usize = 11;
+
+/// Where the record of a key lies.
+pub(crate) fn record(log: u16, deadline: u64, stored_key: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(PREFIX + stored_key.len());
+    bytes.push(space::DEADLINE);
+    bytes.extend_from_slice(&log.to_be_bytes());
+    bytes.extend_from_slice(&deadline.to_be_bytes());
+    bytes.extend_from_slice(stored_key);
+    bytes
+}
+
+/// Deadline and user's key of a record of this log; `None` for anything else.
+fn parse(log: u16, record: &[u8]) -> Option<(u64, &[u8])> {
+    let (head, rest) = record.split_first_chunk::<PREFIX>()?;
+    let of_log = head[0] == space::DEADLINE && head[1..3] == log.to_be_bytes();
+    let mut deadline = [0; 8];
+    deadline.copy_from_slice(&head[3..]);
+    let key = rest.get(DATA_PREFIX..)?;
+    of_log.then_some((u64::from_be_bytes(deadline), key))
+}
+
+/// The first deadline on record.
+pub(crate) fn first(kv: &dyn Kv, log: u16) -> Result<Option<u64>, ApplyError> {
+    let mut found = None;
+    kv.scan(&record(log, 0, &[]), &mut |key, _| {
+        found = parse(log, key).map(|(deadline, _)| deadline);
+        false
+    })?;
+    Ok(found)
+}
+
+/// The records a call has written (`true`) or removed.
+#[derive(Default)]
+pub(crate) struct Records {
+    pub(crate) changes: BTreeMap<Vec<u8>, bool>,
+    /// The first deadline written in this call.
+    pub(crate) earliest: Option<u64>,
+    /// After a sweep: the first deadline left below this call's, if any.
+    pub(crate) swept: Option<Option<u64>>,
+    /// What is stored counts for nothing.
+    pub(crate) cleared: bool,
+}
+
+impl Records {
+    pub(crate) fn write(&mut self, log: u16, deadline: u64, stored_key: &[u8]) {
+        self.changes.insert(record(log, deadline, stored_key), true);
+        self.earliest = Some(self.earliest.map_or(deadline, |first| first.min(deadline)));
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = Records {
+            cleared: true,
+            swept: Some(None),
+            ..Records::default()
+        };
+    }
+
+    /// Takes the first `limit` records that are due, oldest first: deadline and user's key.
+    ///
+    /// # Errors
+    /// [`ApplyError::WouldBlock`], and what the map says.
+    pub(crate) fn take_due(
+        &mut self,
+        kv: &dyn Kv,
+        mode: Mode,
+        log: u16,
+        now_ms: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, Vec<u8>)>, ApplyError> {
+        if mode == Mode::NonBlocking && !kv.scans_without_blocking() {
+            return Err(ApplyError::WouldBlock);
+        }
+        let (from, mut due, mut left) = (record(log, 0, &[]), Vec::new(), None);
+        if !self.cleared {
+            kv.scan(&from, &mut |key, _| {
+                let Some((deadline, user_key)) = parse(log, key) else {
+                    return false;
+                };
+                if self.changes.contains_key(key) {
+                    return true;
+                }
+                if deadline > now_ms || due.len() >= limit {
+                    left = Some(deadline);
+                    return false;
+                }
+                due.push((deadline, user_key.to_vec()));
+                true
+            })?;
+        }
+        for (key, _) in self.changes.iter().filter(|(_, written)| **written) {
+            if let Some((deadline, user_key)) = parse(log, key)
+                && deadline <= now_ms
+            {
+                due.push((deadline, user_key.to_vec()));
+            }
+        }
+        due.sort_by_cached_key(|(deadline, key)| (*deadline, data_key(key)));
+        if let Some((beyond, _)) = due.get(limit) {
+            left = Some(left.map_or(*beyond, |left: u64| left.min(*beyond)));
+        }
+        due.truncate(limit);
+        for (deadline, key) in &due {
+            self.changes
+                .insert(record(log, *deadline, &data_key(key)), false);
+        }
+        self.swept = Some(left);
+        Ok(due)
+    }
+}

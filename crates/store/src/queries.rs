@@ -1,0 +1,184 @@
+//! Answers to queries: from the values of the keys they name, or from a walk over the key space.
+
+use cyclone_wire::command::Query;
+use cyclone_wire::glob;
+use cyclone_wire::reply::Reply;
+
+use crate::kv::{DATA_PREFIX, place_key, space, stored_place};
+use crate::machine::ApplyError;
+use crate::value::Item;
+
+/// The time at which a query is answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At {
+    /// The state's own clock.
+    pub(crate) clock_ms: u64,
+    /// The asker's, if later; a key whose deadline lies between the two is neither there nor gone.
+    pub(crate) now_ms: u64,
+}
+
+impl At {
+    pub(crate) fn clock(clock_ms: u64) -> At {
+        At {
+            clock_ms,
+            now_ms: clock_ms,
+        }
+    }
+
+    /// Whether the item is visible.
+    ///
+    /// # Errors
+    /// [`ApplyError::ClockBehind`]
+    pub(crate) fn sees(self, item: &Item<'_>) -> Result<bool, ApplyError> {
+        if item.is_expired(self.clock_ms) {
+            return Ok(false);
+        }
+        if item.is_expired(self.now_ms) {
+            return Err(ApplyError::ClockBehind);
+        }
+        Ok(true)
+    }
+}
+
+/// Whether a query is answered from the keys it names.
+pub(crate) fn names_its_keys(query: &Query<'_>) -> bool {
+    !matches!(
+        query,
+        Query::DbSize | Query::Scan { .. } | Query::Keys { .. }
+    )
+}
+
+/// Answers a query that names its keys; `items` are their values, expired ones left out.
+pub(crate) fn answer(query: &Query<'_>, mut items: Vec<Option<Item<'_>>>, now_ms: u64) -> Reply {
+    let bytes = |item: Option<Item<'_>>| item.map_or(Reply::Nil, |i| Reply::Bytes(i.into_value()));
+    match *query {
+        Query::MultiGet { .. } => return Reply::Array(items.into_iter().map(bytes).collect()),
+        Query::Exists { .. } => {
+            return Reply::Int(items.iter().flatten().count() as i64);
+        }
+        Query::Versions { .. } => {
+            let version = |item: &Option<Item<'_>>| item.as_ref().map_or(0, |item| item.version);
+            let versions = items.iter().map(|item| Reply::Int(version(item) as i64));
+            return Reply::Array(versions.collect());
+        }
+        _ => {}
+    }
+    let item = items.pop().flatten();
+    match *query {
+        Query::Get { .. } => bytes(item),
+        Query::StrLen { .. } => Reply::Int(item.map_or(0, |item| item.value().len() as i64)),
+        Query::GetRange { start, end, .. } => {
+            let value = item.map_or_else(Vec::new, Item::into_value);
+            Reply::Bytes(range(&value, start, end).to_vec())
+        }
+        Query::Ttl {
+            millis, absolute, ..
+        } => Reply::Int(match item.map(|item| item.deadline) {
+            None => -2,
+            Some(None) => -1,
+            Some(Some(deadline)) => {
+                let from = if absolute { 0 } else { now_ms };
+                let left = deadline.saturating_sub(from);
+                let shown = if millis {
+                    left
+                } else {
+                    left.saturating_add(500) / 1000
+                };
+                i64::try_from(shown).unwrap_or(i64::MAX)
+            }
+        }),
+        // Type is left; the others have been answered above or walk the key space.
+        _ => Reply::Bytes(match item {
+            Some(_) => b"string".to_vec(),
+            None => b"none".to_vec(),
+        }),
+    }
+}
+
+/// Redis's GETRANGE: negative indexes count from the end, everything is clamped.
+fn range(value: &[u8], start: i64, end: i64) -> &[u8] {
+    let len = value.len() as i64;
+    if start < 0 && end < 0 && start > end {
+        return &[];
+    }
+    let from_end = |index: i64| {
+        if index < 0 {
+            index.saturating_add(len).max(0)
+        } else {
+            index
+        }
+    };
+    let (start, end) = (from_end(start), from_end(end).min(len - 1));
+    if len == 0 || start > end {
+        &[]
+    } else {
+        &value[start as usize..=end as usize]
+    }
+}
+
+/// Visits stored data keys and their visible state in order, from one on, until told to stop.
+pub(crate) type Walk<'w> =
+    dyn FnMut(&[u8], &mut dyn FnMut(&[u8]) -> bool) -> Result<(), ApplyError> + 'w;
+
+/// Answers a query over the key space; `walk` visits the visible keys as they are stored.
+pub(crate) fn walked(query: &Query<'_>, walk: &mut Walk<'_>) -> Result<Reply, ApplyError> {
+    match *query {
+        Query::Scan {
+            cursor,
+            pattern,
+            count,
+        } => scan(walk, cursor, pattern, count),
+        Query::Keys { pattern } => {
+            let mut keys = Vec::new();
+            walk(&[space::DATA], &mut |stored| {
+                let key = &stored[DATA_PREFIX..];
+                if glob::matches(pattern, key) {
+                    keys.push(Reply::Bytes(key.to_vec()));
+                }
+                true
+            })?;
+            Ok(Reply::Array(keys))
+        }
+        _ => {
+            let mut count = 0;
+            walk(&[space::DATA], &mut |_| {
+                count += 1;
+                true
+            })?;
+            Ok(Reply::Int(count))
+        }
+    }
+}
+
+/// One page: whole places, so that the cursor that names the next one neither skips nor repeats a key.
+fn scan(
+    walk: &mut Walk<'_>,
+    cursor: u64,
+    pattern: Option<&[u8]>,
+    count: u32,
+) -> Result<Reply, ApplyError> {
+    // A page of nothing would answer its own cursor, and a client would ask for ever.
+    let count = count.max(1);
+    let mut keys = Vec::new();
+    let (mut seen, mut place, mut next) = (0u32, None, 0);
+    if cursor < 1 << 48 {
+        walk(&place_key(cursor), &mut |stored| {
+            let here = stored_place(stored);
+            if seen >= count && place != Some(here) {
+                next = here;
+                return false;
+            }
+            place = Some(here);
+            seen += 1;
+            let key = &stored[DATA_PREFIX..];
+            if pattern.is_none_or(|pattern| glob::matches(pattern, key)) {
+                keys.push(Reply::Bytes(key.to_vec()));
+            }
+            true
+        })?;
+    }
+    Ok(Reply::Array(vec![
+        Reply::Bytes(next.to_string().into_bytes()),
+        Reply::Array(keys),
+    ]))
+}
