@@ -23,7 +23,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run one node of a cluster.
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Three replicas on this machine: load, kill -9 of the leader, failover, return, proof that nothing is lost.
     Demo(Demo),
     /// Look at a running cluster.

@@ -302,7 +302,7 @@ impl Plan {
         };
         // Drawn apart: what else is drawn does not depend on it.
         plan.with_logs(*Random::new(seed ^ 0x6c6f_6773).pick(&[1, 1, 1, 1, 2, 4]));
-        let mut apart = Random::new(seed ^ 0x666c_6173_68);
+        let mut apart = Random::new(seed ^ 0x0066_6c61_7368);
         if !plan.old_format && apart.chance(1.0 / 6.0) {
             plan.flash = Some(*apart.pick(&[Durability::Nvm, Durability::Flash]));
         }
