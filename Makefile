@@ -14,7 +14,7 @@ SEEDS ?= 300
 HOURS ?= 8
 SIM := $(TARGET)/release/cyclone-sim
 
-.PHONY: sim soak mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
+.PHONY: bench-net sim soak mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
 
 demo: build
 	$(BIN) demo
@@ -72,6 +72,10 @@ system:
 
 bench: build
 	$(BIN) bench put
+
+# Needs root: makes network namespaces and removes them.
+bench-net: build
+	$(BIN) bench net --out $(TARGET)/bench-net
 
 bench-peers: build
 	scripts/bench-peers.sh

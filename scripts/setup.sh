@@ -17,6 +17,8 @@ need libfabric-dev installed libfabric-dev
 need libfabric-bin command -v fi_info
 need golang-go command -v go
 need redis-tools command -v redis-cli
+need iproute2 command -v ip
+need util-linux command -v taskset
 need python3-venv installed python3-venv
 # For the tests of the configuration manager's stores (features etcd and zookeeper); etcd's client generates code with protoc.
 need etcd-server command -v etcd

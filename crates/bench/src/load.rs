@@ -12,7 +12,7 @@ use crate::children::kept_waiting;
 use crate::measure::histogram;
 
 /// How long logs may take to open, and records to finish at the end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What to do.
 #[derive(Clone, Debug)]

@@ -8,6 +8,8 @@
 //! While the leader is not known, one message at a time is sent (with as many requests as fit): a thousand requests in
 //! flight do not hammer replicas that elect. Where it is sent next is decided in hunt.rs.
 
+mod answers;
+
 use std::collections::VecDeque;
 
 use cyclone_wire::client::{MAX_TERMS, ReadMode, Status, put_mode, responses};
@@ -41,6 +43,8 @@ pub struct CoreConfig {
     pub attempt_us: u64,
     /// Largest request in wire form, in bytes.
     pub max_request_bytes: usize,
+    /// Requests per message, at most.
+    pub burst: usize,
 }
 
 impl Default for CoreConfig {
@@ -51,6 +55,7 @@ impl Default for CoreConfig {
             deadline_us: 5_000_000,
             attempt_us: 25_000,
             max_request_bytes: 4 << 20,
+            burst: MESSAGE_REQUESTS,
         }
     }
 }
@@ -180,7 +185,7 @@ impl ClientCore {
             (false, false) => MESSAGE_REQUESTS,
             (false, true) => 0,
         };
-        let mut pack = Pack::default();
+        let mut pack = Pack::new(self.config.burst);
         for _ in 0..self.again.len() {
             if budget == 0 {
                 break;
@@ -437,40 +442,6 @@ impl ClientCore {
         self.completions.push((ticket, result));
     }
 
-    /// Takes in a message from a node, envelope byte included. What is malformed is ignored.
-    pub fn on_message(&mut self, now_us: u64, from: u64, message: &[u8]) {
-        let Some((&envelope::CLIENT_RESPONSE, body)) = message.split_first() else {
-            return;
-        };
-        let Some(node) = self.hunt.heard(now_us, from) else {
-            return;
-        };
-        for response in responses(body) {
-            let Ok((id, status)) = response else { return };
-            if let Status::Terms(terms) = status {
-                self.learn_terms(&terms);
-                continue;
-            }
-            let (ticket, attempt) = split_id(id);
-            if ticket == Slab::wire_ticket(self.opening.number, MAX_SLOTS) {
-                self.on_opening(now_us, node, status);
-            } else if let Some(ticket) = self.requests.full(ticket) {
-                self.on_response(now_us, node, ticket, attempt, status);
-            }
-        }
-    }
-
-    /// Weak reads go to no leader older than those this client has heard from.
-    //= cyclone §2
-    fn learn_terms(&mut self, terms: &[u64]) {
-        if self.terms.len() < terms.len() {
-            self.terms.resize(terms.len().min(MAX_TERMS), 0);
-        }
-        for (known, term) in self.terms.iter_mut().zip(terms) {
-            *known = (*known).max(*term);
-        }
-    }
-
     /// Per log the highest term of a leader heard from: whoever hands it to another client ([`ClientCore::know_terms`]) lets that
     /// one's weak reads show what this one has seen.
     pub fn terms(&self) -> &[u64] {
@@ -480,118 +451,6 @@ impl ClientCore {
     /// Takes over what another client knows.
     pub fn know_terms(&mut self, terms: &[u64]) {
         self.learn_terms(terms);
-    }
-
-    fn on_opening(&mut self, now_us: u64, node: usize, status: Status) {
-        if self.session.state != State::Opening {
-            return;
-        }
-        match status {
-            Status::Done(reply) => {
-                self.hunt.found(now_us, node);
-                match reply {
-                    Reply::Int(number) if number > 0 => self.session.opened(number as u64),
-                    _ => self.session.state = State::Unsupported,
-                }
-                self.opening.queued = false;
-            }
-            Status::NotLeader { leader } => {
-                self.opening.queued = true;
-                self.hunt.not_leader(now_us, node, leader);
-            }
-            _ => {
-                self.opening.queued = true;
-                self.hunt.back_off(now_us);
-            }
-        }
-        self.ready = true;
-    }
-
-    fn on_response(
-        &mut self,
-        now_us: u64,
-        node: usize,
-        ticket: Ticket,
-        attempt: u16,
-        status: Status,
-    ) {
-        let Some(request) = self.requests.get(ticket) else {
-            return;
-        };
-        if attempt == 0 || attempt > request.attempts.last {
-            return;
-        }
-        let newest = request.attempts.last == attempt;
-        let refusal = match status {
-            Status::Done(reply) => {
-                if newest {
-                    self.response_time
-                        .sample(now_us.saturating_sub(request.sent_us));
-                }
-                self.hunt.found(now_us, node);
-                return self.on_reply(ticket, attempt, reply);
-            }
-            Status::Unknown => {
-                if !request.attempts.unknown(attempt) {
-                    return;
-                }
-                if request.kind == Kind::Write && request.session == 0 {
-                    return self.finish(ticket, Err(ClientError::Unknown));
-                }
-                None
-            }
-            Status::NotLeader { .. } | Status::Lost => Some(NotDone::NoLeader),
-            Status::Busy => Some(NotDone::Busy),
-            Status::TooLarge => Some(NotDone::TooLarge),
-            // The client's own kind of answer is no answer to a request.
-            Status::Terms(_) => return,
-            Status::Malformed => Some(NotDone::Malformed),
-        };
-        if let Some(why) = refusal {
-            if !request.attempts.refused(attempt) {
-                return;
-            }
-            request.last_refusal = why;
-            if matches!(why, NotDone::TooLarge | NotDone::Malformed) {
-                return self.give_up(ticket);
-            }
-        }
-        // An older attempt's answer changes nothing for the one under way.
-        if newest {
-            self.enqueue(ticket);
-        }
-        match status {
-            Status::NotLeader { leader } => self.hunt.not_leader(now_us, node, leader),
-            Status::Busy => self.hunt.back_off(now_us),
-            _ => {
-                self.hunt.doubt(node);
-                self.hunt.back_off(now_us);
-            }
-        }
-    }
-
-    fn on_reply(&mut self, ticket: Ticket, attempt: u16, reply: Reply) {
-        let Some(request) = self.requests.get(ticket) else {
-            return;
-        };
-        match reply {
-            Reply::Failed(Failure::SessionExpired) if request.kind == Kind::Write => {
-                if !request.attempts.refused(attempt) {
-                    return;
-                }
-                if self.session.number() == Some(request.session) {
-                    self.session.state = State::Closed;
-                }
-                // This attempt was not executed. If no other one can have been, it is safe to start over.
-                if request.attempts.in_doubt() {
-                    return self.finish(ticket, Err(ClientError::Unknown));
-                }
-                (request.session, request.seq) = (0, 0);
-                self.enqueue(ticket);
-            }
-            Reply::Failed(Failure::StaleSequence) => self.finish(ticket, Err(ClientError::Unknown)),
-            reply => self.finish(ticket, Ok(reply)),
-        }
     }
 
     /// Takes the outcomes.

@@ -24,7 +24,8 @@ mod time;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use cyclone_packet::{Driver, Security, TcpDriver, TcpOptions, UdpDriver, UdpOptions};
+pub use cyclone_packet::XdpOptions;
+use cyclone_packet::{Driver, Security, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver};
 use cyclone_pmem::{Pool, Region};
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Condition, Expectation, Operation, Query};
@@ -46,6 +47,9 @@ pub struct ClientConfig {
     pub security: Security,
     /// TCP instead of UDP, as the cluster is configured.
     pub tcp: bool,
+    /// Straight through the queues of an interface of this machine (AF_XDP); needs the rights to. The replicas may use
+    /// this or UDP.
+    pub xdp: Option<XdpOptions>,
     /// Time limits and windows.
     pub core: CoreConfig,
     /// How long to spin for an answer before blocking: `ZERO` blocks at once, `MAX` never. Only useful with a core to
@@ -63,6 +67,7 @@ impl ClientConfig {
             client_key,
             security: Security::Authenticated,
             tcp: false,
+            xdp: None,
             core: CoreConfig::default(),
             spin: Duration::from_micros(50),
             max_message: 4 << 20,
@@ -73,6 +78,8 @@ impl ClientConfig {
 /// Frames for received datagrams.
 const FRAME_BYTES: u32 = 9216;
 const FRAMES: u64 = 1024;
+/// Smaller ones, of which the kernel keeps a part.
+const XDP_FRAMES: u64 = 8192;
 
 /// A client of one cluster, for one thread.
 ///
@@ -96,15 +103,24 @@ impl Client {
     /// # Errors
     /// When the system grants no socket or memory.
     pub fn connect(config: ClientConfig) -> Result<Client, ClientError> {
-        let region = Region::anonymous(FRAMES * u64::from(FRAME_BYTES)).map_err(io)?;
-        let pool = Pool::new(region.take(0, region.len()).map_err(io)?, FRAME_BYTES);
+        let (frame_bytes, frames) = match &config.xdp {
+            None => (FRAME_BYTES, FRAMES),
+            Some(options) => (options.frame_bytes().map_err(io)?, XDP_FRAMES),
+        };
+        let region = Region::anonymous(frames * u64::from(frame_bytes)).map_err(io)?;
+        let pool = Pool::new(region.take(0, region.len()).map_err(io)?, frame_bytes);
         let any: SocketAddr = match config.nodes.first() {
             Some((_, SocketAddr::V6(_))) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
             _ => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
         };
-        let driver: Box<dyn Driver> = match config.tcp {
-            true => Box::new(TcpDriver::bind(any, &pool, TcpOptions::default()).map_err(io)?),
-            false => Box::new(UdpDriver::bind(any, &pool, UdpOptions::default()).map_err(io)?),
+        let driver: Box<dyn Driver> = match (&config.xdp, config.tcp) {
+            (Some(options), _) => Box::new(XdpDriver::open(any, &pool, options).map_err(io)?),
+            (None, true) => {
+                Box::new(TcpDriver::bind(any, &pool, TcpOptions::default()).map_err(io)?)
+            }
+            (None, false) => {
+                Box::new(UdpDriver::bind(any, &pool, UdpOptions::default()).map_err(io)?)
+            }
         };
         let mut boot = [0; 16];
         rustix::rand::getrandom(&mut boot, rustix::rand::GetRandomFlags::empty()).map_err(io)?;

@@ -26,13 +26,22 @@ impl Buffers {
 }
 
 /// A message being filled.
-#[derive(Default)]
 pub(crate) struct Pack {
     pub(crate) message: Vec<u8>,
     count: usize,
+    most: usize,
 }
 
 impl Pack {
+    /// `most`: requests per message.
+    pub(crate) fn new(most: usize) -> Pack {
+        Pack {
+            message: Vec::new(),
+            count: 0,
+            most,
+        }
+    }
+
     /// Makes sure that a request with a body of so many bytes can be appended, and counts it.
     pub(crate) fn make_room(
         &mut self,
@@ -42,7 +51,7 @@ impl Pack {
         out: &mut Vec<(u64, Vec<u8>)>,
     ) {
         let bytes = self.message.len() + body_bytes + OVERHEAD_BYTES;
-        if self.count > 0 && (self.count >= MESSAGE_REQUESTS || bytes > MESSAGE_BYTES) {
+        if self.count > 0 && (self.count >= self.most || bytes > MESSAGE_BYTES) {
             out.push((node, std::mem::take(&mut self.message)));
             self.count = 0;
         }

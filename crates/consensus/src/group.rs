@@ -1,5 +1,7 @@
 //! The group: raft-rs behind a guarded door.
 
+mod checkpoint;
+
 use cyclone_pmem::Payload;
 use cyclone_wal::flash::{FlashLog, FlashMode};
 use cyclone_wal::ring::{Batch, Ring};
@@ -195,6 +197,11 @@ impl Group {
     /// Last index, proposals that are not persisted yet included.
     pub fn last_index(&self) -> u64 {
         self.raw.raft.raft_log.last_index() + self.pending.len() as u64
+    }
+
+    /// Payload bytes appended since the start: left in the frames they were received in, and copied.
+    pub fn payload_bytes(&self) -> (u64, u64) {
+        self.raw.store().ring.payload_bytes()
     }
 
     /// How many frames of the pool the log holds.
@@ -581,75 +588,6 @@ impl Group {
             return Ok(first);
         }
         Ok(ring.first_index())
-    }
-
-    /// Names the checkpoint that followers may be offered when their next entries are gone.
-    pub fn set_snapshot_available(&mut self, meta: Option<SnapshotMeta>) {
-        self.raw.mut_store().available =
-            meta.filter(|meta| meta.index > 0 && meta.members.is_sane());
-    }
-
-    /// Whether a follower has needed a checkpoint since the last call and there was none to offer.
-    pub fn take_wants_snapshot(&mut self) -> bool {
-        self.raw.store().wants_snapshot.take()
-    }
-
-    /// The checkpoint of an offer ([`RaftKind::Snapshot`]) has been fetched and installed in the store: the log begins
-    /// anew behind it, unless it holds that entry already. Persist and send what [`Group::take_ready`] gives.
-    ///
-    /// # Errors
-    /// The offer makes no sense here; the group is unchanged.
-    pub fn install_snapshot(&mut self, offer: &RaftMessage) -> Result<(), StepError> {
-        self.flush_proposals();
-        offer.check()?;
-        self.check_term(offer.term)?;
-        let misdirected = StepError::Misdirected {
-            log: offer.log,
-            from: offer.from,
-            to: offer.to,
-        };
-        let raft = &self.raw.raft;
-        let Some(meta) = offer
-            .snapshot
-            .as_ref()
-            .filter(|_| offer.kind == RaftKind::Snapshot)
-        else {
-            return Err(StepError::NotForStep { kind: offer.kind });
-        };
-        let members = &meta.members;
-        let included = members.voters.contains(&raft.id) || members.learners.contains(&raft.id);
-        let known = raft.prs().get(offer.from).is_some();
-        if offer.to != raft.id || offer.log != self.config.log || !included || !known {
-            return Err(misdirected);
-        }
-        self.skip_through = self.skip_through.max(meta.index);
-        if self.is_leader() {
-            // Elected meanwhile: the log holds every committed entry, so nothing needs to be replaced.
-            return Ok(());
-        }
-        // The offer may be older than the term by now; what it holds is committed all the same.
-        let mut message = message::to_raft(offer);
-        message.term = raft.term.max(meta.term);
-        message.set_snapshot(view::snapshot(meta));
-        self.raw.step(message).map_err(|_| StepError::Refused)?;
-        if self.raw.snap().is_some() {
-            self.staging.clear();
-        }
-        self.settle();
-        Ok(())
-    }
-
-    /// Tells how the sending of a checkpoint ended; the leader then probes the follower again.
-    pub fn report_snapshot(&mut self, to: u64, ok: bool) {
-        self.flush_proposals();
-        self.raw.report_snapshot(
-            to,
-            if ok {
-                SnapshotStatus::Finish
-            } else {
-                SnapshotStatus::Failure
-            },
-        );
     }
 
     /// Messages to this peer are known to be lost: send one at a time until it answers.

@@ -2,11 +2,13 @@
 //!
 //! A driver neither orders, nor repeats, nor checks anything. What it cannot send or receive it counts.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-use cyclone_pmem::pool::{Frame, Pool};
+use cyclone_pmem::payload::Payload;
+use cyclone_pmem::pool::Pool;
 
 /// Room left free before a received datagram in its frame, in bytes.
 ///
@@ -57,8 +59,50 @@ pub struct DriverStats {
     pub truncated: u64,
     /// Receive calls that found no free frame: the datagrams wait in the kernel.
     pub pool_empty: u64,
+    /// Packets of ours that no datagram could be read from, dropped (AF_XDP only).
+    pub malformed: u64,
+    /// Datagrams that took the kernel's way, in either direction (AF_XDP only): no neighbour known yet, another
+    /// interface, fragments of IP.
+    pub by_kernel: u64,
+    /// Bytes sent from where they lay in the pool, uncopied (AF_XDP only).
+    pub lent_bytes: u64,
+    /// Bytes copied into frames to be sent (AF_XDP only).
+    pub copied_bytes: u64,
     /// Connections closed for a bad length prefix, an error, or to make room (TCP only).
     pub connections_dropped: u64,
+}
+
+/// Moves up to `max` datagrams that wait in memory into frames: how drivers without a kernel receive. Those longer than
+/// `max_datagram` or a frame are dropped.
+pub fn receive_waiting(
+    inbox: &mut VecDeque<(SocketAddr, Vec<u8>)>,
+    pool: &Pool,
+    out: &mut Vec<(SocketAddr, Payload)>,
+    max: usize,
+    max_datagram: usize,
+    stats: &mut DriverStats,
+) -> usize {
+    let mut count = 0;
+    while count < max && !inbox.is_empty() {
+        let Some(mut frame) = pool.alloc() else {
+            stats.pool_empty += 1;
+            break;
+        };
+        let Some((from, bytes)) = inbox.pop_front() else {
+            break;
+        };
+        let end = HEADROOM + bytes.len();
+        if bytes.len() > max_datagram || end > frame.len() {
+            stats.truncated += 1;
+            continue;
+        }
+        frame[HEADROOM..end].copy_from_slice(&bytes);
+        out.push((from, frame.freeze(HEADROOM..end).into()));
+        count += 1;
+    }
+    stats.received += count as u64;
+    stats.receive_calls += u64::from(count > 0);
+    count
 }
 
 /// A source and sink of datagrams. Never blocks.
@@ -71,15 +115,16 @@ pub trait Driver: Send {
     /// Only when the driver as a whole is unusable.
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize>;
 
-    /// Receives up to `max` datagrams that are there, each into a frame of `pool`, [`HEADROOM`] bytes into
-    /// it, and appends them to `out`. Returns how many; 0 when there are none or no frame is free.
+    /// Receives up to `max` datagrams that are there into frames of `pool` and appends them to `out`. Returns how
+    /// many; 0 when there are none or no frame is free. A datagram begins in a frame, with [`HEADROOM`] bytes or more
+    /// before it; only one that [`Driver::scatters`] goes on in others.
     ///
     /// # Errors
     /// Only when the driver as a whole is unusable.
     fn recv(
         &mut self,
         pool: &Pool,
-        out: &mut Vec<(SocketAddr, Frame)>,
+        out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize>;
 
@@ -88,6 +133,26 @@ pub trait Driver: Send {
 
     /// The largest datagram that can be sent or received, in bytes.
     fn max_datagram(&self) -> usize;
+
+    /// Whether a received datagram may be longer than a frame and then lies in several. The first of them holds at least
+    /// 512 bytes.
+    fn scatters(&self) -> bool {
+        false
+    }
+
+    /// The pool that this driver receives into, if it is not the one it was given: memory of a kind that the device
+    /// cannot use.
+    fn pool(&self) -> Option<Pool> {
+        None
+    }
+
+    /// Frames that this driver keeps of the pool it was given.
+    fn frames_kept(&self) -> u32 {
+        0
+    }
+
+    /// What this driver is, in a few words for people.
+    fn describe(&self) -> String;
 
     /// The largest datagram for this destination, in bytes; asked once per association.
     fn max_datagram_to(&self, _to: SocketAddr) -> usize {

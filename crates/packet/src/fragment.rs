@@ -4,10 +4,9 @@
 //! messages per association, time. When there is no room, the oldest partial message of a client goes first;
 //! clients cannot push out what nodes send.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
-use cyclone_pmem::payload::Payload;
-use cyclone_pmem::pool::Frame;
+use cyclone_pmem::payload::{Payload, Segment};
 use cyclone_wire::planted::{self, Bug};
 
 use crate::header::DataHeader;
@@ -28,29 +27,13 @@ pub struct Limits {
     pub timeout_us: u64,
 }
 
-/// A received payload.
-pub enum Piece {
-    /// Where it arrived.
-    Frame(Frame),
-    /// A copy, made because the pool ran low.
-    Bytes(Vec<u8>),
-}
-
-impl Piece {
-    fn len(&self) -> usize {
-        match self {
-            Piece::Frame(frame) => frame.len(),
-            Piece::Bytes(bytes) => bytes.len(),
-        }
-    }
-
-    /// As a payload, or the end of one.
-    pub fn append_to(self, payload: &mut Payload) {
-        match self {
-            Piece::Frame(frame) => payload.push_frame(frame),
-            Piece::Bytes(bytes) => payload.push_vec(bytes),
-        }
-    }
+/// Memory that a piece keeps from others: whole frames, or its own bytes.
+fn cost(piece: &Payload, frame_bytes: usize) -> usize {
+    let of = |part: &Segment| match part {
+        Segment::Frame(_) => frame_bytes,
+        Segment::Bytes { .. } => part.as_slice().len(),
+    };
+    piece.parts().iter().map(of).sum()
 }
 
 struct Partial {
@@ -60,7 +43,7 @@ struct Partial {
     held_bytes: usize,
     since_us: u64,
     from_node: bool,
-    pieces: Vec<Option<Piece>>,
+    pieces: Vec<Option<Payload>>,
 }
 
 /// What became of a fragment.
@@ -78,8 +61,9 @@ pub struct Reassembler {
     limits: Limits,
     frame_bytes: usize,
     held_bytes: usize,
-    /// By association and first sequence number.
-    partials: HashMap<(u64, u64), Partial>,
+    /// By association and first sequence number, and in that order, so that what expires gives its frames back in the same
+    /// order whenever a run is repeated.
+    partials: BTreeMap<(u64, u64), Partial>,
     dropped: u64,
 }
 
@@ -90,7 +74,7 @@ impl Reassembler {
             limits,
             frame_bytes,
             held_bytes: 0,
-            partials: HashMap::new(),
+            partials: BTreeMap::new(),
             dropped: 0,
         }
     }
@@ -116,7 +100,7 @@ impl Reassembler {
         now_us: u64,
         header: &DataHeader,
         from_node: bool,
-        piece: Piece,
+        piece: Payload,
     ) -> Outcome {
         let total = header.total as usize;
         let last = header.index + 1 == header.count;
@@ -130,10 +114,7 @@ impl Reassembler {
         if planted::has(Bug::FragmentsMixed) {
             key.1 = 0;
         }
-        let cost = match &piece {
-            Piece::Frame(_) => self.frame_bytes,
-            Piece::Bytes(bytes) => bytes.len(),
-        };
+        let cost = cost(&piece, self.frame_bytes);
         if !self.partials.contains_key(&key) {
             if !self.make_room(key.0, from_node, cost) {
                 return Outcome::Refused;
@@ -184,7 +165,7 @@ impl Reassembler {
         }
         let mut payload = Payload::new();
         for piece in partial.pieces.into_iter().flatten() {
-            piece.append_to(&mut payload);
+            payload.append(piece);
         }
         Outcome::Whole(payload)
     }
@@ -197,16 +178,14 @@ impl Reassembler {
 
     /// Drops the oldest until one more message of `assoc` and `cost` more bytes fit.
     fn make_room(&mut self, assoc: u64, from_node: bool, cost: usize) -> bool {
-        let mine = |key: &&(u64, u64)| key.0 == assoc;
-        if self.partials.keys().filter(mine).count() >= self.limits.per_association {
-            let oldest = self.partials.iter().filter(|(key, _)| key.0 == assoc);
-            if let Some(key) = oldest
+        let mine = || self.partials.range((assoc, 0)..=(assoc, u64::MAX));
+        if mine().count() >= self.limits.per_association
+            && let Some(key) = mine()
                 .min_by_key(|(key, p)| (p.since_us, key.1))
                 .map(|(key, _)| *key)
-            {
-                self.remove(key);
-                self.dropped += 1;
-            }
+        {
+            self.remove(key);
+            self.dropped += 1;
         }
         while self.held_bytes + cost > self.limits.held_bytes {
             let evictable = self
@@ -275,8 +254,8 @@ mod tests {
         }
     }
 
-    fn piece(byte: u8, len: usize) -> Piece {
-        Piece::Bytes(vec![byte; len])
+    fn piece(byte: u8, len: usize) -> Payload {
+        Payload::from_vec(vec![byte; len])
     }
 
     #[test]

@@ -102,6 +102,11 @@ impl DataHeader {
     /// Reads the header of a whole datagram and checks that its fields agree with each other and with the
     /// datagram's length. `None`: malformed.
     pub fn parse(datagram: &[u8]) -> Option<DataHeader> {
+        DataHeader::parse_first(datagram, datagram.len())
+    }
+
+    /// The same of a datagram of `len` bytes in several pieces, of which this is the first.
+    pub fn parse_first(datagram: &[u8], len: usize) -> Option<DataHeader> {
         if datagram.len() < DATA_BYTES || Kind::of(datagram) != Some(Kind::Data) {
             return None;
         }
@@ -112,7 +117,7 @@ impl DataHeader {
             total: u32::from_le_bytes(field(datagram, 20)),
             index: u16::from_le_bytes(field(datagram, 24)),
         };
-        let payload = datagram.len() - DATA_BYTES;
+        let payload = len.checked_sub(DATA_BYTES)?;
         let total = header.total as usize;
         let sane = match header.count {
             0 => header.index == 0 && total == 0 && payload == 0,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   messages   Port      associations, fragments, replay windows, keys     port.rs, auth.rs, fragment.rs
-//!   datagrams  Driver    udp (recvmmsg/sendmmsg), tcp, mem (tests)         driver.rs and its siblings
+//!   datagrams  Driver    xdp (AF_XDP), udp (bursts), tcp, mem (tests)      driver.rs and its siblings
 //!   frames     Pool      memory that datagrams are received into           cyclone-pmem
 //! ```
 //!
@@ -27,6 +27,7 @@ pub mod stats;
 mod sys;
 pub mod tcp;
 pub mod udp;
+pub mod xdp;
 
 pub use auth::{Keys, Security};
 pub use driver::{Datagram, Driver, DriverStats};
@@ -35,6 +36,15 @@ pub use port::{Identity, Message, Outgoing, Peer, Port, PortConfig};
 pub use stats::PortStats;
 pub use tcp::{TcpDriver, TcpOptions};
 pub use udp::{UdpDriver, UdpOptions};
+pub use xdp::{XdpDriver, XdpError, XdpOptions};
+
+/// Blocks until a driver may have something to receive or the time is over. For hosts without an event loop.
+///
+/// # Errors
+/// When the system refuses to poll.
+pub fn wait(driver: &dyn Driver, most: std::time::Duration) -> std::io::Result<()> {
+    sys::wait_readable(&driver.fds(), most)
+}
 
 /// What can be wrong with a port's configuration.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

@@ -6,9 +6,10 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cyclone_pmem::pool::{Frame, Pool};
+use cyclone_pmem::payload::Payload;
+use cyclone_pmem::pool::Pool;
 
-use crate::driver::{Datagram, Driver, DriverStats, HEADROOM};
+use crate::driver::{Datagram, Driver, DriverStats, receive_waiting};
 
 /// What the network does to datagrams; probabilities from 0 to 1, each on its own.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -193,33 +194,15 @@ impl Driver for MemDriver {
     fn recv(
         &mut self,
         pool: &Pool,
-        out: &mut Vec<(SocketAddr, Frame)>,
+        out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
         let mut net = self.net.lock();
         let Some(inbox) = net.inboxes.get_mut(&self.address) else {
             return Ok(0);
         };
-        let mut n = 0;
-        while n < max && !inbox.is_empty() {
-            let Some(mut frame) = pool.alloc() else {
-                self.stats.pool_empty += 1;
-                break;
-            };
-            let Some((from, bytes)) = inbox.pop_front() else {
-                break;
-            };
-            if bytes.len() > self.max_datagram || HEADROOM + bytes.len() > frame.len() {
-                self.stats.truncated += 1;
-                continue;
-            }
-            frame[HEADROOM..HEADROOM + bytes.len()].copy_from_slice(&bytes);
-            out.push((from, frame.freeze(HEADROOM..HEADROOM + bytes.len())));
-            n += 1;
-        }
-        self.stats.received += n as u64;
-        self.stats.receive_calls += u64::from(n > 0);
-        Ok(n)
+        let (limit, stats) = (self.max_datagram, &mut self.stats);
+        Ok(receive_waiting(inbox, pool, out, max, limit, stats))
     }
 
     /// None: a network in memory is polled.
@@ -229,6 +212,10 @@ impl Driver for MemDriver {
 
     fn max_datagram(&self) -> usize {
         self.max_datagram
+    }
+
+    fn describe(&self) -> String {
+        "memory".to_owned()
     }
 
     fn local_addr(&self) -> SocketAddr {

@@ -8,7 +8,9 @@
 //! through the associations they made. While a handshake runs, a few messages per peer wait for it.
 
 mod handshake;
+mod open;
 mod send;
+mod sizes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -16,18 +18,19 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-use cyclone_pmem::payload::Payload;
-use cyclone_pmem::pool::{Frame, Pool};
+use cyclone_pmem::payload::{Payload, Segment};
+use cyclone_pmem::pool::Pool;
 use cyclone_wire::planted::{self, Bug};
 
 use crate::auth::{Authenticator, CHALLENGE_LIFE_US, CONFIRM_BYTES, HELLO_BYTES, Keys, Security};
-use crate::driver::{Driver, DriverStats, HEADROOM};
-use crate::fragment::{Limits, Outcome, Piece, Reassembler};
+use crate::driver::{Driver, DriverStats};
+use crate::fragment::{Limits, Outcome, Reassembler};
 use crate::gcm::Gcm;
 use crate::header::{COVERED_BYTES, DATA_BYTES, DataHeader, Kind, encode_unknown, field};
 use crate::replay::Window;
 use crate::stats::PortStats;
 use crate::{Datagram, PacketError};
+use sizes::{chunk_of, largest_datagram};
 
 /// Datagrams taken per poll.
 const POLL_BURST: usize = 64;
@@ -209,7 +212,7 @@ pub struct Port {
     /// Associations dropped so early that their Confirm could still be replayed, with the end of that time.
     retired: HashMap<u64, u64>,
     reassembler: Reassembler,
-    inbox: Vec<(SocketAddr, Frame)>,
+    inbox: Vec<(SocketAddr, Payload)>,
     control: Vec<Control>,
     /// Associations to send an empty datagram on.
     greet: Vec<u64>,
@@ -243,9 +246,8 @@ impl Port {
                 ..config.keys
             },
         };
-        let max_datagram = driver
-            .max_datagram()
-            .min((pool.frame_bytes() as usize).saturating_sub(HEADROOM));
+        let pool = driver.pool().unwrap_or(pool);
+        let max_datagram = largest_datagram(&*driver, &pool);
         if max_datagram < MIN_DATAGRAM {
             return Err(PacketError::DatagramTooSmall(max_datagram, MIN_DATAGRAM));
         }
@@ -330,8 +332,8 @@ impl Port {
             // Frames held elsewhere (in the log, say) must never stop this port from receiving what would free
             // them, so when few are left messages are copied out and their frames go round again.
             let low = (self.pool.free() as usize) < self.pool_reserve;
-            for (from, frame) in inbox.drain(..) {
-                self.receive(now_us, from, frame, low, out);
+            for (from, datagram) in inbox.drain(..) {
+                self.receive(now_us, from, datagram, low, out);
             }
         }
         self.inbox = inbox;
@@ -367,14 +369,27 @@ impl Port {
         self.driver.local_addr()
     }
 
+    /// Share of the frames that are in use, of those that may be before messages are copied out of theirs; 0 to 1.
+    pub fn frames_used(&self) -> f64 {
+        let kept = self.driver.frames_kept() as usize;
+        let all = (self.pool.count() as usize).saturating_sub(kept + self.pool_reserve);
+        let free = (self.pool.free() as usize).saturating_sub(self.pool_reserve);
+        1.0 - (free as f64 / all.max(1) as f64).min(1.0)
+    }
+
+    /// What the driver is, for people.
+    pub fn describe_driver(&self) -> String {
+        self.driver.describe()
+    }
+
     /// The driver's counters.
     pub fn driver_stats(&self) -> DriverStats {
         self.driver.stats()
     }
 
-    /// Payload bytes in one datagram; a longer message takes a frame for each such piece on the receiving side.
+    /// Payload bytes per frame of a message of many datagrams on the receiving side, at least.
     pub fn chunk_bytes(&self) -> usize {
-        chunk_of(self.driver.max_datagram())
+        sizes::chunk_per_frame(&*self.driver, &self.pool)
     }
 
     /// The port's counters.
@@ -402,16 +417,18 @@ impl Port {
         &mut self,
         now_us: u64,
         from: SocketAddr,
-        frame: Frame,
+        datagram: Payload,
         low: bool,
         out: &mut Vec<Message>,
     ) {
-        match Kind::of(&frame) {
-            Some(Kind::Data) => self.on_data(now_us, from, frame, low, out),
-            Some(Kind::Hello) => self.on_hello(now_us, from, &frame),
-            Some(Kind::Challenge) => self.on_challenge(now_us, from, &frame),
-            Some(Kind::Confirm) => self.on_confirm(now_us, from, &frame),
-            Some(Kind::Unknown) => self.on_unknown(now_us, from, &frame),
+        // Everything but payloads lies in the first frame.
+        let first = datagram.parts().first().map_or(&[][..], Segment::as_slice);
+        match Kind::of(first) {
+            Some(Kind::Data) => self.on_data(now_us, from, datagram, low, out),
+            Some(Kind::Hello) => self.on_hello(now_us, from, first),
+            Some(Kind::Challenge) => self.on_challenge(now_us, from, first),
+            Some(Kind::Confirm) => self.on_confirm(now_us, from, first),
+            Some(Kind::Unknown) => self.on_unknown(now_us, from, first),
             None => self.stats.malformed += 1,
         }
     }
@@ -420,11 +437,12 @@ impl Port {
         &mut self,
         now_us: u64,
         from: SocketAddr,
-        frame: Frame,
+        datagram: Payload,
         low: bool,
         out: &mut Vec<Message>,
     ) {
-        let Some(header) = DataHeader::parse(&frame) else {
+        let first = datagram.parts().first().map_or(&[][..], Segment::as_slice);
+        let Some(header) = DataHeader::parse_first(first, datagram.len()) else {
             self.stats.malformed += 1;
             return;
         };
@@ -437,13 +455,21 @@ impl Port {
             self.stats.replayed += 1;
             return;
         }
-        let (covered, payload) = (&frame[..COVERED_BYTES], &frame[DATA_BYTES..]);
+        let covered = &first[..COVERED_BYTES];
+        let tag = field(first, COVERED_BYTES);
         let nonce = nonce_of(header.seq);
-        let tag = field(&frame, COVERED_BYTES);
+        let payload = datagram.slice(DATA_BYTES..datagram.len());
+        let payload_bytes = payload.len();
         let good = match self.security {
             Security::Off => true,
-            Security::Authenticated => assoc.receive.verify(&nonce, [covered, payload], &[], &tag),
-            Security::Encrypted => assoc.receive.verify(&nonce, [covered], payload, &tag),
+            Security::Authenticated => {
+                let parts = std::iter::once(covered).chain(payload.segments());
+                assoc.receive.verify(&nonce, parts, &[], &tag)
+            }
+            Security::Encrypted => {
+                let text = open::in_one_piece(&payload);
+                assoc.receive.verify(&nonce, [covered], &text, &tag)
+            }
         };
         if !good && !planted::has(Bug::TagNotChecked) {
             self.stats.forged += 1;
@@ -455,7 +481,6 @@ impl Port {
         assoc.window.accept(header.seq);
         assoc.used_us = now_us;
         let peer = assoc.peer;
-        let payload_bytes = payload.len();
         if !assoc.confirmed {
             assoc.confirmed = true;
             if let Peer::Node(id) = peer
@@ -479,23 +504,27 @@ impl Port {
         }
         // Fragments from a peer with a small MTU would hold large frames for little.
         let fragment = u32::from(header.index) + 1 < u32::from(header.count);
-        let spare = low || (fragment && payload_bytes * 2 < self.pool.frame_bytes() as usize);
+        let frames_bytes = payload.parts().len() * self.pool.frame_bytes() as usize;
+        let spare = low || (fragment && payload_bytes * 2 < frames_bytes);
         let piece = match self.security {
             Security::Encrypted => {
                 self.stats.copied_crypt_bytes += payload_bytes as u64;
-                open(&assoc.receive, &self.pool, &nonce, payload, spare)
+                open::open(&assoc.receive, &self.pool, &nonce, &payload, spare)
             }
             _ if spare => {
                 self.stats.copied_spare_bytes += payload_bytes as u64;
-                Piece::Bytes(payload.to_vec())
+                Payload::from_vec(payload.to_vec())
             }
-            _ => Piece::Frame(frame.slice(DATA_BYTES..frame.len())),
+            _ => {
+                let in_frame = |part: &&Segment| matches!(part, Segment::Frame(_));
+                let kept = payload.parts().iter().filter(in_frame);
+                self.stats.kept_bytes += kept.map(|part| part.as_slice().len() as u64).sum::<u64>();
+                payload
+            }
         };
-        drop(frame);
+        drop(datagram);
         let body = if header.count == 1 {
-            let mut body = Payload::new();
-            piece.append_to(&mut body);
-            body
+            piece
         } else {
             let from_node = matches!(peer, Peer::Node(_));
             match self.reassembler.add(now_us, &header, from_node, piece) {
@@ -544,32 +573,9 @@ impl Port {
     }
 }
 
-/// Payload bytes per datagram of this size; whole cache lines.
-fn chunk_of(max_datagram: usize) -> usize {
-    (max_datagram - DATA_BYTES) / 64 * 64
-}
-
 /// The GCM nonce of a sequence number.
 fn nonce_of(seq: u64) -> [u8; 12] {
     let mut nonce = [0; 12];
     nonce[4..].copy_from_slice(&seq.to_be_bytes());
     nonce
-}
-
-/// Decrypts into a fresh frame, or into memory when few are left.
-fn open(key: &Gcm, pool: &Pool, nonce: &[u8; 12], payload: &[u8], low: bool) -> Piece {
-    let free = if low { None } else { pool.alloc() };
-    match free {
-        Some(mut frame) => {
-            // Received in a frame of this pool behind a header, so it fits.
-            frame[..payload.len()].copy_from_slice(payload);
-            key.crypt(nonce, &mut frame[..payload.len()]);
-            Piece::Frame(frame.freeze(0..payload.len()))
-        }
-        None => {
-            let mut bytes = payload.to_vec();
-            key.crypt(nonce, &mut bytes);
-            Piece::Bytes(bytes)
-        }
-    }
 }

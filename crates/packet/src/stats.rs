@@ -61,6 +61,8 @@ pub struct PortStats {
 
     /// Partly received messages given up: too old, or to make room.
     pub partials_dropped: u64,
+    /// Payload bytes handed on in the frames they arrived in.
+    pub kept_bytes: u64,
     /// Payload bytes copied so that their frames go round again: few were left, or a fragment filled less
     /// than half of its frame.
     pub copied_spare_bytes: u64,
@@ -102,6 +104,7 @@ impl PortStats {
             ("associations_refused", self.associations_refused),
             ("associations_dropped", self.associations_dropped),
             ("partials_dropped", self.partials_dropped),
+            ("kept_bytes", self.kept_bytes),
             ("copied_spare_bytes", self.copied_spare_bytes),
             ("copied_crypt_bytes", self.copied_crypt_bytes),
             ("associations", self.associations),

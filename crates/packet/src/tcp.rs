@@ -9,7 +9,8 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use cyclone_pmem::pool::{Frame, Pool};
+use cyclone_pmem::payload::Payload;
+use cyclone_pmem::pool::Pool;
 
 use crate::driver::{Datagram, Driver, DriverStats, HEADROOM};
 use crate::sys;
@@ -262,7 +263,7 @@ impl TcpDriver {
         &mut self,
         address: SocketAddr,
         pool: &Pool,
-        out: &mut Vec<(SocketAddr, Frame)>,
+        out: &mut Vec<(SocketAddr, Payload)>,
         end: usize,
     ) -> bool {
         let Some(c) = self.connections.get_mut(&address) else {
@@ -291,7 +292,7 @@ impl TcpDriver {
                 break;
             };
             frame[HEADROOM..HEADROOM + len].copy_from_slice(&rest[..len]);
-            out.push((address, frame.freeze(HEADROOM..HEADROOM + len)));
+            out.push((address, frame.freeze(HEADROOM..HEADROOM + len).into()));
             self.stats.received += 1;
             c.input_at += 4 + len;
         }
@@ -395,7 +396,7 @@ impl Driver for TcpDriver {
     fn recv(
         &mut self,
         pool: &Pool,
-        out: &mut Vec<(SocketAddr, Frame)>,
+        out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
         let before = out.len();
@@ -457,6 +458,10 @@ impl Driver for TcpDriver {
 
     fn max_datagram(&self) -> usize {
         self.options.max_datagram
+    }
+
+    fn describe(&self) -> String {
+        "TCP".to_owned()
     }
 
     fn local_addr(&self) -> SocketAddr {

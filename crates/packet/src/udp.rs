@@ -4,7 +4,8 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 
-use cyclone_pmem::pool::{Frame, FrameMut, Pool};
+use cyclone_pmem::payload::Payload;
+use cyclone_pmem::pool::{FrameMut, Pool};
 
 use crate::driver::{Datagram, Driver, DriverStats, HEADROOM};
 use crate::sys;
@@ -23,6 +24,8 @@ pub struct UdpOptions {
     pub socket_buffer_bytes: usize,
     /// Largest datagram, bytes; `None`: what the route to each peer carries in one packet.
     pub max_datagram: Option<usize>,
+    /// Datagrams per system call at most.
+    pub burst: usize,
 }
 
 impl Default for UdpOptions {
@@ -30,6 +33,7 @@ impl Default for UdpOptions {
         UdpOptions {
             socket_buffer_bytes: 8 << 20,
             max_datagram: None,
+            burst: SEND_BURST,
         }
     }
 }
@@ -39,6 +43,7 @@ pub struct UdpDriver {
     socket: UdpSocket,
     local: SocketAddr,
     max_datagram: usize,
+    burst: usize,
     probe_routes: bool,
     receive: sys::Burst,
     send: sys::Burst,
@@ -63,6 +68,7 @@ impl UdpDriver {
             local: socket.local_addr()?,
             socket,
             max_datagram: frame_max.min(options.max_datagram.unwrap_or(UDP_MAX)),
+            burst: options.burst.clamp(1, SEND_BURST),
             probe_routes: options.max_datagram.is_none(),
             receive: sys::Burst::new(),
             send: sys::Burst::new(),
@@ -76,7 +82,7 @@ impl Driver for UdpDriver {
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
         let mut done = 0;
         while done < datagrams.len() {
-            let end = datagrams.len().min(done + SEND_BURST);
+            let end = datagrams.len().min(done + self.burst);
             match self
                 .send
                 .send(self.socket.as_raw_fd(), &datagrams[done..end])
@@ -107,10 +113,10 @@ impl Driver for UdpDriver {
     fn recv(
         &mut self,
         pool: &Pool,
-        out: &mut Vec<(SocketAddr, Frame)>,
+        out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
-        let want = max.min(RECEIVE_BURST);
+        let want = max.min(RECEIVE_BURST).min(self.burst);
         while self.waiting.len() < want {
             match pool.alloc() {
                 Some(frame) => self.waiting.push(frame),
@@ -143,7 +149,9 @@ impl Driver for UdpDriver {
         for (i, frame) in self.waiting.drain(..n).enumerate() {
             let (len, cut, from) = self.receive.received(i);
             match from {
-                Some(from) if !cut => out.push((from, frame.freeze(HEADROOM..HEADROOM + len))),
+                Some(from) if !cut => {
+                    out.push((from, frame.freeze(HEADROOM..HEADROOM + len).into()))
+                }
                 _ => self.stats.truncated += 1,
             }
         }
@@ -166,6 +174,10 @@ impl Driver for UdpDriver {
         // Without an answer, what every Ethernet carries.
         self.max_datagram
             .min(sys::path_payload(to).unwrap_or(1452).max(512))
+    }
+
+    fn describe(&self) -> String {
+        "UDP".to_owned()
     }
 
     fn local_addr(&self) -> SocketAddr {

@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::flush::LINE_BYTES;
+use crate::memory::{Memory, PAGE_BYTES};
 
 /// Bytes that reach memory whole.
 pub const WORD_BYTES: u64 = 8;
@@ -51,6 +52,7 @@ struct State {
     stop_after: Option<u64>,
     /// Fences of at least so many lines, of which so many still take effect before the power fails right before one.
     fences_left: Option<(usize, u64)>,
+    in_use: bool,
 }
 
 /// How many of the lines that became durable last are remembered.
@@ -88,6 +90,18 @@ impl State {
         if let Some(moved) = self.open.get(place as usize) {
             self.place[moved.number as usize] = place;
         }
+    }
+
+    /// Where a crash leaves something else than the durable value, and what, each open word decided by `choose(ways)`.
+    fn chosen(&self, choose: &mut dyn FnMut(usize) -> usize) -> Vec<(usize, Vec<u8>)> {
+        let mut kept = Vec::new();
+        for (at, values) in self.words() {
+            let chosen = choose(values.len() + 1);
+            if chosen > 0 {
+                kept.push((at as usize, values[chosen - 1].to_vec()));
+            }
+        }
+        kept
     }
 
     /// The values each open word may hold besides the durable one, by offset, oldest first.
@@ -137,38 +151,39 @@ impl Line {
 }
 
 /// Copies page by page what is not zero: fresh zeroed memory costs nothing until it is touched.
-pub(crate) fn copy_pages(from: &[u8], mut put: impl FnMut(usize, &[u8])) {
-    const PAGE: usize = 4096;
-    const ZEROS: [u8; PAGE] = [0; PAGE];
-    for (number, page) in from.chunks(PAGE).enumerate() {
+fn sparse_copy(image: &[u8]) -> Vec<u8> {
+    const ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+    let mut copy = vec![0; image.len()];
+    for (place, page) in copy.chunks_mut(PAGE_BYTES).zip(image.chunks(PAGE_BYTES)) {
         if page != &ZEROS[..page.len()] {
-            put(number * PAGE, page);
+            place.copy_from_slice(page);
         }
     }
-}
-
-fn sparse_copy(image: &[u8]) -> Vec<u8> {
-    let mut copy = vec![0; image.len()];
-    copy_pages(image, |at, page| {
-        copy[at..at + page.len()].copy_from_slice(page)
-    });
     copy
 }
 
+/// The side of the memory's user; there is one at a time.
 pub(crate) struct Tracker(Arc<Mutex<State>>);
+
+impl Drop for Tracker {
+    fn drop(&mut self) {
+        lock(&self.0).in_use = false;
+    }
+}
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Tracker {
-    pub(crate) fn new(image: &[u8]) -> (Tracker, CrashSim) {
+    pub(crate) fn new(image: &[u8], memory: Arc<Memory>) -> (Tracker, CrashSim) {
         let state = Arc::new(Mutex::new(State {
             durable: sparse_copy(image),
             place: vec![NONE; image.len().div_ceil(LINE_BYTES)],
+            in_use: true,
             ..State::default()
         }));
-        (Tracker(Arc::clone(&state)), CrashSim(state))
+        (Tracker(Arc::clone(&state)), CrashSim { state, memory })
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
@@ -282,31 +297,46 @@ impl Tracker {
     }
 }
 
+/// What a crash makes of stores that were not flushed and fenced.
+#[derive(Clone, Copy, Debug)]
+pub enum Outcome {
+    /// All have reached memory: the process died, the machine did not.
+    Newest,
+    /// Each aligned word on its own, decided by a seed.
+    Words(u64),
+    /// Each line whole, decided by a seed: where much must have happened for something to show, word by word it hardly
+    /// ever does.
+    Lines(u64),
+}
+
 /// The tester's side: where to crash, and what memory then holds. Clones watch the same memory.
 #[derive(Clone)]
-pub struct CrashSim(Arc<Mutex<State>>);
+pub struct CrashSim {
+    state: Arc<Mutex<State>>,
+    memory: Arc<Memory>,
+}
 
 impl CrashSim {
     /// Stores, flushes and fences so far.
     pub fn events(&self) -> u64 {
-        lock(&self.0).events
+        lock(&self.state).events
     }
 
     /// Crashes after the given number of events: later stores, flushes and fences do not reach memory.
     pub fn crash_after(&self, events: u64) {
-        lock(&self.0).stop_after = Some(events);
+        lock(&self.state).stop_after = Some(events);
     }
 
     /// Crashes right before a fence, when most is open; only fences that wait for at least `lines` lines count, and
     /// `fences` of them still take effect.
     pub fn crash_before_fence(&self, lines: usize, fences: u64) {
-        lock(&self.0).fences_left = Some((lines, fences));
+        lock(&self.state).fences_left = Some((lines, fences));
     }
 
     /// Whether something was stored, flushed or fenced after the crash set by [`CrashSim::crash_after`] or
     /// [`CrashSim::crash_before_fence`].
     pub fn has_crashed(&self) -> bool {
-        let state = lock(&self.0);
+        let state = lock(&self.state);
         state.stop_after.is_some_and(|stop| state.events > stop)
     }
 
@@ -317,7 +347,7 @@ impl CrashSim {
 
     /// Where the lines begin that became durable last, newest first.
     pub fn recent_lines(&self) -> Vec<u64> {
-        let state = lock(&self.0);
+        let state = lock(&self.state);
         let lines = state
             .recent
             .iter()
@@ -327,13 +357,13 @@ impl CrashSim {
 
     /// Words whose content after a crash is open, by offset, with the number of values each may hold.
     pub fn open_words(&self) -> Vec<(u64, usize)> {
-        let words = lock(&self.0).words().into_iter();
+        let words = lock(&self.state).words().into_iter();
         words.map(|(at, values)| (at, values.len() + 1)).collect()
     }
 
     /// In how many ways a crash now can end; saturates.
     pub fn outcomes(&self) -> u64 {
-        lock(&self.0)
+        lock(&self.state)
             .words()
             .iter()
             .fold(1u64, |ways, (_, values)| {
@@ -344,13 +374,10 @@ impl CrashSim {
     /// The memory after a crash, each open word decided by `choose(ways)`, which answers less than `ways`: 0 is the
     /// durable value, `ways - 1` the newest.
     pub fn image(&self, mut choose: impl FnMut(usize) -> usize) -> Vec<u8> {
-        let state = lock(&self.0);
+        let state = lock(&self.state);
         let mut image = sparse_copy(&state.durable);
-        for (at, values) in state.words() {
-            let chosen = choose(values.len() + 1);
-            if chosen > 0 {
-                image[at as usize..at as usize + 8].copy_from_slice(&values[chosen - 1]);
-            }
+        for (at, value) in state.chosen(&mut choose) {
+            image[at..at + value.len()].copy_from_slice(&value);
         }
         image
     }
@@ -361,20 +388,70 @@ impl CrashSim {
         self.image(|ways| (split_mix(&mut state) % ways as u64) as usize)
     }
 
-    /// The memory after a crash that keeps or loses each line whole, decided by a seed: where much must have happened
-    /// for something to show, word by word it hardly ever does.
-    pub fn sampled_lines(&self, seed: u64) -> Vec<u8> {
-        let mut random = seed;
-        let state = lock(&self.0);
-        let mut image = sparse_copy(&state.durable);
-        for line in &state.open {
-            if split_mix(&mut random).is_multiple_of(2) {
-                let at = line.number as usize * LINE_BYTES;
-                let end = image.len().min(at + LINE_BYTES);
-                image[at..end].copy_from_slice(&line.newest[..end - at]);
+    /// Crashes: what is open is decided as `outcome` says, and the memory waits for its next user, whom
+    /// [`Region::after_crash`](crate::Region::after_crash) lets in.
+    ///
+    /// # Panics
+    /// When the region is still in use: a user that outlives the crash would write on.
+    pub fn crash(&self, outcome: Outcome) {
+        let mut state = lock(&self.state);
+        assert!(!state.in_use, "the memory is still in use");
+        let kept: Vec<(usize, Vec<u8>)> = match outcome {
+            Outcome::Newest => state.chosen(&mut |ways| ways - 1),
+            Outcome::Words(mut seed) => {
+                let mut choose = |ways| (split_mix(&mut seed) % ways as u64) as usize;
+                state.chosen(&mut choose)
             }
+            Outcome::Lines(mut seed) => {
+                let open = state.open.iter();
+                let kept = open.filter(|_| split_mix(&mut seed).is_multiple_of(2));
+                kept.map(|line| (line.number as usize * LINE_BYTES, line.newest.to_vec()))
+                    .collect()
+            }
+        };
+        for (at, value) in kept {
+            let end = state.durable.len().min(at + value.len());
+            state.durable[at..end].copy_from_slice(&value[..end - at]);
         }
-        image
+        for line in std::mem::take(&mut state.open) {
+            state.place[line.number as usize] = NONE;
+        }
+        *state = State {
+            durable: std::mem::take(&mut state.durable),
+            place: std::mem::take(&mut state.place),
+            ..State::default()
+        };
+    }
+
+    /// Damages one byte of what is durable, unless it is zero. Answers whether it was not.
+    ///
+    /// # Panics
+    /// When the memory is not as long.
+    pub fn flip(&self, at: u64, mask: &mut dyn FnMut() -> u8) -> bool {
+        let mut state = lock(&self.state);
+        let byte = &mut state.durable[at as usize];
+        let used = *byte != 0;
+        if used {
+            *byte ^= mask();
+        }
+        used
+    }
+
+    /// Length in bytes.
+    #[allow(clippy::len_without_is_empty, reason = "memory is never empty")]
+    pub fn len(&self) -> u64 {
+        lock(&self.state).durable.len() as u64
+    }
+
+    /// A user for the memory as the crash has left it.
+    pub(crate) fn next_user(&self) -> (Tracker, Arc<Memory>) {
+        let mut state = lock(&self.state);
+        assert!(!state.in_use, "the memory is still in use");
+        assert!(state.open.is_empty(), "no crash has decided what it holds");
+        state.in_use = true;
+        // SAFETY: the region that used it is gone, and the next one comes of this call.
+        unsafe { self.memory.assign(&state.durable) };
+        (Tracker(Arc::clone(&self.state)), Arc::clone(&self.memory))
     }
 
     /// Every outcome, if there are at most `limit`.
@@ -397,7 +474,7 @@ impl CrashSim {
 
 impl fmt::Debug for CrashSim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = lock(&self.0);
+        let state = lock(&self.state);
         let (events, open) = (state.events, state.open.len());
         write!(f, "CrashSim({events} events, {open} open words)")
     }

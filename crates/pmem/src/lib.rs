@@ -1,7 +1,7 @@
 //! Byte-addressable persistent memory: regions, flushing and fencing, simulated crashes, frame pools, payload ropes.
 //!
 //! ```text
-//!   Region  one file, device or piece of DRAM, mapped; says what it survives      region.rs, probe.rs
+//!   Region  one file, device or piece of DRAM, mapped; says what it survives      region.rs, memory.rs, probe.rs
 //!   Area    a disjoint part of it with one writer: store, flush, fence            area.rs, flush.rs
 //!   SharedArea a part that others write too: copies and atomics, no borrows       shared.rs
 //!   Pool    an area cut into frames, counted by reference                         pool.rs, frame.rs
@@ -17,6 +17,7 @@ mod crash;
 mod flush;
 mod frame;
 pub mod media;
+mod memory;
 pub mod payload;
 pub mod pool;
 mod probe;
@@ -24,7 +25,7 @@ mod region;
 mod shared;
 
 pub use area::Area;
-pub use crash::{CrashSim, WORD_BYTES};
+pub use crash::{CrashSim, Outcome, WORD_BYTES};
 pub use flush::{FlushPolicy, LINE_BYTES};
 pub use payload::{Payload, Segment};
 pub use pool::{Frame, FrameMut, Pool, PoolError};

@@ -352,6 +352,49 @@ impl Pool {
         }
     }
 
+    /// One more reader of the frame that these bytes are part of: for a device that goes on reading them after the
+    /// caller's borrow ends. `None` where they are not of this pool, or where a writer holds the frame.
+    #[inline]
+    pub fn share(&self, bytes: &[u8]) -> Option<Frame> {
+        let inner = self.inner();
+        let frame_bytes = inner.frame_bytes as usize;
+        let offset = (bytes.as_ptr() as usize).checked_sub(inner.base as usize)?;
+        let (number, within) = (offset / frame_bytes, offset % frame_bytes);
+        if number >= inner.slots.len() || within + bytes.len() > frame_bytes {
+            return None;
+        }
+        let number = number as u32;
+        let state = &inner.slot(number).state;
+        let mut seen = state.load(Ordering::Relaxed);
+        loop {
+            // A borrow of a frame's bytes comes from a reader or a writer; only beside a reader may another one stand.
+            if seen == WRITING || seen & !LISTED == 0 {
+                return None;
+            }
+            check_readers(seen);
+            match state.compare_exchange_weak(seen, seen + 1, Ordering::Relaxed, Ordering::Relaxed)
+            {
+                Ok(_) => {
+                    return Some(Frame {
+                        pool: self.0,
+                        number,
+                        offset: within as u32,
+                        len: bytes.len() as u32,
+                    });
+                }
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Where the frames lie, for a device that is told their memory: the first frame's address, and the bytes of all of
+    /// them. Valid while a handle on the pool or one of its frames lives. Who may touch which bytes is for the frames'
+    /// handles to say.
+    pub fn span(&self) -> (*mut u8, usize) {
+        let inner = self.inner();
+        (inner.base, inner.slots.len() * inner.frame_bytes as usize)
+    }
+
     /// Waits until the lines that this thread has flushed are durable.
     #[inline]
     pub fn fence(&self) {

@@ -4,11 +4,12 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{fmt, io, ptr};
+use std::{fmt, io};
 
 use crate::area::Area;
-use crate::crash::{CrashSim, Tracker, copy_pages};
+use crate::crash::{CrashSim, Tracker};
 use crate::flush::{FlushPolicy, Method};
+use crate::memory::Memory;
 use crate::probe::{dax_size, map, persistent_caches, probe, reserve};
 
 /// What a region is made of.
@@ -138,10 +139,11 @@ pub enum RegionError {
     },
 }
 
-/// The mapping behind a region and its areas; unmapped with the last of them.
+/// The mapping behind a region and its areas.
 pub(crate) struct Mapping {
     start: *mut u8,
     len: usize,
+    _memory: Arc<Memory>,
     method: Method,
     tracker: Option<Box<Tracker>>,
     /// Keeps the lock on the file.
@@ -223,13 +225,6 @@ impl Mapping {
         tracker.write(offset, unsafe {
             std::slice::from_raw_parts(self.pointer(offset), len as usize)
         });
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: this is the mapping made by `map`, and the last owner is gone.
-        unsafe { libc::munmap(self.start.cast(), self.len) };
     }
 }
 
@@ -366,14 +361,14 @@ impl Region {
         };
         let is_dax = matches!(kind, Kind::DeviceDax | Kind::FsDax);
         let persistent_caches = is_dax && persistent_caches(Path::new("/sys/bus/nd/devices"));
-        let Some(method) = Method::choose(options.flush, persistent_caches) else {
-            // SAFETY: mapped just above, and nobody else knows of it.
-            unsafe { libc::munmap(start.cast(), len) };
-            return Err(RegionError::NoSuchFlush(options.flush));
-        };
+        // SAFETY: mapped just above, and nobody else knows of it.
+        let memory = unsafe { Memory::owned(start, len) };
+        let method = Method::choose(options.flush, persistent_caches)
+            .ok_or(RegionError::NoSuchFlush(options.flush))?;
         let mapping = Mapping {
             start,
             len,
+            _memory: Arc::new(memory),
             method,
             tracker: None,
             _file: Some(file),
@@ -390,7 +385,7 @@ impl Region {
     /// # Errors
     /// When the system has no memory left.
     pub fn anonymous(len: u64) -> Result<Region, RegionError> {
-        let mapping = anonymous_mapping(len, None)?;
+        let mapping = untouched_by_others(anonymous_memory(len)?, len as usize, None);
         Ok(Region::from_mapping(mapping, Kind::Anonymous, "memory"))
     }
 
@@ -407,18 +402,23 @@ impl Region {
     /// # Errors
     /// When the system has no memory left.
     pub fn from_image(image: &[u8]) -> Result<(Region, CrashSim), RegionError> {
-        let (tracker, sim) = Tracker::new(image);
-        let mapping = anonymous_mapping(image.len() as u64, Some(Box::new(tracker)))?;
-        copy_pages(image, |at, page| {
-            // SAFETY: the mapping is as long as the image, the page lies in it, and nobody else knows of it yet.
-            unsafe {
-                ptr::copy_nonoverlapping(page.as_ptr(), mapping.start.add(at), page.len());
-            }
-        });
-        Ok((
-            Region::from_mapping(mapping, Kind::Simulated, "memory"),
-            sim,
-        ))
+        let memory = anonymous_memory(image.len() as u64)?;
+        // SAFETY: nobody else knows of it yet.
+        unsafe { memory.assign(image) };
+        let (tracker, sim) = Tracker::new(image, Arc::clone(&memory));
+        let mapping = untouched_by_others(memory, image.len(), Some(Box::new(tracker)));
+        let region = Region::from_mapping(mapping, Kind::Simulated, "memory");
+        Ok((region, sim))
+    }
+
+    /// The memory that [`CrashSim::crash`] has left, to recover from.
+    ///
+    /// # Panics
+    /// When it is still in use, or has not crashed.
+    pub fn after_crash(sim: &CrashSim) -> Region {
+        let (tracker, memory) = sim.next_user();
+        let mapping = untouched_by_others(memory, sim.len() as usize, Some(Box::new(tracker)));
+        Region::from_mapping(mapping, Kind::Simulated, "memory")
     }
 
     fn from_mapping(mapping: Mapping, kind: Kind, name: &str) -> Region {
@@ -504,36 +504,26 @@ impl fmt::Debug for Region {
     }
 }
 
-fn anonymous_mapping(len: u64, tracker: Option<Box<Tracker>>) -> Result<Mapping, RegionError> {
+fn anonymous_memory(len: u64) -> Result<Arc<Memory>, RegionError> {
     if len == 0 || !len.is_multiple_of(64) {
         return Err(RegionError::Unaligned { len, unit: 64 });
     }
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a fresh private mapping; the result is checked.
-    let start = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            len as usize,
-            libc::PROT_READ | libc::PROT_WRITE,
-            flags,
-            -1,
-            0,
-        )
-    };
-    if start == libc::MAP_FAILED {
-        let source = io::Error::last_os_error();
-        return Err(RegionError::Io {
-            path: PathBuf::from("memory"),
-            action: "map",
-            source,
-        });
-    }
-    // Nothing to flush for memory that nobody else sees; the tracker sees the calls all the same.
-    Ok(Mapping {
-        start: start.cast(),
-        len: len as usize,
+    let memory = Memory::anonymous(len as usize).map_err(|source| RegionError::Io {
+        path: PathBuf::from("memory"),
+        action: "map",
+        source,
+    })?;
+    Ok(Arc::new(memory))
+}
+
+/// Nothing to flush for memory that nobody else sees; the tracker sees the calls all the same.
+fn untouched_by_others(memory: Arc<Memory>, len: usize, tracker: Option<Box<Tracker>>) -> Mapping {
+    Mapping {
+        start: memory.start(),
+        len,
+        _memory: memory,
         method: Method::Nothing,
         tracker,
         _file: None,
-    })
+    }
 }

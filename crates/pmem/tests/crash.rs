@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use cyclone_pmem::{Area, CrashSim, Pool, Region};
+use cyclone_pmem::{Area, CrashSim, Outcome, Pool, Region};
 use proptest::prelude::*;
 
 const LEN: u64 = 1024;
@@ -239,4 +239,58 @@ proptest! {
         let newest = sim.image(|ways| ways - 1);
         prop_assert_eq!(&newest[..], area.bytes(0, LEN), "the newest of everything is what the program sees");
     }
+}
+
+#[test]
+fn memory_that_crashed_in_place_holds_what_an_image_of_the_crash_holds() {
+    for seed in 0..100 {
+        let (region, sim) = Region::simulated(8192).unwrap();
+        let mut area = region.take(0, 8192).unwrap();
+        for round in 0..20u8 {
+            area.write(u64::from(round) * 200, &[round + 1; 72]);
+            if round % 3 == 0 {
+                area.persist(u64::from(round) * 200, 72);
+            }
+        }
+        let image = match seed % 2 {
+            0 => sim.sampled(seed),
+            _ => sim.newest(),
+        };
+        drop((area, region));
+        sim.crash(match seed % 2 {
+            0 => Outcome::Words(seed),
+            _ => Outcome::Newest,
+        });
+        assert!(sim.open_words().is_empty(), "seed {seed}");
+        let after = Region::after_crash(&sim);
+        let mut area = after.take(0, 8192).unwrap();
+        assert_eq!(area.bytes(0, 8192), &image[..], "seed {seed}");
+        assert_eq!(sim.newest(), image, "seed {seed}");
+        // The next life's stores are open again.
+        area.store_u64(640, 0xeeee);
+        assert_eq!(sim.open_words(), [(640, 2)], "seed {seed}");
+    }
+}
+
+#[test]
+fn lines_are_kept_or_lost_whole() {
+    let mut kept = 0;
+    for seed in 0..64 {
+        let (region, sim) = Region::simulated(4096).unwrap();
+        let mut area = region.take(0, 4096).unwrap();
+        area.write(128, &[7; 64]);
+        drop((area, region));
+        sim.crash(Outcome::Lines(seed));
+        let image = sim.newest();
+        assert!(image[128..192] == [7; 64] || image[128..192] == [0; 64]);
+        kept += usize::from(image[128] == 7);
+    }
+    assert!((8..56).contains(&kept), "{kept} of 64");
+}
+
+#[test]
+#[should_panic = "still in use"]
+fn memory_in_use_does_not_crash_in_place() {
+    let (_region, sim) = Region::simulated(4096).unwrap();
+    sim.crash(Outcome::Newest);
 }

@@ -3,7 +3,7 @@
 
 /// A mistake that can be planted; it stands beside the code that it breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "planted by this crate's unit tests only")]
 pub(crate) enum Mistake {
     /// The manager commits without waiting for the leases of those who could not be asked.
     LeaseNotAwaited,

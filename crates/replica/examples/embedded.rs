@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use cyclone_replica::{Config, Embedded, Engine, Member, Polling, Security, Transport};
+use cyclone_replica::{Config, Embedded, Engine, Member, Network, Polling, Security, Transport};
 use cyclone_wire::command::{Condition, Operation, Query};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -28,6 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         nvm_bytes: 64 << 20,
         engine: Engine::RocksDb,
         transport: Transport::Udp,
+        network: Network::default(),
         security: Security::Authenticated,
         node_key: [1; 32],
         client_key: [2; 32],

@@ -20,9 +20,19 @@ pub(crate) struct ClientReplies {
     /// Which message is being filled for a client.
     open: HashMap<u64, usize>,
     spare: Vec<Vec<u8>>,
+    /// One answer per message.
+    singly: bool,
 }
 
 impl ClientReplies {
+    /// `burst` 1: one answer per message; for measuring what bursts are worth.
+    pub(crate) fn new(burst: usize) -> ClientReplies {
+        ClientReplies {
+            singly: burst == 1,
+            ..ClientReplies::default()
+        }
+    }
+
     pub(crate) fn add(&mut self, origin: Origin, outcome: Outcome, members: &[Member]) {
         let status = match outcome {
             Outcome::Done(reply) => Status::Done(reply),
@@ -51,7 +61,9 @@ impl ClientReplies {
         };
         let Peer::Client(client) = peer else { return };
         let position = match self.open.get(&client) {
-            Some(&position) if self.messages[position].1.len() < MESSAGE_BYTES => position,
+            Some(&position) if !self.singly && self.messages[position].1.len() < MESSAGE_BYTES => {
+                position
+            }
             _ => {
                 let mut message = self.spare.pop().unwrap_or_default();
                 message.clear();

@@ -27,6 +27,35 @@ pub enum Transport {
     Udp,
     /// One message after another over TCP: the baseline of cyclone fig. 8.
     Tcp,
+    /// Straight from and to the queues of a network interface (AF_XDP).
+    Xdp,
+}
+
+/// How the packet driver is set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// The interface of [`Transport::Xdp`].
+    pub interface: String,
+    /// Its queues to use, from the first on.
+    pub queues: u32,
+    /// Commands that become one log entry, and datagrams received or sent at once, at most: 1 to
+    /// [`Network::MAX_BURST`]; 1 is for measuring what bursts are worth. //= cyclone §4.2
+    pub burst: usize,
+}
+
+impl Network {
+    /// The paper's burst.
+    pub const MAX_BURST: usize = 32;
+}
+
+impl Default for Network {
+    fn default() -> Network {
+        Network {
+            interface: String::new(),
+            queues: 1,
+            burst: Network::MAX_BURST,
+        }
+    }
 }
 
 /// How the event loop waits for work.
@@ -74,6 +103,8 @@ pub struct Config {
     pub engine: Engine,
     /// The packet driver.
     pub transport: Transport,
+    /// How it is set up.
+    pub network: Network,
     /// How packets are protected.
     pub security: Security,
     /// Key shared by the nodes only; node-to-node packets are authenticated under it.
@@ -189,6 +220,19 @@ impl Config {
                     flash.bytes
                 ));
             }
+        }
+        if self.transport == Transport::Xdp && self.network.interface.is_empty() {
+            return fail("transport xdp needs the name of an interface".into());
+        }
+        if self.network.queues == 0 {
+            return fail("queues = 0: a driver has at least one".into());
+        }
+        if self.network.burst == 0 || self.network.burst > Network::MAX_BURST {
+            return fail(format!(
+                "burst = {} is outside 1..={}",
+                self.network.burst,
+                Network::MAX_BURST
+            ));
         }
         if self.clock_drift_ppm > 100_000 {
             return fail(format!(

@@ -233,9 +233,10 @@ pub(crate) fn rebuild(
     store: &dyn StateMachine,
 ) -> Result<Memory, StartError> {
     let layout = Layout::of(config);
+    let frame_bytes = platform.frame_bytes(config)?;
     let pool = Pool::new(
         region.take(layout.frames_at, layout.frames_bytes)?,
-        Layout::FRAME_BYTES,
+        frame_bytes,
     );
     let mut rings: Vec<Ring> = Vec::new();
     for (log, level) in (0..config.logs).zip(levels) {
@@ -266,6 +267,7 @@ pub(crate) fn rebuild(
         boot_id: platform.boot_id()?,
         survives: region.survives(),
         region_bytes: region.len(),
+        frame_bytes,
     };
     let mut head = region.take(0, cyclone_wire::ring::SUPERBLOCK_BYTES)?;
     superblock::create(&mut head, &who, incarnation);

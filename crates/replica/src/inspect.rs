@@ -6,7 +6,7 @@ use std::path::Path;
 
 use cyclone_pmem::{Pool, Region, RegionError};
 use cyclone_wal::flash::{FlashLog, FlashMode, ThreadedFlash};
-use cyclone_wal::{HardState, Ring};
+use cyclone_wal::{HardState, Ring, superblock};
 use cyclone_wire::ring::{SUPERBLOCK_BYTES, Superblock};
 use rustix::fs::FlockOperation;
 
@@ -202,7 +202,13 @@ fn areas(flash: Option<&Path>) -> u16 {
 fn frames(region: &Region, logs: u16) -> Result<Pool, InspectError> {
     let layout = Layout::divide(region.len(), logs);
     let area = region.take(layout.frames_at, layout.frames_bytes)?;
-    Ok(Pool::new(area, Layout::FRAME_BYTES))
+    let head = region.take(0, SUPERBLOCK_BYTES)?;
+    let none = || InspectError::NoRegion {
+        path: "the copied region".into(),
+        what: "its head is gone".into(),
+    };
+    let frame_bytes = superblock::frame_bytes(&head).ok_or_else(none)?;
+    Ok(Pool::new(area, frame_bytes))
 }
 
 fn hard(report: &mut LevelReport, state: &HardState) {

@@ -50,7 +50,7 @@ mod together;
 mod upkeep;
 mod workers;
 
-pub use config::{Config, ConfigError, Engine, Member, Polling, Transport};
+pub use config::{Config, ConfigError, Engine, Member, Network, Polling, Transport};
 pub use cyclone_consensus::FlashStatus;
 pub use cyclone_packet::Security;
 pub use embed::{Embedded, EmbeddedError};

@@ -1,6 +1,9 @@
 //! The replica as a step function. [`Node::step`] does everything that is ready: packets, timers, finished work of
 //! threads, proposals, persistence, sending, applying, answering. It never blocks and reads no clock.
 
+mod requests;
+mod scattered;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -12,7 +15,7 @@ use cyclone_wire::client::{ReadMode, Status};
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::envelope;
 use cyclone_wire::planted::{self, Bug};
-use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
+use cyclone_wire::raftmsg::RaftKind;
 use cyclone_wire::reply::Reply;
 
 use crate::answers::Unchecked;
@@ -154,6 +157,7 @@ impl Node {
             region,
             pool,
         } = boot;
+        let clients = ClientReplies::new(config.network.burst);
         let snapshots = Snapshots::new(config.data.join("snapshots"), salt & 0xffff_ffff)?;
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
         Ok(Node {
@@ -177,7 +181,7 @@ impl Node {
             region_description: region,
             pool,
             flushing: false,
-            clients: ClientReplies::default(),
+            clients,
             inbox: Vec::new(),
             answers: Vec::new(),
             completions: Vec::new(),
@@ -214,7 +218,7 @@ impl Node {
                 self.logs[log].write_bytes(self.now.wall_ms, origin, |out| command.encode(out));
             }
             (Ok(()), None) => {
-                let mut builder = BatchBuilder::new();
+                let mut builder = BatchBuilder::new(self.config.network.burst);
                 builder.push_bytes(origin, |out| command.encode(out));
                 self.begin_gang(logs, builder);
             }
@@ -368,12 +372,7 @@ impl Node {
     }
 
     fn raft_message(&mut self, from: u64, bytes: &Payload) {
-        // Headers of a burst lie in the first segment nearly always; otherwise they are gathered.
-        let decoded = match bytes.contiguous() {
-            Some(bytes) => RaftMessage::decode(bytes),
-            None => RaftMessage::decode(&bytes.to_vec()),
-        };
-        let Ok((message, payload_at)) = decoded else {
+        let Ok((message, payload_at)) = scattered::raft_message(bytes) else {
             self.counters.malformed += 1;
             return;
         };
@@ -402,91 +401,6 @@ impl Node {
             Err(StepError::Full { .. }) => self.counters.dropped_full += 1,
             Err(_) => self.counters.malformed += 1,
         }
-    }
-
-    fn client_requests(&mut self, peer: Peer, body: &Payload) {
-        self.active_us = self.now.steady_us;
-        let mut requests = cyclone_wire::client::requests(body.len());
-        let mut gathered = None;
-        let bytes: &[u8] = match body.contiguous() {
-            Some(bytes) => bytes,
-            None => gathered.insert(body.to_vec()),
-        };
-        loop {
-            let (id, request) = match requests.next(bytes) {
-                None => break,
-                Some(Err(_)) => {
-                    self.counters.malformed += 1;
-                    break;
-                }
-                Some(Ok(request)) => request,
-            };
-            let origin = Origin::Native { peer, id };
-            match request {
-                cyclone_wire::client::Request::Command(range) => {
-                    self.native_write(origin, body, range, bytes);
-                }
-                cyclone_wire::client::Request::Query { query, mode, terms } => {
-                    self.native_read(origin, &bytes[query], mode, terms);
-                }
-                cyclone_wire::client::Request::Ping => {
-                    let outcome = match self.check_leadership() {
-                        Ok(()) => Outcome::Done(Reply::Ok),
-                        Err(refusal) => refusal,
-                    };
-                    self.answers.push((origin, outcome));
-                }
-            }
-        }
-    }
-
-    fn native_write(
-        &mut self,
-        origin: Origin,
-        body: &Payload,
-        range: std::ops::Range<usize>,
-        bytes: &[u8],
-    ) {
-        self.counters.writes += 1;
-        let Ok(command) = Command::decode(&bytes[range.clone()]) else {
-            self.counters.malformed += 1;
-            self.clients.refuse(origin, &Status::Malformed);
-            return;
-        };
-        if !self.within_limits(&command.operation) {
-            self.answers.push((origin, Outcome::TooLarge));
-            return;
-        }
-        let logs = LogSet::of(&command.operation, self.logs.len());
-        match (self.admit(logs), logs.single()) {
-            (Err(outcome), _) => self.answers.push((origin, outcome)),
-            (Ok(()), Some(log)) => {
-                self.logs[log].write_payload(self.now.wall_ms, origin, &body.slice(range));
-            }
-            (Ok(()), None) => {
-                let mut builder = BatchBuilder::new();
-                builder.push_payload(origin, &body.slice(range));
-                self.begin_gang(logs, builder);
-            }
-        }
-    }
-
-    fn native_read(&mut self, origin: Origin, query: &[u8], mode: ReadMode, terms: Vec<u64>) {
-        let Ok(decoded) = Query::decode(query) else {
-            self.counters.malformed += 1;
-            self.clients.refuse(origin, &Status::Malformed);
-            return;
-        };
-        self.submit_read_as(origin, &decoded, query.to_vec(), mode, &terms);
-    }
-
-    /// The configured limits, checked where a command enters so that all replicas need not agree on them.
-    fn within_limits(&self, operation: &Operation<'_>) -> bool {
-        let keys_fit = operation
-            .keys()
-            .iter()
-            .all(|key| key.len() <= self.config.max_key_bytes);
-        keys_fit && operation.longest_value() <= self.config.max_value_bytes
     }
 
     fn tick(&mut self) {

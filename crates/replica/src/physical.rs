@@ -1,5 +1,7 @@
 //! One physical log: its Raft group, the entry in the making, what waits for commit, and the apply pipeline.
 
+mod fate;
+
 use std::collections::VecDeque;
 
 use cyclone_consensus::{
@@ -104,13 +106,20 @@ pub(crate) struct PhysicalLog {
 }
 
 impl PhysicalLog {
-    pub(crate) fn new(id: u16, group: Group, applied: u64, applied_term: u64, salt: u64) -> Self {
+    pub(crate) fn new(
+        id: u16,
+        most_commands: usize,
+        group: Group,
+        applied: u64,
+        applied_term: u64,
+        salt: u64,
+    ) -> Self {
         PhysicalLog {
             id,
             replay_to: group.replay_through(),
             behind: VecDeque::new(),
             group,
-            open: BatchBuilder::new(),
+            open: BatchBuilder::new(most_commands),
             sealed: VecDeque::new(),
             in_flight: VecDeque::new(),
             apply_queue: VecDeque::new(),
@@ -263,22 +272,6 @@ impl PhysicalLog {
         }
     }
 
-    /// Notes an entry of ours, by its index. Those of an earlier time as leader that lie beyond it may still be there:
-    /// until something is committed in their place, another leader may commit them.
-    fn await_fate(&mut self, index: u64, origins: Vec<Origin>, since_us: u64) {
-        let ours = InFlight {
-            index,
-            term: self.group.term(),
-            origins,
-            since_us,
-        };
-        let at = match planted::has(Bug::EarlierTermForgotten) {
-            true => self.in_flight.len(),
-            false => self.in_flight.partition_point(|other| other.index <= index),
-        };
-        self.in_flight.insert(at, ours);
-    }
-
     /// Takes in what a persisted step committed; finds out which of our entries a new leader has overwritten.
     pub(crate) fn committed(
         &mut self,
@@ -412,76 +405,6 @@ impl PhysicalLog {
         let at = self.gang_head(&front.entry)?.view.len();
         payload.drain(..Head::bytes(at).min(payload.len()));
         Some((front.entry.index, front.entry.term, payload))
-    }
-
-    /// Answers commands whose fate stays open for too long, and reads that can no longer be confirmed.
-    ///
-    /// `stop` is the entry of a gang at which the log stands still. Gangs whose shares will not be proposed are added to
-    /// `gangs`.
-    pub(crate) fn expire(
-        &mut self,
-        now_us: u64,
-        stop: Option<u64>,
-        gangs: &mut Vec<u64>,
-        answers: &mut Vec<(Origin, Outcome)>,
-    ) {
-        // A gang that is committed here may wait for another log's leader. Nothing is decided by telling its client.
-        if let Some(front) = self.apply_queue.front_mut()
-            && stop == Some(front.entry.index)
-            && !front.origins.is_empty()
-            && now_us.saturating_sub(front.since_us) > OUTCOME_TIMEOUT_US
-            && self.applying == 0
-        {
-            self.pending -= front.origins.len();
-            let waiting = front.origins.drain(..);
-            answers.extend(waiting.map(|origin| (origin, Outcome::Unknown)));
-        }
-        if self.group.is_leader() {
-            return;
-        }
-        if planted::has(Bug::WaitersForgotten) {
-            return;
-        }
-        let leader = self.group.leader();
-        for read in self.reads.fail() {
-            answers.push((read.origin, Outcome::NotLeader(leader)));
-        }
-        let sealed = std::mem::take(&mut self.sealed);
-        for sealed in sealed {
-            let origins = match sealed {
-                Sealed::Batch(_, origins) => origins,
-                Sealed::Gang(number) => {
-                    gangs.push(number);
-                    continue;
-                }
-            };
-            self.pending -= origins.len();
-            answers.extend(
-                origins
-                    .into_iter()
-                    .map(|origin| (origin, Outcome::NotLeader(leader))),
-            );
-        }
-        if planted::has(Bug::InFlightIsLost) {
-            for ours in self.in_flight.drain(..) {
-                self.pending -= ours.origins.len();
-                let lost = ours
-                    .origins
-                    .into_iter()
-                    .map(|origin| (origin, Outcome::Lost));
-                answers.extend(lost);
-            }
-        }
-        let pending = &mut self.pending;
-        self.in_flight.retain_mut(|ours| {
-            let late = now_us.saturating_sub(ours.since_us) > OUTCOME_TIMEOUT_US;
-            if late {
-                *pending -= ours.origins.len();
-                let unknown = ours.origins.drain(..);
-                answers.extend(unknown.map(|origin| (origin, Outcome::Unknown)));
-            }
-            !late
-        });
     }
 
     /// Whether committed entries wait and no worker holds them.

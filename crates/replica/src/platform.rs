@@ -4,7 +4,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use cyclone_packet::{Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions};
+use cyclone_packet::{Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver, XdpOptions};
 use cyclone_pmem::{FlushPolicy, Pool, Region, RegionOptions};
 use cyclone_store::{Echo, KvMachine, Limits, MemoryKv, StateMachine};
 use cyclone_wal::flash::{FlashDevice, ThreadedFlash, UringFlash};
@@ -15,6 +15,9 @@ use crate::identity::{self, Identity, IdentityError};
 use crate::node::Done;
 use crate::start::{StartError, io};
 use crate::workers::Workers;
+
+/// Bytes of each frame: a jumbo datagram with its headroom.
+const FRAME_BYTES: u32 = 9216;
 
 /// Where jobs that may block run; made by the platform.
 pub struct JobRunner(pub(crate) Workers<Done>);
@@ -76,6 +79,14 @@ pub trait Platform {
         Err(ConfigError("this platform has no flash".into()).into())
     }
 
+    /// Bytes of each frame of a region that is made now: what suits the packet driver.
+    ///
+    /// # Errors
+    /// When the driver's device does not exist.
+    fn frame_bytes(&self, _config: &Config) -> Result<u32, StartError> {
+        Ok(FRAME_BYTES)
+    }
+
     /// Opens the packet driver; it receives into frames of `pool`.
     ///
     /// # Errors
@@ -99,6 +110,14 @@ pub trait Platform {
     /// # Errors
     /// When no thread can be started.
     fn workers(&mut self) -> std::io::Result<JobRunner>;
+}
+
+fn xdp_options(config: &Config) -> XdpOptions {
+    XdpOptions {
+        queues: config.network.queues,
+        burst: config.network.burst,
+        ..XdpOptions::new(&config.network.interface)
+    }
 }
 
 /// This machine.
@@ -177,6 +196,16 @@ impl Platform for Os {
         }
     }
 
+    fn frame_bytes(&self, config: &Config) -> Result<u32, StartError> {
+        match config.transport {
+            Transport::Xdp => Ok(xdp_options(config)
+                .frame_bytes()
+                .map_err(std::io::Error::from)
+                .map_err(io("AF_XDP"))?),
+            Transport::Udp | Transport::Tcp => Ok(FRAME_BYTES),
+        }
+    }
+
     fn driver(&mut self, config: &Config, pool: &Pool) -> Result<Box<dyn Driver>, StartError> {
         // The configuration was checked: this node is a member.
         let Some(own) = config.members.iter().find(|member| member.id == config.id) else {
@@ -185,9 +214,19 @@ impl Platform for Os {
             );
         };
         let cannot = || io(format!("cannot open the packet port {}", own.packet));
+        let udp = UdpOptions {
+            burst: match config.network.burst {
+                1 => 1,
+                _ => UdpOptions::default().burst,
+            },
+            ..UdpOptions::default()
+        };
         Ok(match config.transport {
-            Transport::Udp => Box::new(
-                UdpDriver::bind(own.packet, pool, UdpOptions::default()).map_err(cannot())?,
+            Transport::Udp => Box::new(UdpDriver::bind(own.packet, pool, udp).map_err(cannot())?),
+            Transport::Xdp => Box::new(
+                XdpDriver::open(own.packet, pool, &xdp_options(config))
+                    .map_err(std::io::Error::from)
+                    .map_err(cannot())?,
             ),
             Transport::Tcp => Box::new(
                 TcpDriver::bind(own.packet, pool, TcpOptions::default()).map_err(cannot())?,

@@ -43,10 +43,11 @@ pub(crate) enum Origin {
     Nobody,
 }
 
-/// A log entry's payload in the making: up to [`BatchBuilder::MAX_COMMANDS`] commands become one entry
+/// A log entry's payload in the making: a burst of up to 32 commands becomes one entry
 /// (cyclone §4.2, fig. 6). Small commands are copied densely; larger ones stay in the frames they came in.
 //= cyclone §4.2
 pub(crate) struct BatchBuilder {
+    most_commands: usize,
     done: Payload,
     open: Vec<u8>,
     origins: Vec<Origin>,
@@ -54,15 +55,15 @@ pub(crate) struct BatchBuilder {
 }
 
 impl BatchBuilder {
-    /// Commands per entry; the burst size of the paper.
-    pub(crate) const MAX_COMMANDS: usize = 32;
     /// A command longer than this stays in its frames.
     pub(crate) const INLINE_BYTES: usize = 1024;
     /// Payload bytes after which an entry takes no further command.
     pub(crate) const FULL_BYTES: usize = 64 << 10;
 
-    pub(crate) fn new() -> Self {
+    /// `most_commands`: per entry.
+    pub(crate) fn new(most_commands: usize) -> Self {
         BatchBuilder {
+            most_commands,
             done: Payload::new(),
             open: Vec::new(),
             origins: Vec::new(),
@@ -75,7 +76,7 @@ impl BatchBuilder {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.origins.len() >= Self::MAX_COMMANDS || self.bytes >= Self::FULL_BYTES
+        self.origins.len() >= self.most_commands || self.bytes >= Self::FULL_BYTES
     }
 
     /// Adds a command whose bytes are copied.

@@ -1,7 +1,7 @@
 //! Bringing a lagging replica up to date with a checkpoint of the store, pulled piece by piece over the packet port
 //! (docs/adr/0004). One checkpoint holds every log's state; it is installed for all logs at once.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -61,7 +61,7 @@ struct Offered {
     applied: Vec<u64>,
     used_us: u64,
     /// When each follower that was offered it last asked.
-    followers: HashMap<u64, u64>,
+    followers: BTreeMap<u64, u64>,
 }
 
 /// The state of both roles.
@@ -552,7 +552,7 @@ impl Node {
             files,
             applied: meta.applied.iter().map(|(index, _)| *index).collect(),
             used_us,
-            followers: HashMap::new(),
+            followers: BTreeMap::new(),
         });
     }
 

@@ -28,8 +28,6 @@ use crate::physical::PhysicalLog;
 use crate::platform::{Os, Platform};
 use crate::requests::BatchBuilder;
 
-/// Bytes of each frame: a jumbo datagram with its headroom.
-const FRAME_BYTES: u32 = 9216;
 /// Frames take at most this share of the region…
 const FRAMES_SHARE: u64 = 4;
 /// …and at least this many bytes, so that bursts can be received while large payloads wait in the log.
@@ -184,8 +182,6 @@ pub(crate) struct Memory {
 }
 
 impl Layout {
-    pub(crate) const FRAME_BYTES: u32 = FRAME_BYTES;
-
     pub(crate) fn ring_spec(&self, log: u16) -> RingSpec {
         RingSpec {
             log,
@@ -235,11 +231,12 @@ fn memory(
         boot_id: platform.boot_id()?,
         survives: region.survives(),
         region_bytes: region.len(),
+        frame_bytes: platform.frame_bytes(config)?,
     };
     let mut head = region.take(0, cyclone_wire::ring::SUPERBLOCK_BYTES)?;
     let pool = Pool::new(
         region.take(layout.frames_at, layout.frames_bytes)?,
-        FRAME_BYTES,
+        superblock::frame_bytes(&head).unwrap_or(who.frame_bytes),
     );
     let known = platform.identity(config)?;
     let nvm = config.nvm.display().to_string();
@@ -373,6 +370,7 @@ fn open_port(
     let longest = 2 * (config.max_value_bytes + config.max_key_bytes);
     settings.max_message = longest.max(config.max_batch_bytes()) + MESSAGE_SLACK;
     let mut port = Port::new(driver, pool.clone(), settings)?;
+    tracing::info!("packets by {}", port.describe_driver());
     for member in config
         .members
         .iter()
@@ -502,6 +500,7 @@ impl Node {
             };
             let mut physical = PhysicalLog::new(
                 log,
+                config.network.burst,
                 Group::open_with(group, ring, level)?,
                 applied,
                 applied_term,

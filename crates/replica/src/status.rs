@@ -30,6 +30,8 @@ pub struct Counters {
     pub snapshots_installed: u64,
     /// Checkpoints made for others.
     pub snapshots_made: u64,
+    /// Bytes of requests gathered to be read, because they lay in several frames.
+    pub gathered_bytes: u64,
     /// Longest time between two steps beyond a tick, in microseconds: how long this machine kept the loop waiting.
     pub longest_gap_us: u64,
 }

@@ -63,13 +63,16 @@ impl Node {
         if self.snapshots.is_fetching() {
             return Ok(());
         }
+        let frames_used = self.port.frames_used();
         for log in &mut self.logs {
             if log.group.flash().is_some() {
                 let flushed = self.store.flushed(log.id);
                 flush |= crate::flash::trim_levels(log, flushed, self.now.steady_us)?;
                 continue;
             }
-            let used = log.group.fullness();
+            let fullness = log.group.fullness();
+            // Large payloads lie in frames, which may run short before the log does.
+            let used = fullness.max(frames_used);
             if used < TRIM_AT {
                 continue;
             }
@@ -85,7 +88,7 @@ impl Node {
             let mut through = flushed.min(log.applied).min(status.last - keep);
             // An entry may be too long for what is free below that mark.
             let starved = log.is_starved() && !planted::has(Bug::LaggardsHoldOn);
-            if used < LAGGARDS_UNTIL && !starved {
+            if fullness < LAGGARDS_UNTIL && !starved {
                 let slowest = status.peers.iter().map(|peer| peer.matched).min();
                 through = slowest.map_or(through, |slowest| through.min(slowest));
             }
@@ -213,7 +216,19 @@ impl Node {
             ("send_full", driver.send_full),
             ("truncated", driver.truncated),
             ("pool_empty", driver.pool_empty),
+            ("driver_malformed", driver.malformed),
+            ("by_kernel", driver.by_kernel),
         ]);
+        counters.extend([
+            ("lent_bytes", driver.lent_bytes),
+            ("copied_bytes", driver.copied_bytes),
+            ("gathered_bytes", self.counters.gathered_bytes),
+            ("frames", self.pool.count().into()),
+            ("frames_free", self.pool.free().into()),
+        ]);
+        let logs = self.logs.iter().map(|log| log.group.payload_bytes());
+        let (kept, copied) = logs.fold((0, 0), |(k, c), (kept, copied)| (k + kept, c + copied));
+        counters.extend([("log_kept_bytes", kept), ("log_copied_bytes", copied)]);
         counters
     }
 

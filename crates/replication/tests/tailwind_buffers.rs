@@ -62,6 +62,20 @@ fn records(memory: &SharedArea) -> Vec<Vec<u8>> {
 }
 
 /// Lets everybody do what they can for a while.
+/// A sender whose log at the first backup may move to the second.
+fn rotating_sender(fabric: &SimFabric) -> TailwindSender {
+    let config = TailwindSenderConfig {
+        placement: Placement::Rotate(vec![
+            (BackupId(0), address("first")),
+            (BackupId(1), address("second")),
+        ]),
+        ..TailwindSenderConfig::new(ME, 1, TOKEN)
+    };
+    let mut sender = TailwindSender::new(Box::new(fabric.endpoint("sender")), config);
+    sender.open(BackupId(0), &address("first")).expect("open");
+    sender
+}
+
 fn turn(
     fabric: &SimFabric,
     sender: &mut TailwindSender,
@@ -148,15 +162,7 @@ fn a_candidate_takes_a_lost_backups_place() {
     let fabric = fabric();
     let mut first = backup(fabric.endpoint("first"), None);
     let mut second = backup(fabric.endpoint("second"), None);
-    let config = TailwindSenderConfig {
-        placement: Placement::Rotate(vec![
-            (BackupId(0), address("first")),
-            (BackupId(1), address("second")),
-        ]),
-        ..TailwindSenderConfig::new(ME, 1, TOKEN)
-    };
-    let mut sender = TailwindSender::new(Box::new(fabric.endpoint("sender")), config);
-    sender.open(BackupId(0), &address("first")).expect("open");
+    let mut sender = rotating_sender(&fabric);
     turn(&fabric, &mut sender, &mut [&mut first, &mut second]);
     for n in 0..5 {
         sender
@@ -404,15 +410,7 @@ fn a_candidate_that_came_back_is_tried_again() {
     let fabric = fabric();
     let mut first = backup(fabric.endpoint("first"), None);
     let mut second = backup(fabric.endpoint("second"), None);
-    let config = TailwindSenderConfig {
-        placement: Placement::Rotate(vec![
-            (BackupId(0), address("first")),
-            (BackupId(1), address("second")),
-        ]),
-        ..TailwindSenderConfig::new(ME, 1, TOKEN)
-    };
-    let mut sender = TailwindSender::new(Box::new(fabric.endpoint("sender")), config);
-    sender.open(BackupId(0), &address("first")).expect("open");
+    let mut sender = rotating_sender(&fabric);
     turn(&fabric, &mut sender, &mut [&mut first, &mut second]);
     sender
         .append(&[BackupId(0)], &record(1), 1)

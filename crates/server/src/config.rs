@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use cyclone_replica::{
-    Config, Durability, Engine, FlashConfig, Member, Polling, Security, Transport,
+    Config, Durability, Engine, FlashConfig, Member, Network, Polling, Security, Transport,
 };
 use cyclone_wire::client::ReadMode;
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ pub struct Cluster {
     /// `authenticated` (default), `encrypted` or `off`.
     #[serde(default = "authenticated")]
     pub security: String,
-    /// `udp` (default) or `tcp`.
+    /// `udp` (default), `tcp` or `xdp`.
     #[serde(default = "udp")]
     pub transport: String,
     /// The voters.
@@ -93,6 +93,15 @@ pub struct Node {
     /// `adaptive` (default), `busy` or `event`.
     #[serde(default = "adaptive")]
     pub polling: String,
+    /// With transport `xdp`: the network interface whose queues carry the packets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// With transport `xdp`: how many of its queues to use.
+    #[serde(default = "one_queue")]
+    pub queues: u32,
+    /// Commands per log entry and datagrams per burst at most, 1 to 32.
+    #[serde(default = "full_burst")]
+    pub burst: usize,
     /// CPU to pin the event loop to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin_cpu: Option<usize>,
@@ -203,6 +212,12 @@ fn authenticated() -> String {
 fn udp() -> String {
     "udp".into()
 }
+fn one_queue() -> u32 {
+    Network::default().queues
+}
+fn full_burst() -> usize {
+    Network::default().burst
+}
 fn rocksdb() -> String {
     "rocksdb".into()
 }
@@ -273,6 +288,9 @@ impl File {
                 durability: nvm(),
                 engine: rocksdb(),
                 polling: adaptive(),
+                interface: None,
+                queues: one_queue(),
+                burst: full_burst(),
                 pin_cpu: None,
                 password: None,
                 redis_listen: None,
@@ -325,10 +343,11 @@ impl File {
             nvm: self.node.nvm.clone(),
             nvm_bytes: self.node.nvm_bytes,
             engine: parse_engine(&self.node.engine)?,
-            transport: match self.cluster.transport.as_str() {
-                "udp" => Transport::Udp,
-                "tcp" => Transport::Tcp,
-                other => bail!("cluster.transport = {other:?}: expected \"udp\" or \"tcp\""),
+            transport: parse_transport(&self.cluster.transport)?,
+            network: Network {
+                interface: self.node.interface.clone().unwrap_or_default(),
+                queues: self.node.queues,
+                burst: self.node.burst,
             },
             security: parse_security(&self.cluster.security)?,
             node_key: parse_key("cluster.node_key", &self.cluster.node_key)?,
@@ -366,6 +385,16 @@ pub fn parse_engine(text: &str) -> Result<Engine> {
         "memory" => Engine::Memory,
         "echo" => Engine::Echo,
         other => bail!("engine {other:?} is unknown: expected \"rocksdb\", \"memory\" or \"echo\""),
+    })
+}
+
+/// `udp`, `tcp` or `xdp`.
+pub fn parse_transport(text: &str) -> Result<Transport> {
+    Ok(match text {
+        "udp" => Transport::Udp,
+        "tcp" => Transport::Tcp,
+        "xdp" => Transport::Xdp,
+        other => bail!("transport {other:?} is unknown: expected \"udp\", \"tcp\" or \"xdp\""),
     })
 }
 

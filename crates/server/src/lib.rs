@@ -7,6 +7,7 @@ pub mod config;
 pub mod ctl;
 pub mod demo;
 pub mod logtool;
+pub mod netlab;
 pub mod pmkv;
 pub mod resp;
 pub mod serve;

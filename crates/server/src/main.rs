@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use cyclone::{bench, cluster, config, ctl, demo, logtool, pmkv, serve};
 use cyclone_bench::cli::Experiment;
+use cyclone_bench::output::Common;
 
 /// Replicated durability for key-value stores at memory speed.
 #[derive(Parser)]
@@ -91,6 +92,15 @@ struct Serve {
     /// Overrides node.polling: adaptive, busy or event.
     #[arg(long)]
     polling: Option<String>,
+    /// Overrides cluster.transport: udp, tcp or xdp.
+    #[arg(long)]
+    transport: Option<String>,
+    /// Overrides node.interface: the network interface for --transport xdp.
+    #[arg(long)]
+    interface: Option<String>,
+    /// Overrides node.queues: how many of the interface's queues to use.
+    #[arg(long)]
+    queues: Option<u32>,
     /// End when the parent process ends.
     #[arg(long, hide = true)]
     end_with_parent: bool,
@@ -174,6 +184,18 @@ enum BenchCommand {
         /// authenticated, encrypted or off.
         #[arg(long, default_value = "authenticated")]
         security: String,
+    },
+    /// Drivers compared between network namespaces of its own making (cyclone fig. 8 to 10); needs root.
+    Net {
+        /// Shared options.
+        #[command(flatten)]
+        common: Common,
+    },
+    /// What `net` runs on its machines.
+    #[command(hide = true)]
+    NetChild {
+        /// The role, as JSON.
+        role: String,
     },
     #[command(flatten)]
     Experiment(Experiment),
@@ -282,6 +304,15 @@ fn run(cli: Cli) -> Result<()> {
             })
         }
         Command::Bench(Bench {
+            command: BenchCommand::Net { common },
+        }) => {
+            let stop = stop_flag()?;
+            bench::net::run(&common, &stop)
+        }
+        Command::Bench(Bench {
+            command: BenchCommand::NetChild { role },
+        }) => bench::net::child::run(&role),
+        Command::Bench(Bench {
             command: BenchCommand::Experiment(experiment),
         }) => experiment.run(&["bench"]),
         Command::Cluster(ClusterArgs {
@@ -357,6 +388,15 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     }
     if let Some(polling) = &arguments.polling {
         file.node.polling.clone_from(polling);
+    }
+    if let Some(transport) = &arguments.transport {
+        file.cluster.transport.clone_from(transport);
+    }
+    if arguments.interface.is_some() {
+        file.node.interface.clone_from(&arguments.interface);
+    }
+    if let Some(queues) = arguments.queues {
+        file.node.queues = queues;
     }
     if arguments.check {
         file.to_config(arguments.bootstrap)?;

@@ -7,7 +7,7 @@ use cyclone_replica::{Node, Outcome as Ended};
 use cyclone_wire::client::ReadMode;
 
 use crate::check::Broken;
-use crate::history::Outcome;
+use crate::history::{Op, Outcome};
 use crate::load::{Chooser, Load, Pending, Request, answer, request};
 use crate::plan::Plan;
 use crate::random::Random;
@@ -53,16 +53,26 @@ impl Callers {
             return;
         }
         let (key, op) = self.chooser.choose(plan);
+        let mode = match self.chooser.random.below(10) {
+            0 => ReadMode::Log,
+            1..6 => ReadMode::Lease,
+            _ => ReadMode::Index,
+        };
+        self.ask(node, key, op, mode, now_us);
+    }
+
+    /// Reads registers under the replica's lease, should it believe to have one.
+    pub(crate) fn read_under_lease(&mut self, plan: &Plan, node: &mut Node, now_us: u64) {
+        for number in 0..plan.keys.min(3) {
+            let key = format!("register:{number}").into_bytes();
+            self.ask(node, key, Op::Get, ReadMode::Lease, now_us);
+        }
+    }
+
+    fn ask(&mut self, node: &mut Node, key: Vec<u8>, op: Op, mode: ReadMode, now_us: u64) {
         self.ticket += 1;
         match request(&key, &op) {
-            Request::Query(query) => {
-                let mode = match self.chooser.random.below(10) {
-                    0 => ReadMode::Log,
-                    1..6 => ReadMode::Lease,
-                    _ => ReadMode::Index,
-                };
-                node.read_as(self.ticket, &query, mode);
-            }
+            Request::Query(query) => node.read_as(self.ticket, &query, mode),
             Request::Write(operation) => node.write(self.ticket, &operation),
         }
         let pending = Pending {

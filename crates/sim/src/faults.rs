@@ -107,6 +107,9 @@ impl World {
                 trace!(self, "replica {id} stands still for {span_us} µs");
                 let until_us = self.now_us + span_us;
                 self.machines[victim].paused_until_us = until_us;
+                // It may have looked at the clock right before.
+                let looked = self.random.chance(0.5);
+                self.machines[victim].clock_read_us = looked.then_some(self.now_us);
                 self.at(until_us, Event::End(Ending::Resume(victim)));
             }
             Kind::StoreError => {
@@ -122,7 +125,6 @@ impl World {
                 trace!(self, "the store of replica {id} stalls for {span_us} µs");
                 self.machines[victim].disk.stall(true);
                 self.after(span_us, Event::End(Ending::Unstall(victim)));
-                self.isolate(victim, span_us);
             }
             Kind::Jump => {
                 let far = self.plan.election_us as i64 * 3;
@@ -152,30 +154,6 @@ impl World {
             let delay_us = self.random.below(self.plan.job_us);
             self.after(delay_us, Event::Depose);
         }
-    }
-
-    /// A leader whose store makes reads wait may have been followed by another when they are done: it hears nothing of
-    /// the others for a while.
-    fn isolate(&mut self, victim: usize, span_us: u64) {
-        let leads = |node: &cyclone_replica::Node| node.leads();
-        if !self.plan.has(Kind::Partition)
-            || !self.machines[victim].node().is_some_and(leads)
-            || !self.random.chance(0.5)
-        {
-            return;
-        }
-        let ours = ip(self.machines[victim].id);
-        let others = self.machines.iter().map(|machine| ip(machine.id));
-        let cut: Vec<_> = others
-            .filter(|&other| other != ours)
-            .flat_map(|other| [(ours, other), (other, ours)])
-            .collect();
-        trace!(self, "which is cut off as long");
-        self.struck.note(Kind::Partition);
-        for &(from, to) in &cut {
-            self.net.cut(from, to);
-        }
-        self.after(span_us, Event::End(Ending::Mend(cut)));
     }
 
     /// Kills whoever leads.
@@ -292,7 +270,16 @@ impl World {
                 self.machines[victim].disk.stall(false);
                 Ok(())
             }
-            Ending::Resume(victim) => self.step(victim, None),
+            Ending::Resume(victim) => {
+                // What came meanwhile is taken in by the step for which the clock was read before.
+                if self.rough
+                    && self.machines[victim].clock_read_us.is_some()
+                    && let Some(node) = self.machines[victim].node_mut()
+                {
+                    self.callers[victim].read_under_lease(&self.plan, node, self.now_us);
+                }
+                self.step(victim, None)
+            }
         }
     }
 

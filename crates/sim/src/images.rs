@@ -58,7 +58,7 @@ pub(crate) fn restore(world: &mut World) -> anyhow::Result<()> {
                 .context("a run outside the region")?
                 .copy_from_slice(run);
         }
-        machine.restore(image, identity);
+        machine.restore(&image, identity)?;
     }
     Ok(())
 }

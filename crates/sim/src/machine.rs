@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cyclone_packet::{Driver, Security};
-use cyclone_pmem::{CrashSim, Pool, Region};
+use cyclone_pmem::{CrashSim, Outcome, Pool, Region, RegionError};
 use cyclone_replica::identity::{Identity, IdentityError};
 use cyclone_replica::{
-    Config, Durability, Engine, FlashConfig, JobRunner, Member, Node, Now, Platform, Polling,
-    StartError, Transport,
+    Config, Durability, Engine, FlashConfig, JobRunner, Member, Network, Node, Now, Platform,
+    Polling, StartError, Transport,
 };
 use cyclone_store::{FakeDisk, KvMachine, Limits, StateMachine};
 
@@ -134,12 +134,15 @@ pub struct Machine {
     pub interrupted: bool,
     /// Until when it stands still.
     pub paused_until_us: u64,
+    /// When it read the clock for its next step, if that was not just now.
+    pub clock_read_us: Option<u64>,
     /// Longest delay of its jobs. Machines differ: one that flushes late keeps a longer log than the others.
     pub job_us: u64,
     /// Whether it was seen installing a checkpoint.
     pub installing: bool,
-    image: Option<Vec<u8>>,
-    /// Lines of the image that were made durable last.
+    /// The log region, while no process uses it.
+    region: Option<CrashSim>,
+    /// Its lines that were made durable last.
     recent: Vec<u64>,
     identity: Option<Identity>,
     directory: PathBuf,
@@ -178,6 +181,7 @@ impl Machine {
             nvm_bytes: plan.nvm_bytes,
             engine: Engine::Memory,
             transport: Transport::Udp,
+            network: Network::default(),
             security: Security::Authenticated,
             node_key: NODE_KEY,
             client_key: CLIENT_KEY,
@@ -218,12 +222,13 @@ impl Machine {
             damaged: false,
             interrupted: false,
             paused_until_us: 0,
+            clock_read_us: None,
             job_us: match random.chance(0.5) {
                 true => plan.job_us,
                 false => plan.job_us.min(2_000),
             },
             installing: false,
-            image: None,
+            region: None,
             recent: Vec::new(),
             identity: None,
             directory,
@@ -234,14 +239,19 @@ impl Machine {
     }
 
     /// Puts an earlier life's memory and identity in place.
-    pub fn restore(&mut self, image: Vec<u8>, identity: Identity) {
-        self.image = Some(image);
+    ///
+    /// # Errors
+    /// When the system has no memory left.
+    pub fn restore(&mut self, image: &[u8], identity: Identity) -> Result<(), RegionError> {
+        self.region = Some(Region::from_image(image)?.1);
         self.identity = Some(identity);
+        Ok(())
     }
 
     /// The region's bytes while the machine is off, and its identity: what [`Machine::restore`] takes.
-    pub fn remains(&self) -> Option<(&[u8], Identity)> {
-        Some((self.image.as_deref()?, self.identity?))
+    pub fn remains(&self) -> Option<(Vec<u8>, Identity)> {
+        let region = self.region.as_ref()?;
+        Some((region.image(|_| 0), self.identity?))
     }
 
     /// The replica, while it runs.
@@ -305,12 +315,14 @@ impl Machine {
             }
             (Ok(Err(_)), Some(memory)) if lost_power => {
                 let seed = self.random.draw();
-                self.image = Some(memory.sampled(seed));
+                memory.crash(Outcome::Words(seed));
+                self.region = Some(memory);
                 Err(Fault::PowerLost)
             }
             (Ok(Err(error)), memory) => {
                 if let Some(memory) = memory {
-                    self.image = Some(memory.newest());
+                    memory.crash(Outcome::Newest);
+                    self.region = Some(memory);
                 }
                 if self.damaged && is_refusal(&error) {
                     self.power = Power::Refused(error.to_string());
@@ -324,7 +336,7 @@ impl Machine {
 
     /// Runs the replica once, or one of its waiting jobs.
     pub fn run(&mut self, sim_us: u64, job: Option<usize>) -> Result<usize, Fault> {
-        let now = self.clock.now(sim_us);
+        let now = self.clock.now(self.clock_read_us.take().unwrap_or(sim_us));
         self.strike_flash(now.steady_us);
         let Power::On(process) = &mut self.power else {
             return Ok(0);
@@ -402,18 +414,22 @@ impl Machine {
             let keep = self.random.below(self.disk.unflushed() as u64 + 1) as usize;
             let keep = if self.random.chance(0.5) { 0 } else { keep };
             let seed = self.random.draw();
-            let memory = &process.memory;
+            let memory = process.memory.clone();
             self.recent = memory.recent_lines();
-            self.image = Some(match (power_lost, seed % 2) {
-                (true, 0) => memory.sampled(seed),
-                (true, _) => memory.sampled_lines(seed),
-                (false, _) => memory.newest(),
-            });
+            // What a process does while it is torn down, a killed one does not do.
+            memory.crash_after(memory.events());
             self.disk.crash(keep);
             drop(process);
+            memory.crash(match (power_lost, seed % 2) {
+                (true, 0) => Outcome::Words(seed),
+                (true, _) => Outcome::Lines(seed),
+                (false, _) => Outcome::Newest,
+            });
+            self.region = Some(memory);
             self.stop_flash(power_lost, seed);
         }
         self.life += 1;
+        self.clock_read_us = None;
         net.remove(address(self.id));
     }
 
@@ -431,23 +447,22 @@ impl Machine {
         let only = self.config.flash.as_ref();
         if power_lost && only.is_some_and(|flash| flash.durability == Durability::Flash) {
             // Memory that keeps its bytes is what this mode does without.
-            self.image = None;
+            self.region = None;
         }
     }
 
     /// Flips a bit of what is persisted. Answers whether anything was.
     pub fn rot(&mut self) -> bool {
-        let Some(image) = &mut self.image else {
+        let Some(region) = &self.region else {
             return false;
         };
         for _ in 0..400 {
             // The end of the log is where damage could be taken for an end.
             let at = match self.recent.is_empty() || self.random.chance(0.4) {
-                true => self.random.below(image.len() as u64),
+                true => self.random.below(region.len()),
                 false => *self.random.pick(&self.recent) + self.random.below(64),
-            } as usize;
-            if image[at] != 0 {
-                image[at] ^= 1 << self.random.below(8);
+            };
+            if region.flip(at, &mut || 1 << self.random.below(8)) {
                 self.damaged = true;
                 return true;
             }
@@ -457,7 +472,7 @@ impl Machine {
 
     /// The log region is gone.
     pub fn lose_region(&mut self) {
-        self.image = None;
+        self.region = None;
         self.damaged = true;
     }
 
@@ -494,7 +509,7 @@ fn is_refusal(error: &StartError) -> bool {
 
 impl Platform for Parts<'_> {
     fn has_region(&self, _: &Config) -> bool {
-        self.machine.image.is_some()
+        self.machine.region.is_some()
     }
 
     fn identity(&self, _: &Config) -> Result<Option<Identity>, IdentityError> {
@@ -510,16 +525,13 @@ impl Platform for Parts<'_> {
     }
 
     fn region(&mut self, config: &Config, create: bool) -> Result<Region, StartError> {
-        let blank;
-        let image = match &self.machine.image {
-            Some(image) => image,
+        let (region, memory) = match &self.machine.region {
+            Some(memory) => (Region::after_crash(memory), memory.clone()),
             None => {
                 assert!(create, "a region that does not exist is opened");
-                blank = vec![0; config.nvm_bytes as usize];
-                &blank
+                Region::simulated(config.nvm_bytes)?
             }
         };
-        let (region, memory) = Region::from_image(image)?;
         if let Some(events) = self.crash_after {
             memory.crash_after(events);
         }

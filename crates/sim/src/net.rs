@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cyclone_packet::driver::HEADROOM;
+use cyclone_packet::driver::receive_waiting;
 use cyclone_packet::{Datagram, Driver, DriverStats};
-use cyclone_pmem::{CrashSim, Pool, pool::Frame};
+use cyclone_pmem::{CrashSim, Payload, Pool};
 
 use crate::plan::{Kind, PacketFaults, Struck};
 use crate::random::Random;
@@ -223,32 +223,15 @@ impl Driver for SimDriver {
     fn recv(
         &mut self,
         pool: &Pool,
-        out: &mut Vec<(SocketAddr, Frame)>,
+        out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
         let mut net = self.net.lock();
         let Some(inbox) = net.inboxes.get_mut(&self.address) else {
             return Ok(0);
         };
-        let mut count = 0;
-        while count < max && !inbox.is_empty() {
-            let Some(mut frame) = pool.alloc() else {
-                self.stats.pool_empty += 1;
-                break;
-            };
-            let Some((from, bytes)) = inbox.pop_front() else {
-                break;
-            };
-            if HEADROOM + bytes.len() > frame.len() {
-                self.stats.truncated += 1;
-                continue;
-            }
-            frame[HEADROOM..HEADROOM + bytes.len()].copy_from_slice(&bytes);
-            out.push((from, frame.freeze(HEADROOM..HEADROOM + bytes.len())));
-            count += 1;
-        }
-        self.stats.received += count as u64;
-        Ok(count)
+        let (limit, stats) = (self.max_datagram, &mut self.stats);
+        Ok(receive_waiting(inbox, pool, out, max, limit, stats))
     }
 
     fn fds(&self) -> Vec<RawFd> {
@@ -257,6 +240,10 @@ impl Driver for SimDriver {
 
     fn max_datagram(&self) -> usize {
         self.max_datagram
+    }
+
+    fn describe(&self) -> String {
+        "simulated network".to_owned()
     }
 
     fn local_addr(&self) -> SocketAddr {

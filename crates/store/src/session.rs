@@ -7,7 +7,7 @@
 //! On the store: one record per (session, entry) with that entry's replies and what was acknowledged by then; a record goes when all its
 //! replies are acknowledged and it is not the session's newest. So a session costs one put and about one delete per entry, not per command.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use cyclone_wire::codec::{DecodeError, Reader, Write};
 use cyclone_wire::command::SessionTag;
@@ -61,7 +61,7 @@ pub(crate) struct Sessions {
     undo: Vec<Undo>,
     /// Replies of the entry being applied, by session.
     fresh: BTreeMap<u64, Vec<(u64, Reply)>>,
-    touched: HashSet<u64>,
+    touched: BTreeSet<u64>,
 }
 
 fn reply_bytes(reply: &Reply) -> usize {

@@ -198,6 +198,8 @@ pub struct Ring {
     /// Sum of the records' bytes and of what they skip.
     pub(crate) used: u64,
     pub(crate) scratch: Vec<u8>,
+    pub(crate) kept_bytes: u64,
+    pub(crate) copied_bytes: u64,
 }
 
 /// One entry, borrowed from the ring.
@@ -249,6 +251,12 @@ impl<'a> EntryView<'a> {
 }
 
 impl Ring {
+    /// Payload bytes appended since the start: those that stayed in the frames they were received in, and those copied
+    /// into records.
+    pub fn payload_bytes(&self) -> (u64, u64) {
+        (self.kept_bytes, self.copied_bytes)
+    }
+
     /// How many frames of the pool the log holds.
     pub fn frames_held(&self) -> usize {
         let parts = self.metas.iter().filter_map(|meta| meta.parts.as_deref());
@@ -321,6 +329,8 @@ impl Ring {
             tail: 0,
             used: 0,
             scratch: Vec::new(),
+            kept_bytes: 0,
+            copied_bytes: 0,
         })
     }
 

@@ -19,6 +19,8 @@ pub struct Identity {
     pub survives: Survives,
     /// Bytes of the whole region.
     pub region_bytes: u64,
+    /// Bytes of each frame, for a region that is created; [`frame_bytes`] says what an existing one has.
+    pub frame_bytes: u32,
 }
 
 /// Why a region cannot be used as this replica's memory.
@@ -76,6 +78,7 @@ pub fn create(area: &mut Area, identity: &Identity, incarnation: u64) {
         incarnation,
         boot_id: identity.boot_id,
         logs: identity.logs,
+        frame_bytes: identity.frame_bytes,
         region_bytes: identity.region_bytes,
     };
     let bytes = block.encode();
@@ -89,6 +92,15 @@ pub fn create(area: &mut Area, identity: &Identity, incarnation: u64) {
     area.persist(8, SUPERBLOCK_BYTES - 8);
     area.store_u64(0, magic);
     area.persist(0, 8);
+}
+
+/// Bytes of each frame of a formatted region; `None` for another one.
+pub fn frame_bytes(area: &Area) -> Option<u32> {
+    let block = Superblock::decode(area.bytes(0, SUPERBLOCK_BYTES)).ok()?;
+    Some(match block.frame_bytes {
+        0 => Superblock::OLD_FRAME_BYTES,
+        bytes => bytes,
+    })
 }
 
 /// Checks that a region is this replica's memory. Answers its incarnation.
@@ -141,6 +153,7 @@ mod tests {
             boot_id: [1; 16],
             survives: Survives::ProcessCrash,
             region_bytes: 4096,
+            frame_bytes: 2048,
         }
     }
 

@@ -183,11 +183,13 @@ impl Ring {
                     if !planted::has(Bug::FramesNotFlushed) {
                         frame.flush();
                     }
+                    self.kept_bytes += frame.len() as u64;
                     parts.push(Part::Extent(frame.clone()));
                 }
                 (part, piece) => {
                     let slice = part.as_slice();
                     self.area.write(at, slice);
+                    self.copied_bytes += slice.len() as u64;
                     if piece.is_some() {
                         let (from, len) = (at - self.records_at, slice.len() as u32);
                         parts.push(Part::Inline { from, len });

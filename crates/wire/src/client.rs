@@ -13,7 +13,8 @@ pub const ITEM_BYTES: usize = 13;
 /// Longest address of a leader, in bytes.
 pub const MAX_ADDRESS: usize = 255;
 
-const COMMAND: u8 = 1;
+/// The kind of a request that is a command: the byte behind length and number.
+pub const COMMAND: u8 = 1;
 const QUERY: u8 = 2;
 const PING: u8 = 3;
 

@@ -163,6 +163,9 @@ pub fn encode_files(files: &[(String, u64)]) -> Vec<u8> {
     out
 }
 
+/// Of a checkpoint: per physical log the index up to which it was applied; names and lengths of its files.
+pub type CheckpointList = (Vec<u64>, Vec<(String, u64)>);
+
 /// The list of a checkpoint: per physical log the index up to which it was applied, then the files.
 pub fn encode_list(applied: &[u64], files: &[(String, u64)]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -176,8 +179,7 @@ pub fn encode_list(applied: &[u64], files: &[(String, u64)]) -> Vec<u8> {
 ///
 /// # Errors
 /// As [`decode_files`], and a count of logs that does not fit.
-#[allow(clippy::type_complexity)]
-pub fn decode_list(bytes: &[u8]) -> Result<(Vec<u64>, Vec<(String, u64)>), DecodeError> {
+pub fn decode_list(bytes: &[u8]) -> Result<CheckpointList, DecodeError> {
     let mut reader = Reader::new(bytes);
     let count = reader.count(8)?;
     let applied = (0..count)

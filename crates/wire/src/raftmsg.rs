@@ -318,6 +318,15 @@ impl RaftMessage {
     /// Bytes that no replica would send: unknown kinds or flags, numbers out of range, lengths that do not add up,
     /// fields that contradict each other.
     pub fn decode(bytes: &[u8]) -> Result<(Self, usize), DecodeError> {
+        RaftMessage::decode_prefix(bytes, bytes.len())
+    }
+
+    /// The same of a message of `total` bytes, of which only the first are at hand: enough of them to hold everything but
+    /// the payloads.
+    ///
+    /// # Errors
+    /// As [`RaftMessage::decode`], and [`DecodeError::Truncated`] or [`DecodeError::OutOfRange`] when they are not enough.
+    pub fn decode_prefix(bytes: &[u8], total: usize) -> Result<(Self, usize), DecodeError> {
         let mut reader = Reader::new(bytes);
         let log = reader.u16()?;
         let kind = RaftKind::from_number(reader.u8()?)?;
@@ -393,12 +402,13 @@ impl RaftMessage {
             entries,
         };
         message.check()?;
-        if message.payload_bytes() != reader.left() as u64 {
+        let read = bytes.len() - reader.left();
+        if total.checked_sub(read).map(|left| left as u64) != Some(message.payload_bytes()) {
             return Err(DecodeError::Contradiction(
                 "entry lengths and message length",
             ));
         }
-        Ok((message, bytes.len() - reader.left()))
+        Ok((message, read))
     }
 
     /// Whether the fields fit each other; what [`RaftMessage::decode`] has checked.

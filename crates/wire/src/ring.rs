@@ -359,6 +359,8 @@ pub struct Superblock {
     pub boot_id: [u8; 16],
     /// Number of physical logs.
     pub logs: u16,
+    /// Bytes of each frame; 0 means [`Superblock::OLD_FRAME_BYTES`].
+    pub frame_bytes: u32,
     /// Bytes of the region.
     pub region_bytes: u64,
 }
@@ -375,6 +377,9 @@ pub enum SuperblockFault {
 }
 
 impl Superblock {
+    /// Bytes of each frame where the superblock does not say.
+    pub const OLD_FRAME_BYTES: u32 = 9216;
+
     /// The superblock's bytes.
     pub fn encode(&self) -> [u8; SUPERBLOCK_USED] {
         let mut bytes = [0; SUPERBLOCK_USED];
@@ -385,6 +390,7 @@ impl Superblock {
         bytes[40..48].copy_from_slice(&self.incarnation.to_le_bytes());
         bytes[48..64].copy_from_slice(&self.boot_id);
         bytes[64..66].copy_from_slice(&self.logs.to_le_bytes());
+        bytes[68..72].copy_from_slice(&self.frame_bytes.to_le_bytes());
         bytes[72..80].copy_from_slice(&self.region_bytes.to_le_bytes());
         let sum = crc(&[&bytes[..12], &bytes[16..]]);
         bytes[12..16].copy_from_slice(&sum.to_le_bytes());
@@ -422,6 +428,7 @@ impl Superblock {
             incarnation: u64_at(bytes, 40),
             boot_id,
             logs: u16_at(bytes, 64),
+            frame_bytes: u32_at(bytes, 68),
             region_bytes: u64_at(bytes, 72),
         })
     }

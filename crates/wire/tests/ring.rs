@@ -120,13 +120,14 @@ proptest! {
     }
 
     #[test]
-    fn superblocks(cluster: u128, numbers: [u64; 3], boot_id: [u8; 16], logs: u16, bit: prop::sample::Index) {
+    fn superblocks(cluster: u128, numbers: [u64; 3], boot_id: [u8; 16], logs: u16, frame_bytes: u32, bit: prop::sample::Index) {
         let block = Superblock {
             cluster,
             replica: numbers[0],
             incarnation: numbers[1],
             boot_id,
             logs,
+            frame_bytes,
             region_bytes: numbers[2],
         };
         let mut bytes = block.encode();

@@ -1,6 +1,6 @@
 //! A cluster without a network: one replicated state, some node that leads it (or none), answers in wire form.
 // Not every test uses all of it.
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test file uses its part.
 
 use std::collections::{BTreeMap, BTreeSet};
 

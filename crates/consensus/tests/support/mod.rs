@@ -1,5 +1,5 @@
 //! A cluster of groups in one thread: simulated memory, a network that loses, doubles and reorders, crashes.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code, missing_docs)] // Each test file uses its part.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 //! What the tests of the provider `libfabric` share.
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test file uses its part.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};

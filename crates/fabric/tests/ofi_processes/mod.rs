@@ -1,5 +1,5 @@
 //! Other processes for tests that kill them.
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test file uses its part.
 
 use std::collections::BTreeSet;
 use std::fs::File;

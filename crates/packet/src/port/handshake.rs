@@ -61,8 +61,8 @@ impl Node {
 impl Port {
     /// The largest datagram we can take, as told to peers.
     fn receive_max(&self) -> u32 {
-        let frame = (self.pool.frame_bytes() as usize).saturating_sub(HEADROOM);
-        u32::try_from(self.driver.max_datagram().min(frame)).unwrap_or(u32::MAX)
+        let most = largest_datagram(&*self.driver, &self.pool);
+        u32::try_from(most).unwrap_or(u32::MAX)
     }
 
     /// Payload bytes per datagram towards a peer; `None` if it takes less than anyone may.

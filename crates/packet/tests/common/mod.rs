@@ -1,5 +1,5 @@
 //! Ports on a network in memory, and a clock that the test turns.
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test file uses its part.
 
 use std::net::SocketAddr;
 

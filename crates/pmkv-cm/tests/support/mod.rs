@@ -1,5 +1,5 @@
 //! What every store must do, and a cluster in real time over a store.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code, missing_docs)] // Each test file uses its part.
 
 use std::time::{Duration, Instant};
 

@@ -2,6 +2,7 @@
 
 pub mod etcd;
 pub mod native;
+pub mod net;
 pub mod put;
 pub mod resp;
 pub mod rocks;

@@ -1,5 +1,5 @@
 //! Makes histories: a random source, a simulated store with overlapping clients, and a checker that tries everything.
-#![allow(dead_code)]
+#![allow(dead_code)] // Each test file uses its part.
 
 use cyclone_sim::history::{After, History, Op, Operation, Outcome};
 

@@ -1,0 +1,130 @@
+//! Why AF_XDP cannot be used here, and what to do about it.
+
+use std::io;
+use std::net::SocketAddr;
+
+/// Why the driver does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum XdpError {
+    /// No such interface.
+    #[error("there is no interface {0:?} (in this network namespace)")]
+    NoInterface(String),
+    /// Not one with Ethernet addresses.
+    #[error("interface {0} is no Ethernet interface; use --transport udp")]
+    NotEthernet(String),
+    /// Switched off.
+    #[error("interface {0} is down")]
+    Down(String),
+    /// The packet address belongs to something else.
+    #[error("the packet address {address} is not an address of interface {interface}")]
+    ForeignAddress {
+        /// The address.
+        address: SocketAddr,
+        /// The interface.
+        interface: String,
+    },
+    /// More addresses than the program compares with.
+    #[error(
+        "interface {interface} has {count} addresses; give one of them instead of an unspecified one"
+    )]
+    TooManyAddresses {
+        /// The interface.
+        interface: String,
+        /// How many it has.
+        count: usize,
+    },
+    /// More queues than there are.
+    #[error("interface {interface} has {has} receive queues, not {wanted}")]
+    TooFewQueues {
+        /// The interface.
+        interface: String,
+        /// Queues asked for.
+        wanted: u32,
+        /// Queues it has.
+        has: u32,
+    },
+    /// The process may not do this.
+    #[error("no right to {what}: AF_XDP needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF, or root")]
+    NoRight {
+        /// What was refused.
+        what: &'static str,
+    },
+    /// The kernel lacks something.
+    #[error(
+        "this kernel cannot {what} ({source}): AF_XDP needs Linux 5.11 or later with CONFIG_XDP_SOCKETS"
+    )]
+    NoSupport {
+        /// What it cannot do.
+        what: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+    /// Somebody else's program is attached.
+    #[error(
+        "interface {interface} runs another XDP program already ({name}, number {id}); detach it first: \
+         ip link set dev {interface} xdp off"
+    )]
+    Occupied {
+        /// The interface.
+        interface: String,
+        /// The program's name.
+        name: String,
+        /// Its number.
+        id: u32,
+    },
+    /// Another process of ours has the interface.
+    #[error(
+        "another Cyclone process uses AF_XDP on interface {0}; each needs an interface of its own"
+    )]
+    InUse(String),
+    /// The pool has too few frames, or of a size that cannot be used.
+    #[error("{count} frames of {bytes} bytes are too few or too small for AF_XDP")]
+    Frames {
+        /// How many.
+        count: u32,
+        /// Of which size.
+        bytes: u32,
+    },
+    /// The kernel's socket beside it cannot be had.
+    #[error("cannot bind {address}: {source}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Anything else.
+    #[error("cannot {what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl XdpError {
+    /// Sorts a refusal by what can be done about it.
+    pub(crate) fn of(what: &'static str) -> impl FnOnce(io::Error) -> XdpError {
+        move |source| match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => XdpError::NoRight { what },
+            Some(libc::EAFNOSUPPORT | libc::ENOSYS | libc::ENOPROTOOPT) => {
+                XdpError::NoSupport { what, source }
+            }
+            _ => XdpError::Io { what, source },
+        }
+    }
+}
+
+impl From<XdpError> for io::Error {
+    fn from(error: XdpError) -> io::Error {
+        let kind = match &error {
+            XdpError::NoRight { .. } => io::ErrorKind::PermissionDenied,
+            XdpError::NoInterface(_) => io::ErrorKind::NotFound,
+            XdpError::InUse(_) | XdpError::Occupied { .. } => io::ErrorKind::ResourceBusy,
+            XdpError::NoSupport { .. } => io::ErrorKind::Unsupported,
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
+    }
+}

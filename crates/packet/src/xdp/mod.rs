@@ -1,0 +1,232 @@
+//! Datagrams straight between an interface's queues and the pool's frames, past the kernel's network stack (AF_XDP).
+//!
+//! ```text
+//! XdpDriver   what is sent and received, by which way                    mod.rs, open.rs
+//!   Queue     frames lent to the kernel and taken back                   queue.rs
+//!     Socket  one receive queue, its rings and the registered memory     socket.rs, ring.rs
+//!   Routes    headers by destination, from the kernel's tables           routes.rs, netlink.rs
+//!   headers   Ethernet, IP, UDP                                          headers.rs
+//! program     takes our port's datagrams, leaves the rest to the kernel  program.rs, bpf.rs
+//! kernel      its own socket on the same port: for destinations beyond other interfaces, for neighbours not known
+//!             yet, for fragments, and so that nobody else has the port
+//! ```
+//! //= cyclone §4.1, §4.2
+
+mod bpf;
+mod error;
+mod headers;
+mod kernel;
+mod netlink;
+mod open;
+mod program;
+mod queue;
+mod ring;
+mod routes;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::Instant;
+
+use cyclone_pmem::payload::Payload;
+use cyclone_pmem::pool::Pool;
+
+pub use self::error::XdpError;
+pub use self::open::XdpOptions;
+pub use self::program::MAX_ADDRESSES;
+
+use self::kernel::KernelSocket;
+use self::queue::{Pushed, Queue};
+use self::routes::Routes;
+use crate::driver::{Datagram, Driver, DriverStats};
+use crate::sys;
+
+/// The kernel's own socket is looked at once in so many calls.
+const KERNEL_EVERY: u32 = 16;
+/// Datagrams taken from it at once.
+const KERNEL_BURST: usize = 8;
+
+/// Our program on one interface.
+struct Card {
+    _attached: OwnedFd,
+    _program: OwnedFd,
+    _map: OwnedFd,
+    /// Its first among the driver's queues.
+    first_queue: usize,
+}
+
+/// Queues of one or several interfaces as a [`Driver`]. One process has an interface; when it ends, however it ends, the
+/// kernel takes the program off the interface.
+pub struct XdpDriver {
+    // Off the interfaces first, then the sockets, then the frames.
+    cards: Vec<Card>,
+    queues: Vec<Queue>,
+    kernel: KernelSocket,
+    routes: Routes,
+    /// The frames that packets are received into and sent from.
+    pool: Pool,
+    /// Whether they are not the caller's, because those cannot be pinned.
+    own_pool: bool,
+    local: SocketAddr,
+    max_datagram: usize,
+    burst: usize,
+    description: String,
+    /// Queue that is looked at first, so that none starves.
+    first: usize,
+    calls: u32,
+    stats: DriverStats,
+}
+
+impl XdpDriver {
+    /// Whether the card reads and writes frames itself.
+    pub fn is_zero_copy(&self) -> bool {
+        self.queues
+            .iter()
+            .all(|queue| queue.socket().is_zero_copy())
+    }
+
+    /// Frames that wait to have been sent.
+    pub fn frames_sending(&mut self) -> usize {
+        self.queues
+            .iter_mut()
+            .map(|queue| {
+                queue.complete();
+                queue.sending()
+            })
+            .sum()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        for queue in &mut self.queues {
+            queue.flush(&mut self.stats)?;
+        }
+        Ok(())
+    }
+}
+
+impl Driver for XdpDriver {
+    fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
+        let now = Instant::now();
+        let mut taken: usize = 0;
+        for datagram in datagrams {
+            let len = datagram.len();
+            if len > self.max_datagram {
+                self.stats.send_errors += 1;
+                taken += 1;
+                continue;
+            }
+            let went = match self.routes.find(now, datagram.to) {
+                None => self.kernel.send(*datagram, &mut self.stats),
+                Some((card, template)) => {
+                    // Datagrams of one destination keep their order: always the same queue.
+                    let each = self.queues.len() / self.cards.len();
+                    let turn = usize::from(datagram.to.port()) % each;
+                    let queue = &mut self.queues[self.cards[card].first_queue + turn];
+                    let stats = &mut self.stats;
+                    let mut pushed = queue.push(&self.pool, &template, datagram.parts, stats);
+                    if pushed == Pushed::Full {
+                        // The kernel may take what is there and give its frames back.
+                        queue.flush(stats)?;
+                        pushed = queue.push(&self.pool, &template, datagram.parts, stats);
+                    }
+                    let went = pushed == Pushed::Yes;
+                    self.stats.sent += u64::from(went);
+                    went
+                }
+            };
+            if !went {
+                self.stats.send_full += 1;
+                break;
+            }
+            taken += 1;
+            if taken.is_multiple_of(self.burst) {
+                self.flush()?;
+            }
+        }
+        self.flush()?;
+        Ok(taken)
+    }
+
+    fn recv(
+        &mut self,
+        _pool: &Pool,
+        out: &mut Vec<(SocketAddr, Payload)>,
+        max: usize,
+    ) -> io::Result<usize> {
+        let before = out.len();
+        let max = max.min(self.burst);
+        let count = self.queues.len();
+        self.first = (self.first + 1) % count;
+        for turn in 0..count {
+            let queue = &mut self.queues[(self.first + turn) % count];
+            let left = max - (out.len() - before);
+            let frames = &self.pool;
+            let received = queue.receive(frames, out, left, &mut self.stats);
+            self.stats.received += received as u64;
+            queue.complete();
+            if queue.has_unsent() {
+                queue.flush(&mut self.stats)?;
+            }
+        }
+        self.calls = self.calls.wrapping_add(1);
+        let left = (max - (out.len() - before)).min(KERNEL_BURST);
+        if left > 0 && self.calls.is_multiple_of(KERNEL_EVERY) {
+            self.kernel.receive(out, left, &mut self.stats);
+        }
+        Ok(out.len() - before)
+    }
+
+    fn fds(&self) -> Vec<RawFd> {
+        let sockets = self.queues.iter().map(|queue| queue.socket().fd());
+        let mut fds: Vec<RawFd> = sockets.map(AsRawFd::as_raw_fd).collect();
+        fds.push(self.kernel.fd());
+        fds
+    }
+
+    fn max_datagram(&self) -> usize {
+        self.max_datagram
+    }
+
+    fn max_datagram_to(&self, to: SocketAddr) -> usize {
+        // Without an answer, what every Ethernet carries.
+        sys::path_payload(to)
+            .unwrap_or(1452)
+            .max(512)
+            .min(self.max_datagram)
+    }
+
+    fn scatters(&self) -> bool {
+        true
+    }
+
+    fn pool(&self) -> Option<Pool> {
+        self.own_pool.then(|| self.pool.clone())
+    }
+
+    fn frames_kept(&self) -> u32 {
+        self.queues.iter().map(Queue::frames_kept).sum()
+    }
+
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn stats(&self) -> DriverStats {
+        let mut stats = self.stats;
+        for queue in &self.queues {
+            let counts = queue.socket().statistics();
+            stats.truncated += counts.rx_dropped;
+            stats.malformed += counts.rx_invalid;
+            stats.send_errors += counts.tx_invalid;
+            stats.pool_empty += counts.rx_fill_empty + counts.rx_ring_full;
+        }
+        stats
+    }
+}

@@ -1,0 +1,473 @@
+//! Starting the driver: interface, memory, program, sockets.
+
+use std::ffi::CString;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use cyclone_pmem::Region;
+use cyclone_pmem::pool::Pool;
+
+use super::error::XdpError;
+use super::kernel::KernelSocket;
+use super::netlink::{Link, Netlink};
+use super::queue::Queue;
+use super::routes::Routes;
+use super::socket::{self, Sizes, Socket, Umem};
+use super::{Card, MAX_ADDRESSES, XdpDriver, bpf, headers, program};
+use crate::driver::{DriverStats, HEADROOM};
+use crate::header::DATA_BYTES;
+
+/// What the kernel leaves free before each packet.
+const KERNEL_HEADROOM: u32 = 256;
+/// Chunk sizes that the kernel takes.
+const SMALL_CHUNK: u32 = 2048;
+const LARGE_CHUNK: u32 = 4096;
+/// Descriptors in a socket's send ring.
+const SEND_RING: u32 = 4096;
+/// Frames for headers, and offered to receive into, per queue at most.
+const MOST_OWN: u32 = 1024;
+const MOST_OFFERED: u32 = 2048;
+/// Fewer frames than this are of no use.
+const LEAST_FRAMES: u32 = 64;
+/// Frames of a pool of the driver's own.
+const OWN_POOL_FRAMES: u64 = 8192;
+/// Longest datagram over IP, bytes, whatever the interface says.
+const MOST_DATAGRAM: usize = 65_000;
+/// How long a program that is just being detached is waited for.
+const DETACH_TRIES: u32 = 100;
+const DETACH_PAUSE: Duration = Duration::from_millis(20);
+
+/// How to open the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XdpOptions {
+    /// The interfaces' names. Each carries the datagrams of the destinations that are routed by it.
+    pub interfaces: Vec<String>,
+    /// Receive queues to take of each, from the first on. Datagrams that arrive on others go by the kernel.
+    pub queues: u32,
+    /// Datagrams received at once, and sent with one system call, at most.
+    pub burst: usize,
+    /// Program in the network stack even where the card's driver can run it.
+    pub generic: bool,
+}
+
+impl XdpOptions {
+    /// One queue of this interface, or of each of several (their names between commas), in bursts of 32.
+    //= cyclone §4.2
+    pub fn new(interface: impl AsRef<str>) -> XdpOptions {
+        let names = interface.as_ref().split(',');
+        XdpOptions {
+            interfaces: names.map(|name| name.trim().to_owned()).collect(),
+            queues: 1,
+            burst: 32,
+            generic: false,
+        }
+    }
+
+    /// The frame size that suits this interface: a packet in one frame if frames of 2 KiB hold it, else as large as the
+    /// kernel takes them.
+    ///
+    /// # Errors
+    /// No such interface.
+    pub fn frame_bytes(&self) -> Result<u32, XdpError> {
+        let mut netlink = netlink()?;
+        let mut mtu = 0;
+        for name in &self.interfaces {
+            mtu = mtu.max(find_link(&mut netlink, name)?.mtu);
+        }
+        let room = (SMALL_CHUNK - KERNEL_HEADROOM - 64) as usize;
+        Ok(if mtu + headers::ETHER_BYTES <= room {
+            SMALL_CHUNK
+        } else {
+            LARGE_CHUNK
+        })
+    }
+}
+
+fn netlink() -> Result<Netlink, XdpError> {
+    Netlink::open().map_err(XdpError::of("open a netlink socket"))
+}
+
+fn find_link(netlink: &mut Netlink, name: &str) -> Result<Link, XdpError> {
+    let missing = || XdpError::NoInterface(name.to_owned());
+    let text = CString::new(name).map_err(|_| missing())?;
+    // SAFETY: a string that ends in a zero byte and lives for the call.
+    let index = unsafe { libc::if_nametoindex(text.as_ptr()) };
+    if index == 0 {
+        return Err(missing());
+    }
+    netlink.link(index).map_err(|_| missing())
+}
+
+/// The memory of a pool as the kernel is told it.
+fn umem(pool: &Pool, ip: IpAddr) -> Result<Umem, XdpError> {
+    let (bytes, count) = (pool.frame_bytes(), pool.count());
+    let (address, len) = pool.span();
+    // A frame that is a chunk begins on a multiple of its size; the whole begins on a page.
+    let on_page = (address as usize).is_multiple_of(4096);
+    if bytes < SMALL_CHUNK || count < LEAST_FRAMES || !on_page {
+        return Err(XdpError::Frames { count, bytes });
+    }
+    let aligned = bytes == SMALL_CHUNK || bytes == LARGE_CHUNK;
+    // Payloads begin on a cache line.
+    let before = headers::ETHER_BYTES + headers::ip_udp_bytes(ip) + DATA_BYTES;
+    let headroom = before.next_multiple_of(64) - before;
+    debug_assert!(KERNEL_HEADROOM as usize + headroom >= HEADROOM);
+    Ok(Umem {
+        address,
+        len,
+        chunk_bytes: if aligned { bytes } else { LARGE_CHUNK },
+        unaligned: !aligned,
+        headroom: headroom as u32,
+    })
+}
+
+/// Registers a pool's memory with a new socket.
+fn register(umem: &Umem) -> io::Result<OwnedFd> {
+    let fd = socket::create()?;
+    // SAFETY: the driver holds the pool for longer than its sockets, and holds the handle of every frame that the
+    // kernel has been given.
+    unsafe { socket::register(&fd, umem)? };
+    Ok(fd)
+}
+
+/// A pool of memory that can be pinned, for where the caller's cannot.
+fn own_pool(frame_bytes: u32) -> Result<Pool, XdpError> {
+    let what = XdpError::of("reserve memory for frames");
+    let len = OWN_POOL_FRAMES * u64::from(frame_bytes);
+    let area = Region::anonymous(len).and_then(|region| region.take(0, len));
+    match area {
+        Ok(area) => Ok(Pool::new(area, frame_bytes)),
+        Err(error) => Err(what(io::Error::other(error))),
+    }
+}
+
+/// The addresses whose datagrams are ours.
+fn addresses(
+    netlink: &mut Netlink,
+    link: &Link,
+    name: &str,
+    address: SocketAddr,
+) -> Result<Vec<IpAddr>, XdpError> {
+    let all = netlink
+        .addresses(link.index)
+        .map_err(XdpError::of("read the interface's addresses"))?;
+    let ours: Vec<IpAddr> = if address.ip().is_unspecified() {
+        all.into_iter()
+            .filter(|ip| ip.is_ipv4() == address.is_ipv4())
+            .collect()
+    } else {
+        all.into_iter().filter(|ip| *ip == address.ip()).collect()
+    };
+    match ours.len() {
+        0 => Err(XdpError::ForeignAddress {
+            address,
+            interface: name.to_owned(),
+        }),
+        count if count > MAX_ADDRESSES => Err(XdpError::TooManyAddresses {
+            interface: name.to_owned(),
+            count,
+        }),
+        _ => Ok(ours),
+    }
+}
+
+/// Attaches the program, in the card's driver where that can; answers whether it could. A program of ours that an
+/// earlier process has left behind is replaced; one that is just going is waited for.
+fn attach(
+    netlink: &mut Netlink,
+    program: &OwnedFd,
+    link: &Link,
+    name: &str,
+    generic: bool,
+) -> Result<(OwnedFd, bool), XdpError> {
+    let mut native = !generic;
+    let mut tries = 0;
+    loop {
+        let mode = if native {
+            bpf::MODE_NATIVE
+        } else {
+            bpf::MODE_GENERIC
+        };
+        let error = match bpf::attach(program, link.index, mode) {
+            Ok(attached) => return Ok((attached, native)),
+            Err(error) => error,
+        };
+        match error.raw_os_error() {
+            Some(libc::EBUSY | libc::EEXIST) => {
+                tries += 1;
+                make_way(netlink, link, name, tries)?;
+            }
+            Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE) if native => native = false,
+            _ => return Err(XdpError::of("attach the XDP program")(error)),
+        }
+    }
+}
+
+/// Sees to it that no other program is attached, if that is ours to decide.
+fn make_way(
+    netlink: &mut Netlink,
+    link: &Link,
+    interface: &str,
+    tries: u32,
+) -> Result<(), XdpError> {
+    let what = || XdpError::of("look at the attached XDP program");
+    let Some((id, in_driver)) = netlink.link(link.index).map_err(what())?.program else {
+        // Gone meanwhile.
+        return Ok(());
+    };
+    let name = match bpf::name_of(id) {
+        Ok(name) => name,
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
+        Err(error) => return Err(what()(error)),
+    };
+    if name != bpf::PROGRAM_NAME {
+        return Err(XdpError::Occupied {
+            interface: interface.to_owned(),
+            name: String::from_utf8_lossy(&name).into_owned(),
+            id,
+        });
+    }
+    if tries > DETACH_TRIES {
+        return Err(XdpError::InUse(interface.to_owned()));
+    }
+    // Attached without a process that keeps it: nobody serves it any more. One that a process keeps is refused here.
+    let mode = if in_driver {
+        bpf::MODE_NATIVE
+    } else {
+        bpf::MODE_GENERIC
+    };
+    if netlink.set_program(link.index, -1, mode).is_err() {
+        std::thread::sleep(DETACH_PAUSE);
+    }
+    Ok(())
+}
+
+/// An interface that is fit for use.
+struct Fit {
+    name: String,
+    link: Link,
+    mac: [u8; 6],
+    ours: Vec<IpAddr>,
+}
+
+/// Looks at an interface.
+fn look(
+    netlink: &mut Netlink,
+    name: &str,
+    address: SocketAddr,
+    queues: u32,
+) -> Result<Fit, XdpError> {
+    let name = name.to_owned();
+    let link = find_link(netlink, &name)?;
+    let Some(mac) = link.mac.filter(|mac| *mac != [0; 6]) else {
+        return Err(XdpError::NotEthernet(name));
+    };
+    if !link.up {
+        return Err(XdpError::Down(name));
+    }
+    if queues > link.queues {
+        return Err(XdpError::TooFewQueues {
+            interface: name,
+            wanted: queues,
+            has: link.queues,
+        });
+    }
+    let ours = addresses(netlink, &link, &name, address)?;
+    Ok(Fit {
+        name,
+        link,
+        mac,
+        ours,
+    })
+}
+
+/// What the sockets of all interfaces share.
+struct Shared<'a> {
+    pool: &'a Pool,
+    umem: Umem,
+    /// The socket that the memory is registered with, until it is bound.
+    first: Option<OwnedFd>,
+    queues: Vec<Queue>,
+    /// Frames per queue.
+    share: u32,
+    port: u16,
+}
+
+impl Shared<'_> {
+    /// Binds a socket to a queue.
+    fn bind(&mut self, fit: &Fit, queue: u32, multi_buffer: bool) -> Result<(), XdpError> {
+        let (fd, owner) = match self.first.take() {
+            Some(fd) => (fd, None),
+            None => {
+                let fd = socket::create().map_err(XdpError::of("open an AF_XDP socket"))?;
+                let owner = self.queues.first().map(|q| q.socket().fd().as_raw_fd());
+                (fd, owner)
+            }
+        };
+        let offer = (self.share / 4).clamp(16, MOST_OFFERED);
+        let sizes = Sizes {
+            receive: offer.next_power_of_two(),
+            send: SEND_RING,
+        };
+        let index = fit.link.index;
+        let socket = Socket::bind(fd, owner, index, queue, sizes, multi_buffer).map_err(
+            |error| match error.raw_os_error() {
+                Some(libc::EBUSY) => XdpError::InUse(fit.name.clone()),
+                _ => XdpError::of("bind an AF_XDP socket")(error),
+            },
+        )?;
+        let own = (self.share / 8).clamp(8, MOST_OWN);
+        let chunk_bytes = self.umem.chunk_bytes;
+        self.queues.push(Queue::new(
+            socket,
+            self.pool,
+            chunk_bytes,
+            own,
+            offer,
+            self.port,
+            index,
+        ));
+        Ok(())
+    }
+}
+
+impl XdpDriver {
+    /// Takes queues of interfaces for datagrams to `address`, which must be an address of each of them, or an
+    /// unspecified one for all that they have. Datagrams are received into frames of `pool`; if its memory cannot be
+    /// pinned, into frames of a pool of the driver's own ([`crate::Driver::pool`]).
+    ///
+    /// # Errors
+    /// See [`XdpError`].
+    pub fn open(
+        address: SocketAddr,
+        pool: &Pool,
+        options: &XdpOptions,
+    ) -> Result<XdpDriver, XdpError> {
+        let mut netlink = netlink()?;
+        let queues = options.queues.max(1);
+        let fits: Vec<Fit> = options
+            .interfaces
+            .iter()
+            .map(|name| look(&mut netlink, name, address, queues))
+            .collect::<Result<_, _>>()?;
+        let mtu = fits.iter().map(|fit| fit.link.mtu).min();
+        let mtu = mtu.ok_or_else(|| XdpError::NoInterface(String::new()))?;
+        let max_datagram = mtu
+            .saturating_sub(headers::ip_udp_bytes(address.ip()))
+            .min(MOST_DATAGRAM);
+
+        bpf::lift_memory_limit();
+        let (pool, fd, umem, own_pool) = memory(pool, address.ip(), options)?;
+        let kernel =
+            KernelSocket::bind(address).map_err(|source| XdpError::Bind { address, source })?;
+        let local = kernel.local_addr();
+        let mut shared = Shared {
+            pool: &pool,
+            umem,
+            first: Some(fd),
+            queues: Vec::new(),
+            share: pool.count() / (queues * fits.len() as u32),
+            port: local.port(),
+        };
+        let mut cards = Vec::new();
+        let (mut all_native, mut all_multi) = (true, true);
+        for fit in &fits {
+            let (card, native, multi_buffer) =
+                open_card(&mut netlink, fit, &mut shared, queues, options)?;
+            cards.push(card);
+            all_native &= native;
+            all_multi &= multi_buffer;
+        }
+        let opened = shared.queues;
+        let one_frame = umem.chunk_bytes - KERNEL_HEADROOM - umem.headroom;
+        let max_datagram = match all_multi {
+            true => max_datagram,
+            false => max_datagram.min(one_frame as usize - headers::MOST_BYTES),
+        };
+        let zero_copy = opened.iter().all(|queue| queue.socket().is_zero_copy());
+        let description = format!(
+            "AF_XDP on {}, {queues} of {} queues, {}, {}{}",
+            options.interfaces.join(", "),
+            fits[0].link.queues,
+            if all_native { "native" } else { "generic" },
+            if zero_copy { "zero-copy" } else { "copy" },
+            if own_pool {
+                ", frames outside the region"
+            } else {
+                ""
+            },
+        );
+        let ports = fits.into_iter().map(|fit| (fit.link, fit.mac)).collect();
+        Ok(XdpDriver {
+            cards,
+            queues: opened,
+            kernel,
+            routes: Routes::new(netlink, ports, local),
+            pool,
+            own_pool,
+            local,
+            max_datagram,
+            burst: options.burst.max(1),
+            description,
+            first: 0,
+            calls: 0,
+            stats: DriverStats::default(),
+        })
+    }
+}
+
+/// Puts our program onto an interface and sockets onto its queues. Answers also whether the program runs in the card's
+/// driver, and whether it knows packets in several buffers.
+fn open_card(
+    netlink: &mut Netlink,
+    fit: &Fit,
+    shared: &mut Shared<'_>,
+    queues: u32,
+    options: &XdpOptions,
+) -> Result<(Card, bool, bool), XdpError> {
+    let map = bpf::socket_map(fit.link.queues.max(queues))
+        .map_err(XdpError::of("make a map of sockets"))?;
+    let verdict = program::Verdict::Redirect {
+        map: map.as_raw_fd(),
+    };
+    let code = program::assemble(shared.port, &fit.ours, verdict);
+    let (program, multi_buffer) = bpf::load(&code).map_err(XdpError::of("load the XDP program"))?;
+    let (attached, native) = attach(netlink, &program, &fit.link, &fit.name, options.generic)?;
+    let first_queue = shared.queues.len();
+    for queue in 0..queues {
+        shared.bind(fit, queue, multi_buffer)?;
+        let socket = shared.queues[first_queue + queue as usize].socket().fd();
+        bpf::set_socket(&map, queue, socket).map_err(XdpError::of("put a socket into the map"))?;
+    }
+    let card = Card {
+        _attached: attached,
+        _program: program,
+        _map: map,
+        first_queue,
+    };
+    Ok((card, native, multi_buffer))
+}
+
+/// The pool to use, a socket that its memory is registered with, and whether it is not the caller's.
+fn memory(
+    pool: &Pool,
+    ip: IpAddr,
+    options: &XdpOptions,
+) -> Result<(Pool, OwnedFd, Umem, bool), XdpError> {
+    let what = || XdpError::of("register memory for packets");
+    if let Ok(theirs) = umem(pool, ip) {
+        match register(&theirs) {
+            Ok(fd) => return Ok((pool.clone(), fd, theirs, false)),
+            // Memory of a kind that cannot be pinned: a file on a disk, fs-DAX.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EFAULT | libc::EOPNOTSUPP)) => {
+            }
+            Err(error) => return Err(what()(error)),
+        }
+    }
+    let pool = own_pool(options.frame_bytes()?)?;
+    let ours = umem(&pool, ip)?;
+    let fd = register(&ours).map_err(what())?;
+    Ok((pool, fd, ours, true))
+}

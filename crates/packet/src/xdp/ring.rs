@@ -1,0 +1,167 @@
+//! One ring shared with the kernel: a producer's and a consumer's counter, flags, and entries.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Where the parts of a ring lie in its mapping, as the kernel says.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Offsets {
+    pub(crate) producer: u64,
+    pub(crate) consumer: u64,
+    pub(crate) entries: u64,
+    pub(crate) flags: u64,
+}
+
+/// The other side sleeps and wants a system call.
+const NEED_WAKEUP: u32 = 1;
+
+/// A ring of `T`, of which this side is either the producer or the consumer.
+///
+/// The counters run freely and are taken modulo the size. `mine` is what this side has produced or consumed, published
+/// with [`Ring::publish`]; `theirs` is the other side's counter as last seen.
+pub(crate) struct Ring<T> {
+    map: *mut u8,
+    map_len: usize,
+    offsets: Offsets,
+    size: u32,
+    mine: u32,
+    theirs: u32,
+    produces: bool,
+    entries: *mut T,
+}
+
+// SAFETY: the mapping belongs to this value alone; the kernel's side is reached through atomics.
+unsafe impl<T: Send> Send for Ring<T> {}
+
+impl<T: Copy> Ring<T> {
+    /// Maps a ring of `size` entries (a power of two) of a socket, where its page offset says.
+    ///
+    /// # Errors
+    /// When the system refuses, or the layout does not fit `T`.
+    pub(crate) fn map(
+        socket: &OwnedFd,
+        page_offset: i64,
+        offsets: Offsets,
+        size: u32,
+        produces: bool,
+    ) -> io::Result<Ring<T>> {
+        let aligned = |at: u64, to: usize| at.is_multiple_of(to as u64);
+        if !size.is_power_of_two()
+            || !aligned(offsets.entries, align_of::<T>())
+            || ![offsets.producer, offsets.consumer, offsets.flags]
+                .iter()
+                .all(|&at| aligned(at, 4) && at < offsets.entries)
+        {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let map_len = offsets.entries as usize + size as usize * size_of::<T>();
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let map = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                map_len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_POPULATE,
+                socket.as_raw_fd(),
+                page_offset,
+            )
+        };
+        if map == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let map: *mut u8 = map.cast();
+        // SAFETY: the entries begin within the mapping, aligned (checked above; mappings begin on pages).
+        let entries = unsafe { map.add(offsets.entries as usize) }.cast();
+        Ok(Ring {
+            map,
+            map_len,
+            offsets,
+            size,
+            mine: 0,
+            theirs: 0,
+            produces,
+            entries,
+        })
+    }
+
+    fn word(&self, at: u64) -> &AtomicU32 {
+        // SAFETY: within the mapping and aligned, checked when it was made; both sides use it atomically.
+        unsafe { AtomicU32::from_ptr(self.map.add(at as usize).cast()) }
+    }
+
+    /// Entries that this side may use now: free ones for a producer, filled ones for a consumer. `enough`: looks at the
+    /// other side's counter only if fewer than this are known of.
+    #[inline]
+    pub(crate) fn usable(&mut self, enough: u32) -> u32 {
+        let known = self.known();
+        if known >= enough {
+            return known;
+        }
+        let theirs = if self.produces {
+            self.offsets.consumer
+        } else {
+            self.offsets.producer
+        };
+        self.theirs = self.word(theirs).load(Ordering::Acquire);
+        self.known()
+    }
+
+    fn known(&self) -> u32 {
+        let usable = if self.produces {
+            self.size.wrapping_sub(self.mine.wrapping_sub(self.theirs))
+        } else {
+            self.theirs.wrapping_sub(self.mine)
+        };
+        usable.min(self.size)
+    }
+
+    /// Entries handed over and not yet taken by the other side (producer).
+    pub(crate) fn pending(&mut self) -> u32 {
+        self.size - self.usable(self.size)
+    }
+
+    /// The next entry; the caller knows that one is usable.
+    #[inline]
+    pub(crate) fn take(&mut self) -> T {
+        let at = self.mine & (self.size - 1);
+        self.mine = self.mine.wrapping_add(1);
+        // SAFETY: masked, so within the entries; the other side leaves usable entries alone. Volatile, since the memory
+        // is shared with the kernel.
+        unsafe { self.entries.add(at as usize).read_volatile() }
+    }
+
+    /// Fills the next entry; the caller knows that one is usable.
+    #[inline]
+    pub(crate) fn put(&mut self, entry: T) {
+        let at = self.mine & (self.size - 1);
+        self.mine = self.mine.wrapping_add(1);
+        // SAFETY: as for `take`.
+        unsafe { self.entries.add(at as usize).write_volatile(entry) }
+    }
+
+    /// Hands what was put or taken to the other side.
+    #[inline]
+    pub(crate) fn publish(&mut self) {
+        let mine = if self.produces {
+            self.offsets.producer
+        } else {
+            self.offsets.consumer
+        };
+        self.word(mine).store(self.mine, Ordering::Release);
+    }
+
+    /// Whether the kernel wants a system call to go on with this ring.
+    #[inline]
+    pub(crate) fn needs_wakeup(&self) -> bool {
+        self.word(self.offsets.flags).load(Ordering::Relaxed) & NEED_WAKEUP != 0
+    }
+}
+
+impl<T> Drop for Ring<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and not used any more.
+        unsafe { libc::munmap(self.map.cast(), self.map_len) };
+    }
+}

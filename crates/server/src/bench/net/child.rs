@@ -1,0 +1,313 @@
+//! What runs on the lab's machines beside the nodes: load, counting, and both ends of a ping. Told as JSON, answers JSON.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use cyclone_client::{Client, ClientConfig, ClientError, XdpOptions};
+use cyclone_packet::{Datagram, Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver};
+use cyclone_pmem::{Pool, Region};
+use serde::{Deserialize, Serialize};
+
+use crate::bench::{Load, histogram, native};
+
+/// How a client reaches the cluster.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Reach {
+    /// Replica ids and packet addresses.
+    pub nodes: Vec<(u64, SocketAddr)>,
+    /// 64 hexadecimal digits.
+    pub client_key: String,
+    /// `udp`, `tcp` or `xdp`.
+    pub transport: String,
+    /// The client's, for `xdp`.
+    pub interface: String,
+    /// 1 to 32.
+    pub burst: usize,
+}
+
+/// What a child does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Blind writes, so many in flight.
+    Load {
+        /// The cluster.
+        reach: Reach,
+        /// Bytes of each value.
+        value_bytes: usize,
+        /// Writes in flight.
+        inflight: usize,
+        /// Time before measuring, ms.
+        warm_up_ms: u64,
+        /// Time measured, ms.
+        measure_ms: u64,
+        /// Of the keys.
+        seed: u64,
+    },
+    /// Counts up one key, one by one, for a time; then reads it.
+    Count {
+        /// The cluster.
+        reach: Reach,
+        /// How long, ms.
+        time_ms: u64,
+        /// Bytes of other values written between.
+        value_bytes: usize,
+    },
+    /// What a node says of itself at its Redis port.
+    Info {
+        /// The port.
+        redis: SocketAddr,
+    },
+    /// Sends datagrams back.
+    Echo {
+        /// `udp`, `tcp` or `xdp`.
+        transport: String,
+        /// Where.
+        address: SocketAddr,
+        /// On which interface, for `xdp`.
+        interface: String,
+        /// Whether to block while there is nothing.
+        block: bool,
+    },
+    /// Sends datagrams to an echo and waits for each.
+    Ping {
+        /// `udp`, `tcp` or `xdp`.
+        transport: String,
+        /// From.
+        address: SocketAddr,
+        /// On which interface, for `xdp`.
+        interface: String,
+        /// The echo.
+        to: SocketAddr,
+        /// Whether to block while waiting.
+        block: bool,
+        /// Bytes of each.
+        bytes: usize,
+        /// How many.
+        count: usize,
+    },
+}
+
+/// What a load saw.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Loaded {
+    /// Writes per second.
+    pub ops_s: f64,
+    /// Median latency, µs.
+    pub p50_us: f64,
+    /// 99th percentile, µs.
+    pub p99_us: f64,
+}
+
+/// What a counter saw.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Counted {
+    /// Increments acknowledged.
+    pub acked: i64,
+    /// Increments whose outcome is not known.
+    pub unknown: i64,
+    /// The number at the end.
+    pub value: i64,
+}
+
+/// What a ping saw.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Pinged {
+    /// Median of half the round trip, µs.
+    pub hop_p50_us: f64,
+    /// Its 99th percentile, µs.
+    pub hop_p99_us: f64,
+    /// Datagrams without an answer.
+    pub lost: usize,
+}
+
+fn client(reach: &Reach) -> Result<Client> {
+    let key = crate::config::parse_key("client key", &reach.client_key)?;
+    let mut config = ClientConfig::new(reach.nodes.clone(), key);
+    config.tcp = reach.transport == "tcp";
+    config.xdp = (reach.transport == "xdp").then(|| XdpOptions {
+        burst: reach.burst,
+        ..XdpOptions::new(&reach.interface)
+    });
+    config.core.deadline_us = 20_000_000;
+    config.core.burst = reach.burst;
+    Ok(Client::connect(config)?)
+}
+
+/// Runs a role and prints its answer.
+pub fn run(role: &str) -> Result<()> {
+    let signal = rustix::process::Signal::KILL;
+    rustix::process::set_parent_process_death_signal(Some(signal))
+        .context("parent death signal")?;
+    match serde_json::from_str(role).context("role")? {
+        Role::Load {
+            reach,
+            value_bytes,
+            inflight,
+            warm_up_ms,
+            measure_ms,
+            seed,
+        } => {
+            let load = Load {
+                value_bytes,
+                inflight,
+                warm_up: Duration::from_millis(warm_up_ms),
+                measure: Duration::from_millis(measure_ms),
+                seed,
+            };
+            let mut client = client(&reach)?;
+            // The first answer comes when there is a leader.
+            client.put(b"hello", b"there")?;
+            let measured = native::run(&mut client, &load)?;
+            let micros = |q: f64| measured.latency_ns.value_at_quantile(q) as f64 / 1000.0;
+            answer(&Loaded {
+                ops_s: measured.operations as f64 / measured.elapsed.as_secs_f64(),
+                p50_us: micros(0.5),
+                p99_us: micros(0.99),
+            })
+        }
+        Role::Count {
+            reach,
+            time_ms,
+            value_bytes,
+        } => count(&reach, Duration::from_millis(time_ms), value_bytes),
+        Role::Info { redis } => {
+            let info = crate::resp::info(redis, Duration::from_secs(5))?;
+            answer(&info)
+        }
+        Role::Echo {
+            transport,
+            address,
+            interface,
+            block,
+        } => echo(End::open(&transport, address, &interface, block)?),
+        Role::Ping {
+            transport,
+            address,
+            interface,
+            to,
+            block,
+            bytes,
+            count,
+        } => {
+            let mut end = End::open(&transport, address, &interface, block)?;
+            answer(&end.ping(to, bytes, count)?)
+        }
+    }
+}
+
+fn answer(answer: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string(answer)?);
+    Ok(())
+}
+
+fn count(reach: &Reach, time: Duration, value_bytes: usize) -> Result<()> {
+    let mut client = client(reach)?;
+    let value = vec![b'v'; value_bytes];
+    let mut counted = Counted::default();
+    let since = Instant::now();
+    while since.elapsed() < time {
+        match client.incr(b"counter", 1) {
+            Ok(_) => counted.acked += 1,
+            Err(ClientError::Unknown) => counted.unknown += 1,
+            // Not done: not counted.
+            Err(ClientError::NotDone(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        match client.put(b"large", &value) {
+            Ok(()) | Err(ClientError::Unknown | ClientError::NotDone(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    counted.value = client.incr(b"counter", 0)?;
+    answer(&counted)
+}
+
+/// One end of a ping: a driver without anything above it.
+struct End {
+    driver: Box<dyn Driver>,
+    pool: Pool,
+    block: bool,
+}
+
+impl End {
+    fn open(transport: &str, address: SocketAddr, interface: &str, block: bool) -> Result<End> {
+        let options = XdpOptions::new(interface);
+        let frame_bytes = match transport {
+            "xdp" => options.frame_bytes()?,
+            _ => 9216,
+        };
+        let len = 4096 * u64::from(frame_bytes);
+        let region = Region::anonymous(len)?;
+        let pool = Pool::new(region.take(0, len)?, frame_bytes);
+        let driver: Box<dyn Driver> = match transport {
+            "udp" => Box::new(UdpDriver::bind(address, &pool, UdpOptions::default())?),
+            "tcp" => Box::new(TcpDriver::bind(address, &pool, TcpOptions::default())?),
+            "xdp" => Box::new(XdpDriver::open(address, &pool, &options)?),
+            other => bail!("transport {other:?}"),
+        };
+        Ok(End {
+            driver,
+            pool,
+            block,
+        })
+    }
+
+    /// Waits for readiness, if this end blocks.
+    fn wait(&self) -> Result<()> {
+        if self.block {
+            cyclone_packet::wait(&*self.driver, Duration::from_millis(20))?;
+        }
+        Ok(())
+    }
+
+    fn ping(&mut self, to: SocketAddr, bytes: usize, count: usize) -> Result<Pinged> {
+        let text = vec![7; bytes];
+        let mut hops = histogram()?;
+        let mut pinged = Pinged::default();
+        let mut out = Vec::new();
+        // The echo may not be there yet, and its neighbour not known.
+        let warm_up = 200.max(count / 10);
+        for round in 0..count + warm_up {
+            let begun = Instant::now();
+            let datagram = Datagram {
+                to,
+                parts: &[&text],
+            };
+            self.driver.send(&[datagram])?;
+            while out.is_empty() && begun.elapsed() < Duration::from_millis(50) {
+                if self.driver.recv(&self.pool, &mut out, 1)? == 0 {
+                    self.wait()?;
+                }
+            }
+            let took = begun.elapsed();
+            match (out.is_empty(), round >= warm_up) {
+                (false, true) => hops.saturating_record(took.as_nanos() as u64 / 2),
+                (true, true) => pinged.lost += 1,
+                (true, false) => std::thread::sleep(Duration::from_millis(10)),
+                (false, false) => {}
+            }
+            out.clear();
+        }
+        pinged.hop_p50_us = hops.value_at_quantile(0.5) as f64 / 1000.0;
+        pinged.hop_p99_us = hops.value_at_quantile(0.99) as f64 / 1000.0;
+        Ok(pinged)
+    }
+}
+
+fn echo(mut end: End) -> Result<()> {
+    let mut out = Vec::new();
+    loop {
+        if end.driver.recv(&end.pool, &mut out, 32)? == 0 {
+            end.wait()?;
+        }
+        for (from, datagram) in out.drain(..) {
+            let parts: Vec<&[u8]> = datagram.segments().collect();
+            end.driver.send(&[Datagram {
+                to: from,
+                parts: &parts,
+            }])?;
+        }
+    }
+}

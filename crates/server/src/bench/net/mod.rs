@@ -1,0 +1,407 @@
+//! `cyclone bench net`: replicated writes between network namespaces, driver by driver: TCP, UDP, AF_XDP, without and
+//! with bursts. //= cyclone §6.1
+//!
+//! ```text
+//! steps      latency against throughput, step by step       fig. 8
+//! replicas   one, three, five                               fig. 9
+//! payload    0 to 1400 bytes, and 8000 in jumbo frames      fig. 10
+//! hop        one way of one datagram, by driver
+//! polling    how loops wait: latency, and what idleness costs
+//! ```
+//! The store echoes. The leader runs on CPU 0, followers and the client share the others: only the proportions mean
+//! anything, and only on a machine with nothing else to do.
+
+pub mod child;
+mod figures;
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use cyclone_bench::output::{Common, Report};
+use cyclone_bench::table::{Table, rounded};
+use serde::de::DeserializeOwned;
+
+use self::child::{Loaded, Pinged, Reach, Role};
+use crate::config::hex;
+use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions};
+
+/// CPU of the leader, and of everything else.
+const LEADER_CPU: usize = 0;
+const OTHERS_CPU: usize = 1;
+/// Jumbo frames, for the payload that needs them.
+const JUMBO_MTU: usize = 9000;
+
+/// One way of carrying packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// In the legend.
+    pub name: &'static str,
+    /// `udp`, `tcp` or `xdp`.
+    pub transport: &'static str,
+    /// Commands per entry and datagrams per call.
+    pub burst: usize,
+}
+
+const fn step(name: &'static str, transport: &'static str, burst: usize) -> Step {
+    Step {
+        name,
+        transport,
+        burst,
+    }
+}
+
+/// The steps of fig. 8.
+pub const STEPS: [Step; 5] = [
+    step("TCP", "tcp", 1),
+    step("UDP", "udp", 1),
+    step("UDP + bursts", "udp", 32),
+    step("AF_XDP", "xdp", 1),
+    step("AF_XDP + bursts", "xdp", 32),
+];
+
+/// One measured point.
+#[derive(Clone, Debug)]
+pub struct Point {
+    step: Step,
+    replicas: usize,
+    value_bytes: usize,
+    inflight: usize,
+    seen: Loaded,
+}
+
+/// What a run is made of.
+struct Run<'a> {
+    common: &'a Common,
+    stop: &'a AtomicBool,
+    directory: PathBuf,
+    report: Report,
+}
+
+/// Runs all of it.
+///
+/// # Errors
+/// Without root, or when a process fails.
+pub fn run(common: &Common, stop: &AtomicBool) -> Result<()> {
+    if !Lab::allowed() {
+        bail!("cyclone bench net makes network namespaces, which needs root");
+    }
+    let directory = std::env::temp_dir().join(format!("cyclone-net-{}", std::process::id()));
+    let mut run = Run {
+        common,
+        stop,
+        directory: directory.clone(),
+        report: Report::new("net", common)?,
+    };
+    let outcome = run.all();
+    let _ = std::fs::remove_dir_all(directory);
+    outcome
+}
+
+impl Run<'_> {
+    fn all(&mut self) -> Result<()> {
+        self.report
+            .say("leader on CPU 0; followers and client on CPU 1; engine echo");
+        let executable = std::env::current_exe().context("own executable")?;
+        let lab = Lab::new(6, 1500, Cabling::Mesh, executable.clone())?;
+        let hops = self.hops(&lab)?;
+        let steps = self.steps(&lab)?;
+        let replicas = self.replicas(&lab)?;
+        let polling = self.polling(&lab)?;
+        let mut payload = self.payload(&lab, &[0, 64, 256, 512, 1024, 1400])?;
+        drop(lab);
+        let jumbo = Lab::new(4, JUMBO_MTU, Cabling::Mesh, executable)?;
+        payload.extend(self.payload(&jumbo, &[1400, 8000])?);
+        drop(jumbo);
+        figures::draw(&self.report, &steps, &replicas, &payload)?;
+        figures::judge(&mut self.report, &steps, &hops, &polling);
+        self.report.finish();
+        Ok(())
+    }
+
+    fn inflights(&self) -> &'static [usize] {
+        match self.common.quick {
+            true => &[1, 64],
+            false => &[1, 4, 16, 64, 256],
+        }
+    }
+
+    fn go_on(&self) -> Result<()> {
+        if self.stop.load(Ordering::Relaxed) {
+            bail!("stopped");
+        }
+        Ok(())
+    }
+
+    /// Starts a cluster of its own for each call: nothing is inherited.
+    fn cluster<'l>(&self, lab: &'l Lab, step: Step, replicas: usize) -> Result<LabCluster<'l>> {
+        self.cluster_with(lab, step, replicas, "adaptive")
+    }
+
+    fn cluster_with<'l>(
+        &self,
+        lab: &'l Lab,
+        step: Step,
+        replicas: usize,
+        polling: &str,
+    ) -> Result<LabCluster<'l>> {
+        self.go_on()?;
+        let _ = std::fs::remove_dir_all(&self.directory);
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let pin = match cpus {
+            1 => Vec::new(),
+            _ => (0..replicas)
+                .map(|n| if n == 0 { LEADER_CPU } else { OTHERS_CPU })
+                .collect(),
+        };
+        let options = NodeOptions {
+            replicas,
+            transport: step.transport.to_owned(),
+            burst: step.burst,
+            engine: "echo".to_owned(),
+            polling: polling.to_owned(),
+            pin,
+            nvm_bytes: 64 << 20,
+        };
+        LabCluster::start(lab, &self.directory, &options)
+    }
+
+    /// Runs a child on a machine and reads its answer.
+    fn child<T: DeserializeOwned>(lab: &Lab, machine: usize, cpu: usize, role: &Role) -> Result<T> {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let role = serde_json::to_string(role)?;
+        let output = lab
+            .command(
+                machine,
+                (cpu < cpus).then_some(cpu),
+                &["bench", "net-child", &role],
+            )
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .output()
+            .context("cannot start a child")?;
+        if !output.status.success() {
+            bail!(
+                "child {role}: {}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        serde_json::from_slice(&output.stdout).context("a child's answer")
+    }
+
+    fn load(
+        &self,
+        lab: &Lab,
+        cluster: &LabCluster<'_>,
+        step: Step,
+        value_bytes: usize,
+        inflight: usize,
+    ) -> Result<Point> {
+        self.go_on()?;
+        let machine = lab.machines() - 1;
+        let role = Role::Load {
+            reach: Reach {
+                nodes: cluster.nodes.clone(),
+                client_key: hex(&cluster.client_key),
+                transport: step.transport.to_owned(),
+                interface: lab.interfaces(machine, 0..cluster.nodes.len()),
+                burst: step.burst,
+            },
+            value_bytes,
+            inflight,
+            warm_up_ms: 300,
+            measure_ms: if self.common.quick { 1000 } else { 3000 },
+            seed: self.common.seed,
+        };
+        let replicas = cluster.nodes.len();
+        let seen: Loaded = Self::child(lab, machine, OTHERS_CPU, &role).with_context(|| {
+            let words: Vec<String> = (0..replicas).map(|node| cluster.log(node)).collect();
+            format!("{}; the nodes say:\n{}", step.name, words.join("\n"))
+        })?;
+        self.report.progress(&format!(
+            "{}, {replicas} replicas, {value_bytes} B, {inflight} in flight: {:.0}/s, p50 {:.1} µs",
+            step.name, seen.ops_s, seen.p50_us
+        ));
+        Ok(Point {
+            step,
+            replicas,
+            value_bytes,
+            inflight,
+            seen,
+        })
+    }
+
+    fn steps(&mut self, lab: &Lab) -> Result<Vec<Point>> {
+        let mut points = Vec::new();
+        for step in STEPS {
+            let cluster = self.cluster(lab, step, 3)?;
+            for &inflight in self.inflights() {
+                points.push(self.load(lab, &cluster, step, 0, inflight)?);
+            }
+        }
+        self.table("net-steps", &points)?;
+        Ok(points)
+    }
+
+    fn replicas(&mut self, lab: &Lab) -> Result<Vec<Point>> {
+        let mut points = Vec::new();
+        let step = STEPS[4];
+        for replicas in [1, 3, 5] {
+            let cluster = self.cluster(lab, step, replicas)?;
+            for &inflight in self.inflights() {
+                points.push(self.load(lab, &cluster, step, 0, inflight)?);
+            }
+        }
+        self.table("net-replicas", &points)?;
+        Ok(points)
+    }
+
+    fn payload(&mut self, lab: &Lab, sizes: &[usize]) -> Result<Vec<Point>> {
+        let mut points = Vec::new();
+        for step in [STEPS[2], STEPS[4]] {
+            let cluster = self.cluster(lab, step, 3)?;
+            for &value_bytes in sizes {
+                let inflight = if value_bytes > 1400 { 32 } else { 64 };
+                points.push(self.load(lab, &cluster, step, value_bytes, inflight)?);
+            }
+        }
+        let jumbo = sizes.contains(&8000);
+        self.table(
+            if jumbo {
+                "net-payload-jumbo"
+            } else {
+                "net-payload"
+            },
+            &points,
+        )?;
+        Ok(points)
+    }
+
+    fn table(&self, stem: &str, points: &[Point]) -> Result<()> {
+        let mut table = Table::new(&[
+            "step",
+            "replicas",
+            "value_bytes",
+            "inflight",
+            "ops_s",
+            "p50_us",
+            "p99_us",
+        ]);
+        for point in points {
+            table.add(vec![
+                point.step.name.into(),
+                point.replicas.into(),
+                point.value_bytes.into(),
+                point.inflight.into(),
+                rounded(point.seen.ops_s, 0),
+                rounded(point.seen.p50_us, 1),
+                rounded(point.seen.p99_us, 1),
+            ]);
+            self.report.row(&table);
+        }
+        self.report.table(stem, &table)
+    }
+
+    /// One way of one datagram: half of a round trip between two machines.
+    fn hops(&mut self, lab: &Lab) -> Result<Vec<(&'static str, bool, Pinged)>> {
+        let mut table = Table::new(&[
+            "driver",
+            "waits",
+            "bytes",
+            "hop_p50_us",
+            "hop_p99_us",
+            "lost",
+        ]);
+        let mut found = Vec::new();
+        let count = if self.common.quick { 3000 } else { 20_000 };
+        for transport in ["tcp", "udp", "xdp"] {
+            for block in [false, true] {
+                self.go_on()?;
+                let to = (lab.address(0), 7200).into();
+                let echo = Role::Echo {
+                    transport: transport.into(),
+                    address: to,
+                    interface: lab.interfaces(0, [1]),
+                    block,
+                };
+                let echo = serde_json::to_string(&echo)?;
+                let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+                let mut echoing = lab
+                    .command(
+                        0,
+                        (cpus > 1).then_some(LEADER_CPU),
+                        &["bench", "net-child", &echo],
+                    )
+                    .stdin(Stdio::null())
+                    .spawn()?;
+                let ping = Role::Ping {
+                    transport: transport.into(),
+                    address: (lab.address(1), 7201).into(),
+                    interface: lab.interfaces(1, [0]),
+                    to,
+                    block,
+                    bytes: 64,
+                    count,
+                };
+                let pinged: Result<Pinged> = Self::child(lab, 1, OTHERS_CPU, &ping);
+                echoing.kill()?;
+                echoing.wait()?;
+                let pinged = pinged?;
+                table.add(vec![
+                    transport.into(),
+                    if block { "blocking" } else { "spinning" }.into(),
+                    64.into(),
+                    rounded(pinged.hop_p50_us, 2),
+                    rounded(pinged.hop_p99_us, 2),
+                    pinged.lost.into(),
+                ]);
+                self.report.row(&table);
+                found.push((transport, block, pinged));
+            }
+        }
+        self.report.table("net-hop", &table)?;
+        Ok(found)
+    }
+
+    /// One replica alone on its CPU: how it waits, what a write takes, and what it burns without any.
+    fn polling(&mut self, lab: &Lab) -> Result<Vec<(&'static str, &'static str, f64)>> {
+        let mut table = Table::new(&["driver", "polling", "p50_us", "idle_cpu_percent"]);
+        let mut idle = Vec::new();
+        for step in [STEPS[2], STEPS[4]] {
+            for polling in ["event", "adaptive", "busy"] {
+                let cluster = self.cluster_with(lab, step, 1, polling)?;
+                let point = self.load(lab, &cluster, step, 0, 1)?;
+                let before = cpu_seconds(cluster.pid(0));
+                let time = Duration::from_secs(if self.common.quick { 1 } else { 5 });
+                std::thread::sleep(time);
+                let spent = cpu_seconds(cluster.pid(0)) - before;
+                let percent = 100.0 * spent / time.as_secs_f64();
+                table.add(vec![
+                    step.transport.into(),
+                    polling.into(),
+                    rounded(point.seen.p50_us, 1),
+                    rounded(percent, 1),
+                ]);
+                self.report.row(&table);
+                idle.push((step.transport, polling, percent));
+            }
+        }
+        self.report.table("net-polling", &table)?;
+        Ok(idle)
+    }
+}
+
+/// CPU time that a process has used.
+fn cpu_seconds(pid: Option<u32>) -> f64 {
+    let Some(pid) = pid else { return 0.0 };
+    let path = Path::new("/proc").join(pid.to_string()).join("stat");
+    let ticks = || -> Option<u64> {
+        let stat = std::fs::read_to_string(path).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+        Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+    };
+    ticks().unwrap_or(0) as f64 / rustix::param::clock_ticks_per_second() as f64
+}

@@ -1,0 +1,192 @@
+//! A cluster over AF_XDP on machines of the test's own making: nodes are killed with SIGKILL, the leader included, and
+//! cables pulled, while a client counts. What was acknowledged is there, and nothing is counted twice. Skips without root.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use cyclone::bench::net::child::{Counted, Reach, Role};
+use cyclone::config::hex;
+use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions, REDIS_PORT};
+
+fn lab(mtu: usize) -> Option<Lab> {
+    if !Lab::allowed() {
+        println!("skipped: network namespaces need root");
+        return None;
+    }
+    match Lab::new(
+        4,
+        mtu,
+        Cabling::Bridge,
+        PathBuf::from(env!("CARGO_BIN_EXE_cyclone")),
+    ) {
+        Ok(lab) => Some(lab),
+        Err(error) => {
+            println!("skipped: {error:#}");
+            None
+        }
+    }
+}
+
+fn options() -> NodeOptions {
+    NodeOptions {
+        replicas: 3,
+        transport: "xdp".to_owned(),
+        burst: 32,
+        engine: "memory".to_owned(),
+        polling: "adaptive".to_owned(),
+        pin: Vec::new(),
+        nvm_bytes: 64 << 20,
+    }
+}
+
+fn counter(
+    lab: &Lab,
+    cluster: &LabCluster<'_>,
+    transport: &str,
+    time: Duration,
+    value_bytes: usize,
+) -> Child {
+    let role = Role::Count {
+        reach: Reach {
+            nodes: cluster.nodes.clone(),
+            client_key: hex(&cluster.client_key),
+            transport: transport.to_owned(),
+            interface: lab.interfaces(3, 0..3),
+            burst: 32,
+        },
+        time_ms: time.as_millis() as u64,
+        value_bytes,
+    };
+    let role = serde_json::to_string(&role).unwrap();
+    lab.command(3, None, &["bench", "net-child", &role])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn outcome(child: Child, cluster: &LabCluster<'_>) -> Counted {
+    let output = child.wait_with_output().unwrap();
+    let words = || {
+        (0..3)
+            .map(|node| cluster.log(node))
+            .collect::<Vec<_>>()
+            .join("\n--\n")
+    };
+    assert!(output.status.success(), "the client failed:\n{}", words());
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn check(counted: &Counted) {
+    println!("{counted:?}");
+    assert!(counted.acked > 20, "{counted:?}");
+    assert!(counted.value >= counted.acked, "{counted:?}");
+    assert!(
+        counted.value <= counted.acked + counted.unknown,
+        "{counted:?}"
+    );
+}
+
+#[test]
+fn nodes_are_killed_under_load() {
+    let Some(lab) = lab(1500) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let mut cluster = LabCluster::start(&lab, directory.path(), &options()).unwrap();
+    cluster.wait_up(Duration::from_secs(20)).unwrap();
+    let child = counter(&lab, &cluster, "xdp", Duration::from_secs(9), 3000);
+    for round in 0..6 {
+        std::thread::sleep(Duration::from_millis(900));
+        let node = round % 3;
+        cluster.kill(node).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        // At once on the same interface: the dead process's program and socket are gone.
+        cluster.start_node(node, false).unwrap();
+    }
+    check(&outcome(child, &cluster));
+    for node in 0..3 {
+        let log = cluster.log(node);
+        assert!(log.contains("AF_XDP on net0"), "{log}");
+        assert!(!log.contains("frames outside the region"), "{log}");
+    }
+}
+
+#[test]
+fn cables_are_pulled_and_clients_use_sockets() {
+    let Some(lab) = lab(9000) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = LabCluster::start(&lab, directory.path(), &options()).unwrap();
+    cluster.wait_up(Duration::from_secs(20)).unwrap();
+    // The client over ordinary UDP: nodes understand both on one port.
+    let child = counter(&lab, &cluster, "udp", Duration::from_secs(6), 20_000);
+    for round in 0..4 {
+        std::thread::sleep(Duration::from_millis(700));
+        lab.set_cable(round % 3, false).unwrap();
+        std::thread::sleep(Duration::from_millis(600));
+        lab.set_cable(round % 3, true).unwrap();
+    }
+    check(&outcome(child, &cluster));
+}
+
+/// What a node says of itself.
+fn info(lab: &Lab, node: usize) -> HashMap<String, String> {
+    let redis = (lab.address(node), REDIS_PORT).into();
+    let role = serde_json::to_string(&Role::Info { redis }).unwrap();
+    let output = lab
+        .command(3, None, &["bench", "net-child", &role])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Values above the inline limit, in one frame or several: at every replica they lie in the log where they were
+/// received, and the leader sends them to its followers from there. Only what went by the kernel while neighbours were
+/// looked for is copied.
+#[test]
+fn large_values_are_never_copied() {
+    for (mtu, value_bytes) in [(1500, 1250), (1500, 3000), (9000, 3000), (9000, 30_000)] {
+        let Some(lab) = lab(mtu) else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let options = NodeOptions {
+            // When frames run short payloads are copied out of them; that is not the matter here, so that there are
+            // enough for all that is written, even if nothing is flushed meanwhile.
+            nvm_bytes: 1 << 30,
+            ..options()
+        };
+        let cluster = LabCluster::start(&lab, directory.path(), &options).unwrap();
+        cluster.wait_up(Duration::from_secs(20)).unwrap();
+        let time = Duration::from_millis(1500);
+        let child = counter(&lab, &cluster, "xdp", time, value_bytes);
+        let counted = outcome(child, &cluster);
+        check(&counted);
+        let written = counted.acked as f64 * value_bytes as f64;
+        for node in 0..3 {
+            let info = info(&lab, node);
+            let number = |name: &str| -> f64 { info[name].parse().unwrap() };
+            let kept = number("packet_log_kept_bytes");
+            assert!(
+                kept > 0.95 * written,
+                "{kept} of {written} at {node}: {info:#?}"
+            );
+            // Counters' commands are small and copied; so is what went by the kernel.
+            let small = 200.0 * counted.acked as f64;
+            let copied = number("packet_log_copied_bytes") - small;
+            assert!(
+                copied < 0.03 * written,
+                "{copied} of {written} at {node}: {info:#?}"
+            );
+            assert!(
+                number("packet_gathered_bytes") < 0.03 * written,
+                "{info:#?}"
+            );
+            assert_eq!(number("packet_copied_spare_bytes"), 0.0, "{info:#?}");
+            if info["cyclone_role"] == "leader" {
+                let lent = number("packet_lent_bytes");
+                // Where messages are cut anew, ends shorter than a descriptor is worth are copied behind the headers.
+                assert!(lent > 1.5 * written, "{lent} of 2 × {written}: {info:#?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use super::*;
+
+/// A map whose writes in blocking mode wait for the test.
+struct Slow {
+    entered: Mutex<Sender<()>>,
+    go_on: Mutex<Receiver<()>>,
+}
+
+impl Kv for Slow {
+    fn get(&self, _key: &[u8], _mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
+        Ok(None)
+    }
+    fn get_many(&self, keys: &[Vec<u8>], _mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
+        Ok(vec![None; keys.len()])
+    }
+    fn write(
+        &self,
+        _changes: &mut dyn Iterator<Item = Change<'_>>,
+        mode: Mode,
+    ) -> Result<(), ApplyError> {
+        if mode == Mode::Blocking {
+            self.entered.lock().unwrap().send(()).unwrap();
+            self.go_on.lock().unwrap().recv().unwrap();
+        }
+        Ok(())
+    }
+    fn scan(
+        &self,
+        _from: &[u8],
+        _visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), ApplyError> {
+        Ok(())
+    }
+    fn scans_without_blocking(&self) -> bool {
+        false
+    }
+    fn flush(&self) -> Result<bool, ApplyError> {
+        Ok(false)
+    }
+    fn checkpoint(&self, _directory: &Path) -> Result<(), ApplyError> {
+        Ok(())
+    }
+    fn install(&self, _directory: &Path) -> Result<(), ApplyError> {
+        Ok(())
+    }
+}
+
+/// A worker is in the middle of a slow write: the loop asks for the applied index and tries to apply, and must
+/// come back at once from both.
+#[test]
+fn the_loop_does_not_wait_for_a_worker() {
+    let (entered, has_entered) = channel();
+    let (let_go, go_on) = channel();
+    let kv = Slow {
+        entered: Mutex::new(entered),
+        go_on: Mutex::new(go_on),
+    };
+    let machine = Arc::new(
+        KvMachine::open(
+            kv,
+            1,
+            Limits {
+                max_value_bytes: 100,
+                max_sessions: Limits::MAX_SESSIONS,
+            },
+        )
+        .unwrap(),
+    );
+    let entry = |index| EntryInput {
+        index,
+        term: 1,
+        payload: &[],
+    };
+    let worker = {
+        let machine = Arc::clone(&machine);
+        std::thread::spawn(move || machine.apply(0, &[entry(1)], Mode::Blocking).map(drop))
+    };
+    has_entered.recv().unwrap();
+    assert_eq!(machine.applied(0), (0, 0));
+    let tried = machine.apply(0, &[entry(1), entry(2)], Mode::NonBlocking);
+    assert!(matches!(tried, Err(ApplyError::WouldBlock)));
+    let_go.send(()).unwrap();
+    worker.join().unwrap().unwrap();
+    assert_eq!(machine.applied(0), (1, 1));
+    assert_eq!(
+        machine
+            .apply(0, &[entry(1), entry(2)], Mode::NonBlocking)
+            .unwrap()
+            .len(),
+        2
+    );
+    // Nothing of this map survives, so flushing must not allow the log to be trimmed.
+    machine.flush().unwrap();
+    assert_eq!((machine.applied(0), machine.flushed(0)), ((2, 1), 0));
+}
