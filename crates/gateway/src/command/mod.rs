@@ -6,7 +6,7 @@ mod describe;
 mod expiry;
 mod keyspace;
 mod server;
-mod session;
+pub(crate) mod session;
 mod strings;
 pub(crate) mod table;
 pub(crate) mod transaction;
@@ -40,6 +40,8 @@ pub(crate) enum Flow {
     },
     /// WAIT begins; it replies later.
     Waits,
+    /// A login is looked at; the reply comes later.
+    Checks,
     /// Hang up at once, without a word.
     HangUp,
 }
