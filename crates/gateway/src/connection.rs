@@ -324,6 +324,7 @@ fn held(outcome: &Outcome) -> usize {
     }
     match outcome {
         Outcome::Done(reply) => size(reply),
+        Outcome::Refused(reason) => reason.len() + 32,
         _ => 32,
     }
 }
@@ -352,6 +353,7 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
             encode::error(out, "TRYAGAIN not done: leadership changed, retry")
         }
         Outcome::Full => encode::error(out, "OOM memory is full: only deletions are taken"),
+        Outcome::Refused(reason) => encode::error(out, format!("ERR {reason}")),
         Outcome::TooLarge => encode::error(out, "ERR command is longer than the node's limit"),
     }
 }

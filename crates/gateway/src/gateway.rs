@@ -1,18 +1,19 @@
 //! The step object: accepting, completing, flushing, closing. Reading and running commands: `pump.rs`.
 
+mod upkeep;
+
 use std::collections::VecDeque;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 
-use cyclone_wire::resp::{RequestParser, encode};
+use cyclone_wire::resp::RequestParser;
 use mio::event::Event;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Registry, Token};
 
-use crate::backend::{Backend, Outcome, Route};
-use crate::command::session;
+use crate::backend::{Backend, Outcome};
 use crate::config::{GatewayConfig, GatewayError, clients_allowed, listen};
-use crate::connection::{Connection, Flushed, KEPT_BUFFER, Session, Stall};
+use crate::connection::{Connection, Flushed, KEPT_BUFFER, Session};
 use crate::login::Logins;
 use crate::slab::{MAX_CONNECTIONS, Slab};
 use crate::stream::Stream;
@@ -27,7 +28,6 @@ const SPARE_BUFFERS: usize = 64;
 const SCRATCH_BYTES: usize = 256 * 1024;
 const ACCEPT_RETRY_US: u64 = 100_000;
 const LINGER_US: u64 = 1_000_000;
-const SWEEP_US: u64 = 1_000_000;
 /// Time for agreeing on keys.
 const HANDSHAKE_US: u64 = 10_000_000;
 /// Handshakes moved per step: each may cost a signature, up to milliseconds, and heartbeats must not wait for many.
@@ -516,105 +516,5 @@ impl Gateway {
         self.slab.put(place.0, Box::new(connection));
         self.shared.connected = self.slab.len();
         self.list_ready(place.0);
-    }
-
-    /// Answers AUTHs and HELLOs that the login thread has looked at; answers how many.
-    fn answer_logins(&mut self, backend: &dyn Backend) -> usize {
-        let mut answered = 0;
-        while let Some((ticket, right)) = self.shared.logins.as_mut().and_then(Logins::next_answer)
-        {
-            answered += 1;
-            let Some((index, _, connection)) = self.slab.by_ticket(ticket) else {
-                continue;
-            };
-            let session = &mut connection.session;
-            let Some(checking) = session.checking.take() else {
-                continue;
-            };
-            session::finish(&mut self.shared.stats, session, checking, right, backend);
-            connection.parser.set_trusted(session.authenticated);
-            // What came behind AUTH may run now.
-            connection.stalled = Some(Stall::Full);
-            self.list_dirty(index);
-        }
-        answered
-    }
-
-    /// Answers WAITs that are satisfied, late, or whose node no longer leads.
-    fn answer_waits(&mut self, now_us: u64, backend: &dyn Backend) {
-        if self.shared.waiting.is_empty() {
-            return;
-        }
-        let leads = backend.route(0) == Route::Local;
-        let mut still = std::mem::take(&mut self.shared.waiting);
-        still.retain(|index| {
-            let Some(connection) = self.slab.get_mut(*index) else {
-                return false;
-            };
-            let Some(waiting) = connection.session.waiting else {
-                return false;
-            };
-            let acked = backend.replicas_acked(waiting.mark);
-            if leads && acked < waiting.replicas && now_us < waiting.deadline_us {
-                return true;
-            }
-            connection.session.waiting = None;
-            let out = &mut connection.session.out;
-            if leads {
-                encode::int(out, acked as i64);
-            } else {
-                encode::error(
-                    out,
-                    "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
-                );
-            }
-            // What came behind WAIT may run now.
-            connection.stalled = Some(Stall::Full);
-            self.list_dirty(*index);
-            false
-        });
-        self.shared.waiting = still;
-    }
-
-    /// Drops connections that linger, do not take their replies, or have been idle for too long,
-    /// or wait for ever for nobody.
-    fn sweep(&mut self, now_us: u64) {
-        self.next_sweep_us = now_us + SWEEP_US;
-        let (stall_us, idle_us) = (
-            self.shared.config.output_stall_us,
-            self.shared.config.idle_timeout_us,
-        );
-        for index in self.slab.indexes() {
-            let Some(connection) = self.slab.get_mut(index) else {
-                continue;
-            };
-            let stuck = connection
-                .blocked_since_us
-                .is_some_and(|since| now_us.saturating_sub(since) >= stall_us);
-            let lingered = connection
-                .linger_until_us
-                .is_some_and(|until| now_us >= until);
-            let unshaken = connection
-                .handshake_until_us
-                .is_some_and(|until| now_us >= until && connection.stream.is_handshaking());
-            let quiet = connection.session.in_flight() == 0 && !connection.session.waits();
-            let idle = idle_us > 0
-                && quiet
-                && now_us.saturating_sub(connection.session.active_us) >= idle_us;
-            let forever = connection
-                .session
-                .waiting
-                .is_some_and(|waiting| waiting.deadline_us == u64::MAX);
-            let deserted = connection.ending && forever;
-            if !(stuck || lingered || idle || deserted || unshaken) {
-                continue;
-            }
-            self.shared.stats.slow_readers += u64::from(stuck);
-            self.shared.stats.tls_failed += u64::from(unshaken);
-            self.shared.stats.idle += u64::from(idle && !stuck && !lingered);
-            if let Some(connection) = self.slab.take(index) {
-                self.close(connection);
-            }
-        }
     }
 }

@@ -27,7 +27,9 @@ mod pump;
 mod slab;
 mod stream;
 
-pub use backend::{Backend, InfoSection, Outcome, Route, SlotRange, Topology, TopologyNode};
+pub use backend::{
+    Backend, InfoSection, Outcome, Route, SlotRange, SnapshotRequest, Topology, TopologyNode,
+};
 pub use config::{GatewayConfig, GatewayError};
 pub use gateway::{Gateway, Stats};
 pub use login::{Users, UsersError, hash_password};

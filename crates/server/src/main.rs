@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use cyclone::{bench, cluster, config, ctl, demo, pmkv, serve};
+use cyclone::{backup, bench, cluster, config, ctl, demo, pmkv, resp, serve};
 use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
 
@@ -90,9 +90,24 @@ struct Serve {
     /// Overrides node.queues: how many of the interface's queues to use.
     #[arg(long)]
     queues: Option<u32>,
+    /// Overrides metrics.listen: serve figures for Prometheus at this address, over HTTP.
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+    /// How to write the log to standard error.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
     /// End when the parent process ends.
     #[arg(long, hide = true)]
     end_with_parent: bool,
+}
+
+/// How a log is written.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum LogFormat {
+    /// A line for people.
+    Text,
+    /// A JSON object per line.
+    Json,
 }
 
 #[derive(Args)]
@@ -123,20 +138,128 @@ struct Ctl {
     command: CtlCommand,
 }
 
+/// Which cluster, and how to get in.
+#[derive(Args)]
+struct Access {
+    /// The Redis port of any node.
+    #[arg(long, default_value = "127.0.0.1:7101")]
+    connect: SocketAddr,
+    /// The user, if not `default`.
+    #[arg(long, requires = "password")]
+    user: Option<String>,
+    /// The Redis password, if one is set; better kept from other users' sight in the environment.
+    #[arg(long, env = "CYCLONE_PASSWORD", hide_env_values = true)]
+    password: Option<String>,
+    /// Speak TLS.
+    #[arg(long)]
+    tls: bool,
+    /// PEM file of the authority that signed the nodes' certificates; without it, the system's authorities.
+    #[arg(long, requires = "tls")]
+    cacert: Option<PathBuf>,
+    /// PEM file of this client's certificate, where nodes want one.
+    #[arg(long, requires_all = ["tls", "key"])]
+    cert: Option<PathBuf>,
+    /// PEM file of its key.
+    #[arg(long, requires = "cert")]
+    key: Option<PathBuf>,
+}
+
+impl Access {
+    fn read(&self) -> Result<resp::Access> {
+        let tls = match self.tls {
+            false => None,
+            true => Some(resp::Tls::read(
+                self.cacert.as_deref(),
+                self.cert.as_deref().zip(self.key.as_deref()),
+            )?),
+        };
+        Ok(resp::Access {
+            user: self.user.clone(),
+            password: self.password.clone(),
+            tls,
+        })
+    }
+}
+
 #[derive(Subcommand)]
 enum CtlCommand {
     /// Role, indexes and durability of every node.
     Status {
-        /// The Redis port of any node.
-        #[arg(long, default_value = "127.0.0.1:7101")]
-        connect: SocketAddr,
-        /// The Redis password, if one is set.
-        #[arg(long)]
-        password: Option<String>,
+        /// How to get in.
+        #[command(flatten)]
+        access: Access,
         /// JSON instead of a table.
         #[arg(long)]
         json: bool,
     },
+    /// Backups: the state of a running cluster in a file, and a new cluster from such a file.
+    Snapshot {
+        #[command(subcommand)]
+        command: SnapshotCommand,
+    },
+    /// Read a password from standard input and print its hash for the file of users.
+    HashPassword {
+        /// Print a whole line of the file of users for this name.
+        #[arg(long)]
+        user: Option<String>,
+    },
+}
+
+#[derive(Subcommand)]
+enum SnapshotCommand {
+    /// Save everything that a running cluster holds.
+    Save {
+        /// The file to write; it must not exist.
+        file: PathBuf,
+        /// How to get in.
+        #[command(flatten)]
+        access: Access,
+        /// Fetch no faster than this.
+        #[arg(long, value_name = "MIB")]
+        mib_per_second: Option<u64>,
+        /// JSON instead of text.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check a file and say what it holds.
+    Show {
+        /// The file.
+        file: PathBuf,
+        /// JSON instead of text.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make the data directory of a new node from a file; on every node of the new cluster, before its first start.
+    Restore {
+        /// The file.
+        file: PathBuf,
+        /// The new node's configuration.
+        #[arg(long)]
+        config: PathBuf,
+    },
+}
+
+impl SnapshotCommand {
+    fn run(self) -> Result<()> {
+        match self {
+            SnapshotCommand::Save {
+                file,
+                access,
+                mib_per_second,
+                json,
+            } => backup::save::run(&backup::save::Arguments {
+                connect: access.connect,
+                access: access.read()?,
+                file,
+                mib_per_second,
+                json,
+            }),
+            SnapshotCommand::Show { file, json } => backup::show(&file, json),
+            SnapshotCommand::Restore { file, config } => {
+                backup::restore::run(&backup::restore::Arguments { file, config })
+            }
+        }
+    }
 }
 
 #[derive(Args)]
@@ -259,13 +382,14 @@ fn run(cli: Cli) -> Result<()> {
             &stop_flag()?,
         ),
         Command::Ctl(Ctl {
-            command:
-                CtlCommand::Status {
-                    connect,
-                    password,
-                    json,
-                },
-        }) => ctl::status(connect, password.as_deref(), json),
+            command: CtlCommand::Status { access, json },
+        }) => ctl::status(access.connect, &access.read()?, json),
+        Command::Ctl(Ctl {
+            command: CtlCommand::Snapshot { command },
+        }) => command.run(),
+        Command::Ctl(Ctl {
+            command: CtlCommand::HashPassword { user },
+        }) => ctl::hash_password(user.as_deref()),
         Command::Bench(Bench {
             command:
                 BenchCommand::Put {
@@ -328,14 +452,7 @@ fn run(cli: Cli) -> Result<()> {
 }
 
 fn serve_node(arguments: &Serve) -> Result<()> {
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("CYCLONE_LOG")
-                .unwrap_or_else(|_| "info".into()),
-        )
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .init();
+    write_log(arguments.log_format);
     if arguments.engine.as_deref() == Some("pmkv") {
         return serve_pmkv(arguments);
     }
@@ -379,13 +496,32 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     if let Some(queues) = arguments.queues {
         file.node.queues = queues;
     }
+    if arguments.metrics.is_some() {
+        file.metrics.listen = arguments.metrics;
+    }
     if arguments.check {
         file.to_config(arguments.bootstrap)?;
+        file.redis.tls()?;
+        file.redis.users()?;
         println!("the configuration is valid");
         return Ok(());
     }
     end_with_parent(arguments)?;
     serve::run(&file, arguments.bootstrap, &*stop_flag()?)
+}
+
+/// Sends the log to standard error.
+fn write_log(format: LogFormat) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("CYCLONE_LOG")
+        .unwrap_or_else(|_| "info".into());
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_target(false).init(),
+        // The fields on the top level, so that collectors find them without a rule.
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
 }
 
 fn end_with_parent(arguments: &Serve) -> Result<()> {

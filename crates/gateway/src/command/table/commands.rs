@@ -68,6 +68,15 @@ pub(crate) static COMMANDS: &[Spec] = &[
         "Shows settings.",
     ),
     spec(
+        Id::Cyclone,
+        "cyclone",
+        -2,
+        ALONE | NO_MULTI,
+        NONE,
+        "server",
+        "SNAPSHOT hands out a snapshot of the whole state.",
+    ),
+    spec(
         Id::DbSize,
         "dbsize",
         1,
