@@ -192,6 +192,15 @@ impl Backend for Behind<'_> {
             add("flushed", log.flushed);
             add("used_bytes", log.used_bytes);
             add("capacity_bytes", log.capacity_bytes);
+            let members = self.node.group(usize::from(log.log)).members();
+            for (list, ids) in [
+                ("voters", &members.voters),
+                ("voters_outgoing", &members.voters_outgoing),
+                ("learners", &members.learners),
+            ] {
+                let ids: Vec<String> = ids.iter().map(u64::to_string).collect();
+                ours.push((format!("cyclone_log{}_{list}", log.log), ids.join(",")));
+            }
         }
         for log in &status.logs {
             for (id, matched, alive) in &log.peers {

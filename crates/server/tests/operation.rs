@@ -167,6 +167,23 @@ fn redis_cli_and_ctl_over_tls_with_a_user() {
         nodes.iter().all(|node| node["reachable"] == true),
         "{status}"
     );
+    // Every member is a voter of every log, and the leader knows all of them to be there.
+    let mut list = vec!["ctl", "member", "list"];
+    list.extend(&ctl[2..]);
+    let listed: serde_json::Value = serde_json::from_str(&said(&list)).expect("JSON");
+    let members = listed["members"].as_array().expect("members");
+    assert_eq!(members.len(), 3, "{listed}");
+    for member in members {
+        let logs = member["logs"].as_array().expect("logs");
+        assert_eq!(logs.len(), 1);
+        assert_eq!(logs[0]["part"], "voter");
+        assert_eq!(logs[0]["alive"], true, "{listed}");
+        assert!(logs[0]["matched"].as_u64() > Some(0));
+    }
+    let leaders = members
+        .iter()
+        .filter(|member| member["logs"][0]["role"] == "leader");
+    assert_eq!(leaders.count(), 1, "{listed}");
     let saved = directory.path().join("saved");
     said(&[
         "ctl",

@@ -56,7 +56,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let draft = PathBuf::from(draft);
     let fetched = fetch(&mut connection, &begun, &draft, arguments.mib_per_second);
     // The node forgets it by itself, later.
-    let _ = snapshot(&mut connection)
+    let _ = snapshot()
         .arg("END")
         .arg(begun.id)
         .query::<()>(&mut connection);
@@ -129,30 +129,34 @@ fn leader(connect: SocketAddr, access: &Access) -> Result<Connection> {
     }
 }
 
-fn snapshot(_connection: &mut Connection) -> redis::Cmd {
+fn snapshot() -> redis::Cmd {
     let mut command = redis::cmd("CYCLONE");
     command.arg("SNAPSHOT");
     command
 }
 
 fn begin(connection: &mut Connection) -> Result<Begun> {
-    let answer: Value = snapshot(connection)
+    let answer: Value = snapshot()
         .arg("BEGIN")
         .query(connection)
         .context("the node makes no snapshot")?;
     read_begun(&answer).context("the node's description of the snapshot does not read")
 }
 
-fn pairs(value: &Value) -> Option<Vec<(&Value, u64)>> {
-    let Value::Array(items) = value else {
-        return None;
-    };
-    let pair = |item| match item {
-        &Value::Array(ref pair) => match &pair[..] {
-            [first, Value::Int(second)] => Some((first, *second as u64)),
+fn pair(value: &Value) -> Option<(&Value, u64)> {
+    match value {
+        Value::Array(pair) => match &pair[..] {
+            // Lengths and terms are never negative.
+            [first, Value::Int(second)] => Some((first, u64::try_from(*second).ok()?)),
             _ => None,
         },
         _ => None,
+    }
+}
+
+fn pairs(value: &Value) -> Option<Vec<(&Value, u64)>> {
+    let Value::Array(items) = value else {
+        return None;
     };
     items.iter().map(pair).collect()
 }
@@ -248,7 +252,7 @@ fn piece(
     offset: u64,
     count: u64,
 ) -> Result<Vec<u8>> {
-    let (sum, bytes): (u32, Vec<u8>) = snapshot(connection)
+    let (sum, bytes): (u32, Vec<u8>) = snapshot()
         .arg("READ")
         .arg(id)
         .arg(file)
