@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod recover;
+mod repair;
 pub mod ring;
 pub mod superblock;
 mod write;
 
 pub use cyclone_wire::ring::HardState;
 pub use recover::Recovered;
+pub use repair::Finding;
 pub use ring::{Batch, EntryView, NewEntry, Persisted, Ring, RingError, RingSpec};
 pub use superblock::{Identity, SuperblockError};
