@@ -37,6 +37,7 @@ mod node;
 mod physical;
 mod platform;
 mod reads;
+pub mod repair;
 mod requests;
 mod run;
 mod send;

@@ -144,6 +144,19 @@ pub fn open_store(config: &Config, directory: &Path) -> Result<Arc<dyn StateMach
     })
 }
 
+/// The kernel's boot id.
+pub(crate) fn boot_id() -> Result<[u8; 16], StartError> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = fs::read_to_string(path).map_err(io(path))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16)
+        .map(u128::to_be_bytes)
+        .map_err(|_| StartError::Io {
+            what: format!("{path} reads {text:?}"),
+            source: std::io::ErrorKind::InvalidData.into(),
+        })
+}
+
 /// This machine.
 pub(crate) struct Os {
     waker: Arc<Waker>,
@@ -224,15 +237,7 @@ impl Platform for Os {
     }
 
     fn boot_id(&mut self) -> Result<[u8; 16], StartError> {
-        let path = "/proc/sys/kernel/random/boot_id";
-        let text = fs::read_to_string(path).map_err(io(path))?;
-        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        u128::from_str_radix(&digits, 16)
-            .map(u128::to_be_bytes)
-            .map_err(|_| StartError::Io {
-                what: format!("{path} reads {text:?}"),
-                source: std::io::ErrorKind::InvalidData.into(),
-            })
+        boot_id()
     }
 
     fn workers(&mut self) -> std::io::Result<JobRunner> {

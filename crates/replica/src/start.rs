@@ -149,14 +149,14 @@ pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Star
 }
 
 /// The region's division.
-struct Layout {
-    ring_bytes: u64,
-    frames_at: u64,
-    frames_bytes: u64,
+pub(crate) struct Layout {
+    pub(crate) ring_bytes: u64,
+    pub(crate) frames_at: u64,
+    pub(crate) frames_bytes: u64,
 }
 
 impl Layout {
-    fn of(config: &Config) -> Layout {
+    pub(crate) fn of(config: &Config) -> Layout {
         let frames = (config.nvm_bytes / FRAMES_SHARE).max(FRAMES_LEAST.min(config.nvm_bytes / 2));
         let rings = config.nvm_bytes - frames - cyclone_wire::ring::SUPERBLOCK_BYTES;
         let ring_bytes = rings / u64::from(config.logs) / 4096 * 4096;
@@ -168,8 +168,15 @@ impl Layout {
         }
     }
 
-    fn ring_at(&self, log: u16) -> u64 {
+    pub(crate) fn ring_at(&self, log: u16) -> u64 {
         cyclone_wire::ring::SUPERBLOCK_BYTES + self.ring_bytes * u64::from(log)
+    }
+
+    pub(crate) fn ring_spec(&self, log: u16) -> RingSpec {
+        RingSpec {
+            log,
+            slots: self.slots(),
+        }
     }
 
     /// One slot per 512 bytes of records: small entries fill slots and bytes about alike.

@@ -12,5 +12,6 @@ pub mod members;
 pub mod metrics;
 pub mod netlab;
 pub mod pmkv;
+pub mod repair;
 pub mod resp;
 pub mod serve;

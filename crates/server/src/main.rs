@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use cyclone::{bench, cluster, config, control, demo, pmkv, serve};
+use cyclone::{bench, cluster, config, control, demo, pmkv, repair, serve};
 use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
 
@@ -29,6 +29,11 @@ enum Command {
     Demo(Demo),
     /// Look at a running cluster.
     Ctl(control::Arguments),
+    /// A stopped node's log.
+    Log {
+        #[command(subcommand)]
+        command: LogCommand,
+    },
     /// Measure.
     Bench(Bench),
     /// Start a cluster on this machine and leave it running; prints a JSON line that describes it.
@@ -130,6 +135,12 @@ struct Demo {
     /// Number of physical logs.
     #[arg(long, default_value_t = 1)]
     logs: u16,
+}
+
+#[derive(Subcommand)]
+enum LogCommand {
+    /// Say what is damaged and what would mend it; with --apply do it. Only what loses nothing, unless told otherwise.
+    Repair(repair::Arguments),
 }
 
 #[derive(Args)]
@@ -252,6 +263,9 @@ fn run(cli: Cli) -> Result<()> {
             &stop_flag()?,
         ),
         Command::Ctl(arguments) => arguments.run(),
+        Command::Log {
+            command: LogCommand::Repair(arguments),
+        } => repair::run(&arguments),
         Command::Bench(Bench {
             command:
                 BenchCommand::Put {
