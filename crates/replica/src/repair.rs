@@ -6,6 +6,7 @@ use cyclone_store::StateMachine;
 use cyclone_wal::{Finding, Ring, RingError, SuperblockError, superblock};
 
 use crate::config::Config;
+use crate::flash::Durability;
 use crate::identity::{self, IdentityError};
 use crate::platform::{boot_id, open_store};
 use crate::start::{Layout, StartError};
@@ -33,6 +34,15 @@ pub enum RepairError {
     /// Region and data directory belong to different lives.
     #[error("the data directory and the log region do not belong together: {0}")]
     Mismatch(String),
+    /// Flash is the only durable level.
+    #[error(
+        "node.durability = \"flash\": the region is only a cache, and is made anew from flash when it does not read back; \
+         there is nothing to mend"
+    )]
+    OnlyACache,
+    /// What was given up in the region would still stand on flash.
+    #[error("nothing can be given up in a log with a second level on flash")]
+    SecondLevel,
     /// A log's area is of another shape.
     #[error("log {log}: {source}")]
     Ring {
@@ -78,6 +88,13 @@ impl LogFinding {
 /// # Errors
 /// See [`RepairError`].
 pub fn repair(config: &Config, apply: bool, accept_loss: bool) -> Result<Report, RepairError> {
+    match &config.flash {
+        Some(flash) if flash.durability == Durability::Flash => {
+            return Err(RepairError::OnlyACache);
+        }
+        Some(_) if accept_loss => return Err(RepairError::SecondLevel),
+        _ => {}
+    }
     let known = identity::read(&config.data)?
         .ok_or_else(|| RepairError::NoReplica(config.data.display().to_string()))?;
     // Locked from here on: a node that runs has it.

@@ -8,6 +8,7 @@ pub mod config;
 pub mod control;
 pub mod ctl;
 pub mod demo;
+pub mod logtool;
 pub mod members;
 pub mod metrics;
 pub mod netlab;

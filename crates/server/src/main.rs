@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use cyclone::{bench, cluster, config, control, demo, pmkv, repair, serve};
+use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, serve};
 use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
 
@@ -24,16 +24,13 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run one node of a cluster.
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Three replicas on this machine: load, kill -9 of the leader, failover, return, proof that nothing is lost.
     Demo(Demo),
     /// Look at a running cluster.
     Ctl(control::Arguments),
-    /// A stopped node's log.
-    Log {
-        #[command(subcommand)]
-        command: LogCommand,
-    },
+    /// Look at what a stopped node's region and flash hold, and mend it.
+    Log(logtool::Arguments),
     /// Measure.
     Bench(Bench),
     /// Start a cluster on this machine and leave it running; prints a JSON line that describes it.
@@ -73,6 +70,15 @@ struct Serve {
     /// Overrides node.nvm.
     #[arg(long)]
     nvm: Option<PathBuf>,
+    /// Overrides node.flash: directory of the log's second level.
+    #[arg(long)]
+    flash: Option<PathBuf>,
+    /// Overrides node.flash_bytes.
+    #[arg(long)]
+    flash_bytes: Option<u64>,
+    /// Overrides node.durability: nvm or flash.
+    #[arg(long)]
+    durability: Option<String>,
     /// Overrides node.engine: rocksdb, memory or echo. With pmkv, the log-structured store, --config is the cluster's file
     /// and --id says which of its servers this is (docs/pmkv.md).
     #[arg(long)]
@@ -135,12 +141,6 @@ struct Demo {
     /// Number of physical logs.
     #[arg(long, default_value_t = 1)]
     logs: u16,
-}
-
-#[derive(Subcommand)]
-enum LogCommand {
-    /// Say what is damaged and what would mend it; with --apply do it. Only what loses nothing, unless told otherwise.
-    Repair(repair::Arguments),
 }
 
 #[derive(Args)]
@@ -263,9 +263,7 @@ fn run(cli: Cli) -> Result<()> {
             &stop_flag()?,
         ),
         Command::Ctl(arguments) => arguments.run(),
-        Command::Log {
-            command: LogCommand::Repair(arguments),
-        } => repair::run(&arguments),
+        Command::Log(arguments) => logtool::run(&arguments),
         Command::Bench(Bench {
             command:
                 BenchCommand::Put {
@@ -353,6 +351,13 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     }
     if let Some(nvm) = &arguments.nvm {
         file.node.nvm.clone_from(nvm);
+    }
+    if let Some(flash) = &arguments.flash {
+        file.node.flash = Some(flash.clone());
+    }
+    file.node.flash_bytes = arguments.flash_bytes.unwrap_or(file.node.flash_bytes);
+    if let Some(durability) = &arguments.durability {
+        file.node.durability.clone_from(durability);
     }
     if let Some(engine) = &arguments.engine {
         file.node.engine.clone_from(engine);

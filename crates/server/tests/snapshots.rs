@@ -18,10 +18,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOGS: u16 = 3;
 const ACCOUNTS: u64 = 12;
 
-fn options(engine: &str, test: u16) -> Options {
+fn options(engine: &str, durability: Option<&str>, test: u16) -> Options {
     Options {
+        durability: durability.map(str::to_owned),
         engine: engine.into(),
         logs: LOGS,
+        // Calm: one leader throughout, also on a busy machine.
+        election_ms: Some(2000),
         nvm_bytes: (24 << 20) * u64::from(LOGS),
         first_port: first_port(24_000, test),
         ..Options::default()
@@ -120,9 +123,12 @@ fn restored_from(snapshot: &Path) -> String {
     )
 }
 
-fn round_trip(engine: &str, test: u16) {
+fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let mut old = cluster(&directory.path().join("old"), options(engine, test));
+    let mut old = cluster(
+        &directory.path().join("old"),
+        options(engine, durability, test),
+    );
     old.start_all(true).expect("started");
     let address = leader(&mut old);
     let mut connection = resp::connect(address, PATIENCE).expect("connected");
@@ -194,7 +200,10 @@ fn round_trip(engine: &str, test: u16) {
     );
     drop(old);
 
-    let mut new = cluster(&directory.path().join("new"), options(engine, test));
+    let mut new = cluster(
+        &directory.path().join("new"),
+        options(engine, durability, test),
+    );
     configure(&new, "cluster", &restored_from(&snapshot));
     restore(&snapshot, &new);
     new.start_all(true).expect("started");
@@ -252,12 +261,22 @@ fn round_trip(engine: &str, test: u16) {
 
 #[test]
 fn a_snapshot_under_load_becomes_a_new_cluster() {
-    round_trip("rocksdb", 0);
+    round_trip("rocksdb", None, 0);
 }
 
 #[test]
 fn the_same_in_memory() {
-    round_trip("memory", 1);
+    round_trip("memory", None, 1);
+}
+
+#[test]
+fn the_same_with_a_second_level() {
+    round_trip("rocksdb", Some("nvm"), 4);
+}
+
+#[test]
+fn the_same_with_flash_as_the_only_level() {
+    round_trip("rocksdb", Some("flash"), 5);
 }
 
 /// A small cluster's snapshot.
@@ -266,7 +285,7 @@ fn saved(directory: &Path, test: u16) -> (PathBuf, LocalCluster) {
         &directory.join("old"),
         Options {
             replicas: 1,
-            ..options("rocksdb", test)
+            ..options("rocksdb", None, test)
         },
     );
     old.start_all(true).expect("started");
@@ -320,7 +339,7 @@ fn what_does_not_fit_is_refused() {
         );
     };
     // The configuration must say so.
-    let (_one, config) = new("one", options("rocksdb", 2));
+    let (_one, config) = new("one", options("rocksdb", None, 2));
     restore(&config, &snapshot, &["restored_from", "[cluster]"]);
     configure_one(
         &config,
@@ -333,12 +352,12 @@ fn what_does_not_fit_is_refused() {
         "two",
         Options {
             logs: 2,
-            ..options("rocksdb", 2)
+            ..options("rocksdb", None, 2)
         },
     );
     configure_one(&config, "cluster", &line);
     restore(&config, &snapshot, &["3 logs", "cluster.logs = 2"]);
-    let (_three, config) = new("three", options("memory", 2));
+    let (_three, config) = new("three", options("memory", None, 2));
     configure_one(&config, "cluster", &line);
     restore(&config, &snapshot, &["engine rocksdb", "memory"]);
     // The very cluster it is of: its nodes have run.
@@ -350,7 +369,7 @@ fn what_does_not_fit_is_refused() {
         &["is of cluster", "choose another cluster.id"],
     );
     // Damaged, cut off, something else: nothing is made.
-    let (four, config) = new("four", options("rocksdb", 2));
+    let (four, config) = new("four", options("rocksdb", None, 2));
     configure_one(&config, "cluster", &line);
     let bytes = fs::read(&snapshot).expect("snapshot");
     let bad = directory.path().join("bad");
@@ -409,7 +428,7 @@ fn a_node_that_was_not_restored_takes_no_part() {
         &directory.path().join("new"),
         Options {
             first_port: first_port(24_000, 3) + 3,
-            ..options("rocksdb", 3)
+            ..options("rocksdb", None, 3)
         },
     );
     // The first two hide it and begin with nothing: a majority that would elect one of them.

@@ -3,7 +3,7 @@
 use cyclone_gateway::Gateway;
 use cyclone_replica::Node;
 
-use super::{Kind, Sheet};
+use super::{Kind, Labels, Sheet};
 
 /// Packet figures that go up and down.
 const PACKET_GAUGES: [&str; 4] = ["associations", "partials", "frames", "frames_free"];
@@ -93,6 +93,9 @@ fn of_logs(sheet: &mut Sheet, logs: &[cyclone_replica::LogStatus]) {
             "Size of the ring's record area in bytes.",
             log.capacity_bytes,
         );
+        if let Some(flash) = &log.flash {
+            of_flash(sheet, &labels, flash);
+        }
         for (peer, matched, alive) in &log.peers {
             let peer = peer.to_string();
             let labels = [("log", number.as_str()), ("peer", peer.as_str())];
@@ -112,6 +115,41 @@ fn of_logs(sheet: &mut Sheet, logs: &[cyclone_replica::LogStatus]) {
             );
         }
     }
+}
+
+fn of_flash(sheet: &mut Sheet, labels: Labels<'_>, flash: &cyclone_replica::FlashStatus) {
+    let mut gauge = |name: &str, help, value| sheet.add(Kind::Gauge, name, help, labels, value);
+    gauge("flash_first_index", "First index on flash.", flash.first);
+    gauge(
+        "flash_durable_index",
+        "Index up to which the log is durable on flash.",
+        flash.durable,
+    );
+    gauge(
+        "flash_used_bytes",
+        "Bytes of the second level in use.",
+        flash.used_bytes.0,
+    );
+    gauge(
+        "flash_capacity_bytes",
+        "Bytes of the second level.",
+        flash.used_bytes.1,
+    );
+    let stats = &flash.stats;
+    let mut counter = |name: &str, help, value| sheet.add(Kind::Counter, name, help, labels, value);
+    counter("flash_writes", "Writes to flash.", stats.writes);
+    counter("flash_pages", "Pages written to flash.", stats.pages);
+    counter(
+        "flash_record_bytes",
+        "Bytes of records in the pages written to flash.",
+        stats.record_bytes,
+    );
+    counter(
+        "flash_write_errors",
+        "Writes to flash that failed and were tried again.",
+        stats.write_errors,
+    );
+    counter("flash_reads", "Reads from flash.", stats.reads);
 }
 
 fn of_counters(sheet: &mut Sheet, c: &cyclone_replica::Counters) {

@@ -11,7 +11,7 @@ pub const BINARY: &str = env!("CARGO_BIN_EXE_cyclone");
 
 /// Ports of this process and test, below the ephemeral ones: test programs may run side by side.
 pub fn first_port(base: u16, test: u16) -> u16 {
-    base + (std::process::id() % 100) as u16 * 40 + test * 10
+    base + (std::process::id() % 60) as u16 * 64 + test * 10
 }
 
 pub fn cluster(directory: &Path, options: Options) -> LocalCluster {
