@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::config::{Cluster, File, Limits, MemberEntry, Node, Reads, Timing, hex};
+use crate::config::{
+    Cluster, File, Limits, MemberEntry, Metrics, Node, Reads, RedisPort, Timing, hex,
+};
 
 /// What kind of cluster to start.
 #[derive(Clone, Debug)]
@@ -160,6 +162,7 @@ impl LocalCluster {
             client_key: hex(&client_key),
             security: options.security.clone(),
             transport: options.transport.clone(),
+            restored_from: None,
             members: members.clone(),
         };
         let mut nodes = Vec::new();
@@ -192,6 +195,8 @@ impl LocalCluster {
                     ..Timing::default()
                 },
                 reads: Reads::default(),
+                redis: RedisPort::default(),
+                metrics: Metrics::default(),
             };
             let config = directory.join(format!("node{}.toml", member.id));
             fs::write(&config, toml::to_string(&file)?)
