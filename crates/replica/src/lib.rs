@@ -11,9 +11,11 @@
 //!     ClientReplies  answers to native clients                           clients.rs
 //!     Snapshots      checkpoints for replicas that lag                   snapshot.rs, fetching.rs
 //!     Workers        threads for what would block                        workers.rs
+//!     flash          the second level, or the only durable one           flash.rs
 //!     upkeep         trimming, handing over, counters                    upkeep.rs, status.rs
 //!   Node::start      region, identity, store, port                       start.rs, identity.rs
 //!   Platform         what all of it stands on: this machine, or another  platform.rs
+//!   inspect          what a stopped node has                             inspect.rs
 //!   Embedded         a replica inside another program                    embed.rs
 //! ```
 //!
@@ -21,14 +23,17 @@
 #![forbid(unsafe_code)]
 
 mod answers;
+mod backup;
 mod clients;
 mod clock;
 mod config;
 pub mod embed;
 mod fetching;
+mod flash;
 mod gang;
 pub mod identity;
 mod idle;
+pub mod inspect;
 mod joined;
 mod lease;
 mod logset;
@@ -36,6 +41,7 @@ mod node;
 mod physical;
 mod platform;
 mod reads;
+pub mod repair;
 mod requests;
 mod run;
 mod send;
@@ -46,11 +52,14 @@ mod together;
 mod upkeep;
 mod workers;
 
+pub use backup::{BackupError, BackupReply, BackupRequest};
 pub use config::{Config, ConfigError, Engine, Member, Network, Polling, Transport};
+pub use cyclone_consensus::FlashStatus;
 pub use cyclone_packet::Security;
 pub use embed::{Embedded, EmbeddedError};
+pub use flash::{Durability, FlashConfig};
 pub use node::{Node, NodeError, Now};
-pub use platform::{JobRunner, Platform};
+pub use platform::{JobRunner, Platform, open_store};
 pub use requests::{Outcome, Ticket};
 pub use run::{COMPANION, Companion, Reactor, now};
 pub use start::StartError;

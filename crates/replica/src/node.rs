@@ -19,6 +19,7 @@ use cyclone_wire::raftmsg::RaftKind;
 use cyclone_wire::reply::Reply;
 
 use crate::answers::Unchecked;
+use crate::backup::Backups;
 use crate::clients::ClientReplies;
 use crate::clock::Steady;
 use crate::config::Config;
@@ -77,6 +78,7 @@ pub(crate) enum Done {
     },
     Flushed(Result<(), ApplyError>),
     Snapshot(crate::snapshot::Done),
+    Backup(crate::backup::Done),
 }
 
 /// What is found out at a start and does not change.
@@ -108,6 +110,7 @@ pub struct Node {
     pub(crate) store: Arc<dyn StateMachine>,
     pub(crate) workers: Workers<Done>,
     pub(crate) snapshots: Snapshots,
+    pub(crate) backups: Backups,
     pub(crate) counters: Counters,
     pub(crate) survives: Survives,
     pub(crate) region_description: String,
@@ -125,6 +128,7 @@ pub struct Node {
     pub(crate) answers: Vec<(Origin, Outcome)>,
     pub(crate) flushing: bool,
     pub(crate) completions: Vec<(Ticket, Outcome)>,
+    pub(crate) next_handover_us: u64,
     next_tick_us: u64,
     next_upkeep_us: u64,
     pub(crate) next_touch_us: u64,
@@ -158,6 +162,7 @@ impl Node {
         } = boot;
         let clients = ClientReplies::new(config.network.burst);
         let snapshots = Snapshots::new(config.data.join("snapshots"), salt & 0xffff_ffff)?;
+        let backups = Backups::new(config.data.join("backup"), salt)?;
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
         Ok(Node {
             unchecked: Vec::new(),
@@ -175,6 +180,7 @@ impl Node {
             store,
             workers,
             snapshots,
+            backups,
             counters: Counters::default(),
             survives,
             region_description: region,
@@ -184,6 +190,7 @@ impl Node {
             inbox: Vec::new(),
             answers: Vec::new(),
             completions: Vec::new(),
+            next_handover_us: 0,
             next_tick_us: 0,
             next_upkeep_us: 0,
             next_touch_us: 0,
@@ -302,7 +309,7 @@ impl Node {
         } else {
             u64::MAX
         };
-        let timers = self.next_tick_us.min(retry);
+        let timers = self.next_tick_us.min(retry).min(self.flash_deadline_us());
         let first = self
             .port
             .next_timeout()
@@ -432,6 +439,9 @@ impl Node {
         if self.snapshots.is_installing() && !planted::has(Bug::AppliesWhileInstalling) {
             return Ok(work);
         }
+        for log in &mut self.logs {
+            work += log.replay(&mut self.gangs.book)?;
+        }
         self.apply()?;
         for log in 0..self.logs.len() {
             self.execute_reads(log)?;
@@ -458,10 +468,9 @@ impl Node {
         }
     }
 
-    /// Makes a log's step durable and takes in what it gives. Of several acknowledgements to one peer only the last is
-    /// kept: it says all that the others say.
+    /// Makes a log's step durable and takes in what it gives.
     fn persist(&mut self, log: usize) -> Result<usize, NodeError> {
-        let mut work = 0;
+        let mut work = self.poll_flash(log)?;
         let mut elected = false;
         while let Some(ready) = self.logs[log].group.take_ready() {
             // Typestate: the messages exist only once their entries and hard state are durable.
@@ -471,22 +480,11 @@ impl Node {
                 self.logs[log].reads.confirm(context, index);
             }
             elected |= outbox.leader_change.is_some();
-            let messages = std::mem::take(&mut outbox.messages);
-            let superseded: Vec<bool> = (0..messages.len())
-                .map(|at| messages[at].is_superseded_by(&messages[at + 1..]))
-                .collect();
-            for (message, superseded) in messages.into_iter().zip(superseded) {
-                if superseded {
-                    continue;
-                }
-                if message.header.kind == RaftKind::Snapshot {
-                    self.offering(message.to);
-                }
-                self.outgoing.push((log, message));
-            }
+            self.post(log, std::mem::take(&mut outbox.messages));
             let book = &mut self.gangs.book;
             self.logs[log].committed(&mut outbox, book, &mut self.answers);
         }
+        work += self.poll_flash(log)?;
         if elected {
             self.gather(0);
         }
@@ -502,6 +500,23 @@ impl Node {
             self.execute_read(log, read)?;
         }
         Ok(())
+    }
+
+    /// Keeps a log's messages for the end of the step. Of several acknowledgements to one peer only the last is kept: it
+    /// says all that the others say.
+    pub(crate) fn post(&mut self, log: usize, messages: Vec<OutMessage>) {
+        let superseded: Vec<bool> = (0..messages.len())
+            .map(|at| messages[at].is_superseded_by(&messages[at + 1..]))
+            .collect();
+        for (message, superseded) in messages.into_iter().zip(superseded) {
+            if superseded {
+                continue;
+            }
+            if message.header.kind == RaftKind::Snapshot {
+                self.offering(message.to);
+            }
+            self.outgoing.push((log, message));
+        }
     }
 
     /// Takes back what the worker threads have finished.
@@ -529,6 +544,7 @@ impl Node {
                     result?;
                 }
                 Done::Snapshot(done) => self.snapshot_done(done)?,
+                Done::Backup(done) => self.backup_done(done),
             }
         }
         Ok(work)
@@ -550,6 +566,7 @@ impl Node {
         self.keep_in_touch()?;
         self.trim()?;
         self.snapshot_upkeep();
+        self.backup_upkeep();
         Ok(())
     }
 

@@ -2,11 +2,13 @@
 //! is another.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use cyclone_packet::{Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver, XdpOptions};
 use cyclone_pmem::{FlushPolicy, Pool, Region, RegionOptions};
 use cyclone_store::{Echo, KvMachine, Limits, MemoryKv, StateMachine};
+use cyclone_wal::flash::{FlashDevice, ThreadedFlash, UringFlash};
 use mio::Waker;
 
 use crate::config::{Config, ConfigError, Engine, Transport};
@@ -69,6 +71,15 @@ pub trait Platform {
     /// When it cannot be opened.
     fn store(&mut self, config: &Config) -> Result<Arc<dyn StateMachine>, StartError>;
 
+    /// Opens the flash area of a log, or makes it, without content.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or is in use; when there is no flash here.
+    fn flash(&mut self, config: &Config, log: u16) -> Result<Box<dyn FlashDevice>, StartError> {
+        let _ = (config, log);
+        Err(ConfigError("this platform has no flash".into()).into())
+    }
+
     /// Bytes of each frame of a region that is made now: what suits the packet driver.
     ///
     /// # Errors
@@ -110,6 +121,52 @@ fn xdp_options(config: &Config) -> XdpOptions {
     }
 }
 
+/// Opens the store of a configuration's engine in a directory.
+///
+/// # Errors
+/// When it does not open, or the engine is not part of this program.
+pub fn open_store(config: &Config, directory: &Path) -> Result<Arc<dyn StateMachine>, StartError> {
+    let limits = Limits {
+        max_value_bytes: config.max_value_bytes,
+        max_sessions: Limits::MAX_SESSIONS,
+    };
+    Ok(match config.engine {
+        Engine::Echo => Arc::new(Echo::new(config.logs)),
+        Engine::Memory => Arc::new(KvMachine::open(
+            MemoryKv::open(Some(directory))?,
+            config.logs,
+            limits,
+        )?),
+        #[cfg(feature = "rocksdb")]
+        Engine::RocksDb => {
+            let options = cyclone_store::RocksOptions {
+                block_cache_bytes: config.block_cache_bytes,
+                ..Default::default()
+            };
+            Arc::new(KvMachine::open(
+                cyclone_store::RocksKv::open(directory, &options)?,
+                config.logs,
+                limits,
+            )?)
+        }
+        #[cfg(not(feature = "rocksdb"))]
+        Engine::RocksDb => return Err(StartError::EngineMissing("rocksdb")),
+    })
+}
+
+/// The kernel's boot id.
+pub(crate) fn boot_id() -> Result<[u8; 16], StartError> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = fs::read_to_string(path).map_err(io(path))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16)
+        .map(u128::to_be_bytes)
+        .map_err(|_| StartError::Io {
+            what: format!("{path} reads {text:?}"),
+            source: std::io::ErrorKind::InvalidData.into(),
+        })
+}
+
 /// This machine.
 pub(crate) struct Os {
     waker: Arc<Waker>,
@@ -137,33 +194,27 @@ impl Platform for Os {
     }
 
     fn store(&mut self, config: &Config) -> Result<Arc<dyn StateMachine>, StartError> {
-        let limits = Limits {
-            max_value_bytes: config.max_value_bytes,
-            max_sessions: Limits::MAX_SESSIONS,
+        open_store(config, &config.data.join("store"))
+    }
+
+    fn flash(&mut self, config: &Config, log: u16) -> Result<Box<dyn FlashDevice>, StartError> {
+        let Some(flash) = &config.flash else {
+            return Err(ConfigError("no flash is configured".into()).into());
         };
-        let directory = config.data.join("store");
-        Ok(match config.engine {
-            Engine::Echo => Arc::new(Echo::new(config.logs)),
-            Engine::Memory => Arc::new(KvMachine::open(
-                MemoryKv::open(Some(&directory))?,
-                config.logs,
-                limits,
-            )?),
-            #[cfg(feature = "rocksdb")]
-            Engine::RocksDb => {
-                let options = cyclone_store::RocksOptions {
-                    block_cache_bytes: config.block_cache_bytes,
-                    ..Default::default()
-                };
-                Arc::new(KvMachine::open(
-                    cyclone_store::RocksKv::open(&directory, &options)?,
-                    config.logs,
-                    limits,
-                )?)
+        let (directory, path) = (&flash.directory, flash.area(log));
+        fs::create_dir_all(directory)
+            .map_err(io(format!("cannot create {}", directory.display())))?;
+        let bytes = flash.bytes / u64::from(config.logs);
+        let cannot = |error| io(format!("flash area {}", path.display()))(error);
+        match UringFlash::open(&path, bytes) {
+            Ok(device) => Ok(Box::new(device)),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Err(cannot(error)),
+            Err(error) => {
+                tracing::warn!(%error, "no io_uring: flash is written by threads");
+                let device = ThreadedFlash::open(&path, bytes).map_err(cannot)?;
+                Ok(Box::new(device))
             }
-            #[cfg(not(feature = "rocksdb"))]
-            Engine::RocksDb => return Err(StartError::EngineMissing("rocksdb")),
-        })
+        }
     }
 
     fn frame_bytes(&self, config: &Config) -> Result<u32, StartError> {
@@ -216,15 +267,7 @@ impl Platform for Os {
     }
 
     fn boot_id(&mut self) -> Result<[u8; 16], StartError> {
-        let path = "/proc/sys/kernel/random/boot_id";
-        let text = fs::read_to_string(path).map_err(io(path))?;
-        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        u128::from_str_radix(&digits, 16)
-            .map(u128::to_be_bytes)
-            .map_err(|_| StartError::Io {
-                what: format!("{path} reads {text:?}"),
-                source: std::io::ErrorKind::InvalidData.into(),
-            })
+        boot_id()
     }
 
     fn workers(&mut self) -> std::io::Result<JobRunner> {

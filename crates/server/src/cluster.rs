@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::config::{Cluster, File, Limits, MemberEntry, Node, Reads, Timing, hex};
+use crate::config::{
+    Cluster, File, Limits, MemberEntry, Metrics, Node, Reads, RedisPort, Timing, hex,
+};
 
 /// What kind of cluster to start.
 #[derive(Clone, Debug)]
@@ -21,6 +23,10 @@ pub struct Options {
     pub engine: String,
     /// Size of each region.
     pub nvm_bytes: u64,
+    /// `nvm` or `flash`: with a second level of this kind in the node's directory; none if not given.
+    pub durability: Option<String>,
+    /// Bytes of each second level.
+    pub flash_bytes: u64,
     /// `udp` or `tcp`.
     pub transport: String,
     /// `authenticated`, `encrypted` or `off`.
@@ -45,6 +51,8 @@ impl Default for Options {
             replicas: 3,
             engine: "rocksdb".into(),
             nvm_bytes: 128 << 20,
+            durability: None,
+            flash_bytes: 256 << 20,
             transport: "udp".into(),
             security: "authenticated".into(),
             first_port: 7101,
@@ -154,6 +162,7 @@ impl LocalCluster {
             client_key: hex(&client_key),
             security: options.security.clone(),
             transport: options.transport.clone(),
+            restored_from: None,
             members: members.clone(),
         };
         let mut nodes = Vec::new();
@@ -165,6 +174,12 @@ impl LocalCluster {
                     data: directory.join(format!("node{}", member.id)),
                     nvm: regions.join(format!("node{}.nvm", member.id)),
                     nvm_bytes: options.nvm_bytes,
+                    flash: options
+                        .durability
+                        .as_ref()
+                        .map(|_| directory.join(format!("node{}", member.id)).join("flash")),
+                    flash_bytes: options.flash_bytes,
+                    durability: options.durability.clone().unwrap_or_else(|| "nvm".into()),
                     engine: options.engine.clone(),
                     polling: options.polling.clone(),
                     interface: None,
@@ -180,6 +195,8 @@ impl LocalCluster {
                     ..Timing::default()
                 },
                 reads: Reads::default(),
+                redis: RedisPort::default(),
+                metrics: Metrics::default(),
             };
             let config = directory.join(format!("node{}.toml", member.id));
             fs::write(&config, toml::to_string(&file)?)

@@ -1,13 +1,14 @@
 //! `cyclone ctl status`: what every node of a cluster says of itself.
 
 use std::collections::HashMap;
+use std::io::{BufRead as _, Read as _};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::resp;
+use crate::resp::{self, Access};
 
 /// One node's line.
 #[derive(Serialize)]
@@ -28,14 +29,18 @@ struct NodeStatus {
     log_used_bytes: u64,
     log_capacity_bytes: u64,
     durability: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    flash_state: String,
+    flash_used_bytes: u64,
+    flash_capacity_bytes: u64,
     survives: String,
     region: String,
 }
 
-fn status_of(address: SocketAddr, password: Option<&str>) -> NodeStatus {
+fn status_of(address: SocketAddr, access: &Access) -> NodeStatus {
     let patience = Duration::from_secs(2);
-    let info = resp::connect_with(address, password, patience)
-        .and_then(|mut open| resp::info_of(&mut open));
+    let info =
+        resp::connect_with(address, access, patience).and_then(|mut open| resp::info_of(&mut open));
     let (info, error) = match info {
         Ok(info) => (info, None),
         Err(error) => (HashMap::new(), Some(format!("{error:#}"))),
@@ -58,14 +63,17 @@ fn status_of(address: SocketAddr, password: Option<&str>) -> NodeStatus {
         log_used_bytes: number("cyclone_log0_used_bytes"),
         log_capacity_bytes: number("cyclone_log0_capacity_bytes"),
         durability: text("cyclone_durability"),
+        flash_state: text("cyclone_log0_flash_state"),
+        flash_used_bytes: number("cyclone_log0_flash_used_bytes"),
+        flash_capacity_bytes: number("cyclone_log0_flash_capacity_bytes"),
         survives: text("cyclone_survives"),
         region: text("cyclone_region"),
     }
 }
 
 /// The Redis ports of all nodes, as one of them knows them.
-fn addresses(connect: SocketAddr, password: Option<&str>) -> Result<Vec<SocketAddr>> {
-    let mut connection = resp::connect_with(connect, password, Duration::from_secs(2))?;
+pub(crate) fn addresses(connect: SocketAddr, access: &Access) -> Result<Vec<SocketAddr>> {
+    let mut connection = resp::connect_with(connect, access, Duration::from_secs(2))?;
     let nodes: String = redis::cmd("CLUSTER")
         .arg("NODES")
         .query(&mut connection)
@@ -88,11 +96,37 @@ fn addresses(connect: SocketAddr, password: Option<&str>) -> Result<Vec<SocketAd
     Ok(found)
 }
 
+/// `cyclone ctl hash-password`: reads a password from standard input, up to the first line's end, and prints its hash.
+///
+/// # Errors
+/// An empty or overlong password.
+pub fn hash_password(user: Option<&str>) -> Result<()> {
+    let mut line = String::new();
+    std::io::stdin()
+        .lock()
+        .take(4096)
+        .read_line(&mut line)
+        .context("standard input")?;
+    let password = line.trim_end_matches(['\r', '\n']);
+    if password.is_empty() {
+        bail!("no password on standard input");
+    }
+    let hash = cyclone_gateway::hash_password(password.as_bytes())?;
+    match user {
+        Some(user) if user.is_empty() || user.contains([':', '\n']) => {
+            bail!("user {user:?}: a name is not empty and has no colon")
+        }
+        Some(user) => println!("{user}:{hash}"),
+        None => println!("{hash}"),
+    }
+    Ok(())
+}
+
 /// Prints the status of all nodes.
-pub fn status(connect: SocketAddr, password: Option<&str>, json: bool) -> Result<()> {
-    let nodes: Vec<NodeStatus> = addresses(connect, password)?
+pub fn status(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
+    let nodes: Vec<NodeStatus> = addresses(connect, access)?
         .into_iter()
-        .map(|address| status_of(address, password))
+        .map(|address| status_of(address, access))
         .collect();
     if json {
         println!("{}", serde_json::json!({ "nodes": nodes }));
@@ -107,9 +141,16 @@ pub fn status(connect: SocketAddr, password: Option<&str>, json: bool) -> Result
             println!("{:<22}   - unreachable: {error}", node.address);
             continue;
         }
+        let flash = match node.flash_state.as_str() {
+            "" => String::new(),
+            state => format!(
+                ", flash {state}, {:.1}% used",
+                100.0 * node.flash_used_bytes as f64 / node.flash_capacity_bytes.max(1) as f64
+            ),
+        };
         let fill = 100.0 * node.log_used_bytes as f64 / node.log_capacity_bytes.max(1) as f64;
         println!(
-            "{:<22} {:>3} {:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {}",
+            "{:<22} {:>3} {:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {}{flash}",
             node.address,
             node.id,
             node.role,

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use cyclone::{bench, cluster, config, ctl, demo, pmkv, serve};
+use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, serve};
 use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
 
@@ -28,7 +28,9 @@ enum Command {
     /// Three replicas on this machine: load, kill -9 of the leader, failover, return, proof that nothing is lost.
     Demo(Demo),
     /// Look at a running cluster.
-    Ctl(Ctl),
+    Ctl(control::Arguments),
+    /// Look at what a stopped node's region and flash hold, and mend it.
+    Log(logtool::Arguments),
     /// Measure.
     Bench(Bench),
     /// Start a cluster on this machine and leave it running; prints a JSON line that describes it.
@@ -68,6 +70,15 @@ struct Serve {
     /// Overrides node.nvm.
     #[arg(long)]
     nvm: Option<PathBuf>,
+    /// Overrides node.flash: directory of the log's second level.
+    #[arg(long)]
+    flash: Option<PathBuf>,
+    /// Overrides node.flash_bytes.
+    #[arg(long)]
+    flash_bytes: Option<u64>,
+    /// Overrides node.durability: nvm or flash.
+    #[arg(long)]
+    durability: Option<String>,
     /// Overrides node.engine: rocksdb, memory or echo. With pmkv, the log-structured store, --config is the cluster's file
     /// and --id says which of its servers this is (docs/pmkv.md).
     #[arg(long)]
@@ -93,9 +104,24 @@ struct Serve {
     /// Overrides node.queues: how many of the interface's queues to use.
     #[arg(long)]
     queues: Option<u32>,
+    /// Overrides metrics.listen: serve figures for Prometheus at this address, over HTTP.
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+    /// How to write the log to standard error.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
     /// End when the parent process ends.
     #[arg(long, hide = true)]
     end_with_parent: bool,
+}
+
+/// How a log is written.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum LogFormat {
+    /// A line for people.
+    Text,
+    /// A JSON object per line.
+    Json,
 }
 
 #[derive(Args)]
@@ -121,31 +147,6 @@ struct Demo {
     /// Number of physical logs.
     #[arg(long, default_value_t = 1)]
     logs: u16,
-}
-
-#[derive(Args)]
-struct Ctl {
-    #[command(subcommand)]
-    command: CtlCommand,
-}
-
-#[derive(Subcommand)]
-enum CtlCommand {
-    /// Role, indexes and durability of every node.
-    Status {
-        /// The Redis port of any node.
-        #[arg(long, default_value = "127.0.0.1:7101")]
-        connect: SocketAddr,
-        /// The Redis password, if one is set.
-        #[arg(long)]
-        password: Option<String>,
-        /// JSON instead of a table.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Clusters of `--engine pmkv`.
-    #[command(flatten)]
-    Pmkv(pmkv::ctl::Command),
 }
 
 #[derive(Args)]
@@ -274,17 +275,8 @@ fn run(cli: Cli) -> Result<()> {
             },
             &stop_flag()?,
         ),
-        Command::Ctl(Ctl {
-            command:
-                CtlCommand::Status {
-                    connect,
-                    password,
-                    json,
-                },
-        }) => ctl::status(connect, password.as_deref(), json),
-        Command::Ctl(Ctl {
-            command: CtlCommand::Pmkv(command),
-        }) => pmkv::ctl::run(&command),
+        Command::Ctl(arguments) => arguments.run(),
+        Command::Log(arguments) => logtool::run(&arguments),
         Command::Bench(Bench {
             command:
                 BenchCommand::Put {
@@ -350,14 +342,7 @@ fn run(cli: Cli) -> Result<()> {
 }
 
 fn serve_node(arguments: &Serve) -> Result<()> {
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("CYCLONE_LOG")
-                .unwrap_or_else(|_| "info".into()),
-        )
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .init();
+    write_log(arguments.log_format);
     if arguments.engine.as_deref() == Some("pmkv") {
         return serve_pmkv(arguments);
     }
@@ -383,6 +368,13 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     if let Some(nvm) = &arguments.nvm {
         file.node.nvm.clone_from(nvm);
     }
+    if let Some(flash) = &arguments.flash {
+        file.node.flash = Some(flash.clone());
+    }
+    file.node.flash_bytes = arguments.flash_bytes.unwrap_or(file.node.flash_bytes);
+    if let Some(durability) = &arguments.durability {
+        file.node.durability.clone_from(durability);
+    }
     if let Some(engine) = &arguments.engine {
         file.node.engine.clone_from(engine);
     }
@@ -401,13 +393,32 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     if let Some(queues) = arguments.queues {
         file.node.queues = queues;
     }
+    if arguments.metrics.is_some() {
+        file.metrics.listen = arguments.metrics;
+    }
     if arguments.check {
         file.to_config(arguments.bootstrap)?;
+        file.redis.tls()?;
+        file.redis.users()?;
         println!("the configuration is valid");
         return Ok(());
     }
     end_with_parent(arguments)?;
     serve::run(&file, arguments.bootstrap, &*stop_flag()?)
+}
+
+/// Sends the log to standard error.
+fn write_log(format: LogFormat) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("CYCLONE_LOG")
+        .unwrap_or_else(|_| "info".into());
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_target(false).init(),
+        // The fields on the top level, so that collectors find them without a rule.
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
 }
 
 fn end_with_parent(arguments: &Serve) -> Result<()> {
