@@ -176,8 +176,10 @@ fn spread(config: &Configuration, rules: &Rules) -> Vec<Move> {
                 && shard.has_full(most.1)
                 && !shard.has(least.1)
         });
+        // Half of the difference at most: more would have to go back.
+        let most_moves = rules.copies_per_server.min((most.0 - least.0) / 2);
         return movable
-            .take(rules.copies_per_server)
+            .take(most_moves)
             .map(|(shard, _)| Move::Backup {
                 shard,
                 source: most.1,

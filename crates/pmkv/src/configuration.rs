@@ -36,12 +36,19 @@ pub struct Placement {
     pub backups: Vec<ServerId>,
     /// Who receives its writes and does not have all of it yet; never to be promoted.
     pub joining: Vec<ServerId>,
+    /// While the shard moves to its primary: the backup that served it before and has all that the primary lacks.
+    pub source: Option<ServerId>,
 }
 
 impl Placement {
     /// Everybody who receives its writes but the primary.
     pub fn receivers(&self) -> impl Iterator<Item = ServerId> + '_ {
         self.backups.iter().chain(&self.joining).copied()
+    }
+
+    /// Whom those ask who do not have all of it.
+    pub fn giver(&self) -> ServerId {
+        self.source.unwrap_or(self.primary)
     }
 
     /// Whether the server has all of it.
@@ -112,6 +119,7 @@ impl Configuration {
                 primary: holders[0],
                 backups: holders.split_off(1),
                 joining: Vec::new(),
+                source: None,
             }
         };
         let configuration = Configuration {

@@ -1,7 +1,7 @@
 //! The control thread (rowan §4.3): posts segments and finds used ones through the replication protocol, gives segments to
 //! the server's own logs, digests, and cleans. It alone changes the segment table.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use crate::entry::{Entry, Kind};
 use crate::log::Log;
 use crate::space::Granted;
 use crate::store::Store;
+use crate::void::{Void, Voids};
 
 /// What a control thread goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +85,7 @@ pub struct Control {
     look_again: bool,
     /// Whether tombstones stay: older versions of their keys may still be sent by a shard's primary.
     pub(crate) keeps_tombstones: bool,
+    voids: Voids,
 }
 
 impl Control {
@@ -97,6 +99,7 @@ impl Control {
         backup: Box<dyn Backup>,
         config: ControlConfig,
         shards: u16,
+        voids: &[(ShardId, Void)],
         threads: usize,
     ) -> Result<Control, ReplicationError> {
         let store = Arc::new(Store::new(backup.table(), shards));
@@ -115,6 +118,7 @@ impl Control {
             looked: vec![u64::MAX; usize::from(shards)],
             look_again: true,
             keeps_tombstones: true,
+            voids: Voids::new(shards, voids),
         };
         control.rebuild(threads.max(1))?;
         control.tell();
@@ -165,24 +169,66 @@ impl Control {
         Ok(())
     }
 
-    /// Indexes what lies in segments that are still written: protocols whose segments outlive a term keep older terms'
+    /// Indexes what lies in segments that are still written, or not handed over yet: protocols whose segments outlive a term keep older terms'
     /// records there. Digested they will be again, when they are full.
     fn index_open(&mut self) -> Result<(), ReplicationError> {
         let table = self.backup.table();
-        let open =
-            table.in_order(|entry| entry.state == SegmentState::Using && entry.owner.is_remote());
+        // Protocols may also keep closed ones back for a while before they hand them over.
+        let digested: HashSet<u32> = self.digested.iter().map(|it| it.segment).collect();
+        let open = table.in_order(|entry| {
+            let unread = matches!(entry.state, SegmentState::Using | SegmentState::Used);
+            unread && entry.owner.is_remote()
+        });
+        let open = open.into_iter().filter(|it| !digested.contains(it));
         let mut apart = Vec::new();
         for segment in open {
             let base = table.segment_offset(segment);
+            let epoch = table.entry(segment).map_or(0, |it| it.epoch);
             scan_segment(table, segment, &mut self.assembler, |record| {
                 let at = base + record.offset;
-                if !index(&self.store, at, &record.bytes, &mut HashMap::new()) {
+                let is_void = |shard| self.voids.covers(shard, epoch, record.offset);
+                if !index(&self.store, is_void, at, &record.bytes, &mut HashMap::new()) {
                     apart.push(record.bytes);
                 }
             })?;
         }
         self.to_copy.extend(apart);
         Ok(())
+    }
+
+    /// Drops everything that is here of these shards; answers what to tell [`Control::open`] from now on, so that it stays
+    /// dropped. For shards that nobody writes to here at this moment: after [`Control::fence`], before the commitment.
+    ///
+    /// # Errors
+    /// A memory that cannot be scanned.
+    pub fn void(&mut self, shards: &[ShardId]) -> Result<Void, ReplicationError> {
+        let table = self.backup.table();
+        let mut open = BTreeMap::new();
+        for segment in table.in_order(|entry| entry.state == SegmentState::Using) {
+            let (base, mut written) = (table.segment_offset(segment), 0);
+            for_entries(table, segment, |at, bytes| {
+                written = written.max(at - base + bytes.len() as u64);
+            })?;
+            let epoch = table.entry(segment).map_or(0, |it| it.epoch);
+            open.insert(epoch, written);
+        }
+        let void = Void {
+            before_epoch: table.next_epoch(),
+            open: Arc::new(open),
+        };
+        let is_meant = |bytes: &[u8]| {
+            Entry::decode(bytes).is_ok_and(|entry| shards.contains(&entry.header.stamp.shard))
+        };
+        self.to_copy.retain(|bytes| !is_meant(bytes));
+        for &shard in shards {
+            self.voids.set(shard, void.clone());
+            self.store.clear(shard);
+            for digested in &mut self.digested {
+                digested.max.remove(&shard);
+            }
+        }
+        self.look_again = true;
+        Ok(void)
     }
 
     /// Says whether tombstones must stay for now.
@@ -306,8 +352,10 @@ impl Control {
         }
         let mut max = HashMap::new();
         let base = self.store.heap().offset_of(used.segment);
+        let epoch = table.entry(used.segment).map_or(0, |it| it.epoch);
         for (offset, bytes) in records {
-            if !index(&self.store, base + offset, &bytes, &mut max) {
+            let is_void = |shard| self.voids.covers(shard, epoch, offset);
+            if !index(&self.store, is_void, base + offset, &bytes, &mut max) {
                 self.to_copy.push_back(bytes);
             }
         }
@@ -329,7 +377,7 @@ impl Control {
                 break;
             };
             self.log.fence();
-            index(&self.store, address, &bytes, &mut HashMap::new());
+            index(&self.store, |_| false, address, &bytes, &mut HashMap::new());
             self.log.settle(address);
             copied = true;
         }
@@ -357,7 +405,7 @@ impl Control {
             return false;
         };
         self.log.fence();
-        index(&self.store, address, bytes, &mut HashMap::new());
+        index(&self.store, |_| false, address, bytes, &mut HashMap::new());
         self.log.settle(address);
         true
     }
@@ -401,13 +449,16 @@ impl Control {
             })
             .map(|(segment, entry)| (segment, entry.state, entry.owner.is_remote()))
             .collect();
-        let store = &self.store;
+        let (store, voids) = (&self.store, &self.voids);
         let scan_some = |first: usize| -> Result<Vec<Digested>, ReplicationError> {
             let mut found = Vec::new();
             for &(segment, _, _) in wanted.iter().skip(first).step_by(threads) {
                 let mut max = HashMap::new();
+                let base = table.segment_offset(segment);
+                let epoch = table.entry(segment).map_or(0, |it| it.epoch);
                 for_entries(table, segment, |at, bytes| {
-                    index(store, at, bytes, &mut max);
+                    let is_void = |shard| voids.covers(shard, epoch, at - base);
+                    index(store, is_void, at, bytes, &mut max);
                 })?;
                 found.push(Digested { segment, max });
             }
@@ -446,20 +497,26 @@ impl Control {
 }
 
 /// Indexes a record that lies at an address; `false` if it does not lie there in one piece. Bytes that are no entry are
-/// nobody's.
-fn index(store: &Store, at: u64, bytes: &[u8], max: &mut HashMap<ShardId, u64>) -> bool {
+/// nobody's, and what is void is passed over.
+fn index(
+    store: &Store,
+    is_void: impl Fn(ShardId) -> bool,
+    at: u64,
+    bytes: &[u8],
+    max: &mut HashMap<ShardId, u64>,
+) -> bool {
     let Ok(entry) = Entry::decode(bytes) else {
         return true;
     };
     for stamp in entry
         .commits()
-        .filter(|_| entry.header.kind == Kind::Commit)
+        .filter(|it| entry.header.kind == Kind::Commit && !is_void(it.shard))
     {
         if let Some(shard) = store.shard(stamp.shard) {
             shard.committed(stamp.version);
         }
     }
-    if entry.header.kind == Kind::Commit {
+    if entry.header.kind == Kind::Commit || is_void(entry.header.stamp.shard) {
         return true;
     }
     let area = store.heap().area();
@@ -521,8 +578,21 @@ impl Control {
                 }
             }
         };
-        // Fails only for memories that other modules scan.
-        let _ = cyclone_replication::scan(self.backup.table(), |record| look(&record.bytes));
+        let table = self.backup.table();
+        let shard = self.store.shard_of(KeyHash::of(key).slot);
+        let mut assembler = Assembler::default();
+        let remote = |entry: &cyclone_replication::Entry| {
+            entry.state != SegmentState::Free && entry.owner.is_remote()
+        };
+        for segment in table.in_order(remote) {
+            let epoch = table.entry(segment).map_or(0, |it| it.epoch);
+            // Fails only for memories that other modules scan.
+            let _ = scan_segment(table, segment, &mut assembler, |record| {
+                if !self.voids.covers(shard, epoch, record.offset) {
+                    look(&record.bytes);
+                }
+            });
+        }
         newest.filter(|it| it.1 == Kind::Put).map(|it| it.2)
     }
 }

@@ -8,6 +8,7 @@
 //!   Index          where a shard's objects lie, in DRAM                   index/
 //!   Heap           entries by address, live bytes per segment             heap.rs
 //!   Store          what a server's threads share                          store.rs, space.rs
+//!   Void           what is there and does not count                        void.rs
 //!   Log            a log of the server's own                              log.rs
 //!   Worker         requests: append, replicate, publish, answer           worker/
 //!   Control        the segment table, digestion, cleaning, cold start     control.rs, clean.rs
@@ -31,10 +32,12 @@ pub mod node;
 pub mod peers;
 pub mod space;
 pub mod store;
+pub mod void;
 pub mod worker;
 
 pub use configuration::{Configuration, KeyHash, Placement, Server, ServerId, ShardId};
 pub use control::{Control, ControlConfig};
 pub use node::{Endpoints, Node, NodeConfig, NodeError, SharedControl};
 pub use store::Store;
+pub use void::Void;
 pub use worker::{Answer, Role, Worker, WorkerConfig};

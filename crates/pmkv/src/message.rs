@@ -7,6 +7,9 @@ use crate::configuration::{ServerId, ShardId};
 /// The most entry bytes of one message.
 pub const MAX_ENTRIES_BYTES: usize = 24 << 10;
 
+/// In [`Body::Gather`], above which version entries are wanted: above what the asked knows to be committed.
+pub const ABOVE_COMMIT: u64 = u64::MAX;
+
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
@@ -53,6 +56,22 @@ pub enum Body {
         /// Entries, each behind its length.
         entries: Vec<Vec<u8>>,
     },
+    /// The primary that a shard moves to asks for an entry that it does not have yet (rowan §4.6).
+    Fetch {
+        /// The shard.
+        shard: ShardId,
+        /// The key.
+        key: Vec<u8>,
+    },
+    /// The answer.
+    Fetched {
+        /// The shard.
+        shard: ShardId,
+        /// The key.
+        key: Vec<u8>,
+        /// Its newest entry; `None` if the key was never written.
+        entry: Option<Vec<u8>>,
+    },
 }
 
 impl Message {
@@ -97,6 +116,18 @@ impl Message {
                     out.put_bytes(entry);
                 }
             }
+            Body::Fetch { shard, key } => {
+                out.put_u8(4);
+                out.put_u16(*shard);
+                out.put_bytes(key);
+            }
+            Body::Fetched { shard, key, entry } => {
+                out.put_u8(5);
+                out.put_u16(*shard);
+                out.put_bytes(key);
+                out.put_u8(u8::from(entry.is_some()));
+                out.put_bytes(entry.as_deref().unwrap_or_default());
+            }
         }
         out
     }
@@ -133,6 +164,19 @@ impl Message {
                     entries: entries.collect::<Result<_, DecodeError>>()?,
                 }
             }
+            4 => Body::Fetch {
+                shard: reader.u16()?,
+                key: reader.bytes()?.to_vec(),
+            },
+            5 => {
+                let (shard, key) = (reader.u16()?, reader.bytes()?.to_vec());
+                let (found, entry) = (reader.bool("found")?, reader.bytes()?.to_vec());
+                Body::Fetched {
+                    shard,
+                    key,
+                    entry: found.then_some(entry),
+                }
+            }
             other => {
                 return Err(DecodeError::Unknown {
                     what: "message",
@@ -167,6 +211,20 @@ mod tests {
                 commit: 5,
                 newest: 7,
                 entries: vec![vec![], vec![1, 2, 3]],
+            },
+            Body::Fetch {
+                shard: 7,
+                key: b"key".to_vec(),
+            },
+            Body::Fetched {
+                shard: 7,
+                key: vec![],
+                entry: None,
+            },
+            Body::Fetched {
+                shard: 8,
+                key: b"key".to_vec(),
+                entry: Some(vec![9]),
             },
         ];
         for body in bodies {

@@ -187,6 +187,30 @@ impl Store {
         gone
     }
 
+    /// Forgets everything of a shard.
+    pub fn clear(&self, id: ShardId) {
+        let Some(shard) = self.shard(id) else {
+            return;
+        };
+        let (mut addresses, mut at) = (Vec::new(), Some(0));
+        while let Some(hash) = at {
+            addresses.clear();
+            at = shard.index.collect(hash, &mut addresses);
+            for &address in &addresses {
+                let (Some(hash), Some(header)) =
+                    (self.heap.hash_at(address), self.heap.header(address))
+                else {
+                    continue;
+                };
+                if shard.index.remove(hash, address) {
+                    self.heap.count(address, header.len(), false);
+                }
+            }
+        }
+        shard.objects.store(0, Ordering::SeqCst);
+        shard.commit.store(0, Ordering::SeqCst);
+    }
+
     /// Keys of a shard that have a value, from a hash on: whole chains, until there are `count`.
     pub fn page(&self, shard: ShardId, from: u64, count: usize) -> Page {
         let mut page = Page::default();

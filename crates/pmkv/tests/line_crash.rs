@@ -124,8 +124,10 @@ impl Run {
             for &key in &keys {
                 let history = self.histories.get_mut(key).expect("begun");
                 match answers[..] {
-                    [(_, Answer::Done(_))] if in_time => history.answered = history.values.len(),
-                    [(_, Answer::Done(_))] => {}
+                    [(_, Answer::Done(_) | Answer::Read(_))] if in_time => {
+                        history.answered = history.values.len()
+                    }
+                    [(_, Answer::Done(_) | Answer::Read(_))] => {}
                     [(_, Answer::Full)] => {
                         history.values.pop();
                     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use crate::{backup, ctl, members, resp};
+use crate::{backup, ctl, members, pmkv, resp};
 
 /// `cyclone ctl`.
 #[derive(Args)]
@@ -60,6 +60,9 @@ impl Access {
 
 #[derive(Subcommand)]
 enum CtlCommand {
+    /// Clusters of `--engine pmkv`.
+    #[command(flatten)]
+    Pmkv(pmkv::ctl::Command),
     /// Role, indexes and durability of every node.
     Status {
         /// How to get in.
@@ -164,6 +167,7 @@ impl Arguments {
     /// What the command says.
     pub fn run(self) -> Result<()> {
         match self.command {
+            CtlCommand::Pmkv(command) => pmkv::ctl::run(&command),
             CtlCommand::Status { access, json } => {
                 ctl::status(access.connect, &access.read()?, json)
             }

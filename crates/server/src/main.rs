@@ -86,6 +86,9 @@ struct Serve {
     /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share, if not what the cluster's file says.
     #[arg(long)]
     replication: Option<String>,
+    /// For pmkv: embedded, etcd or zookeeper, if not what the cluster's file says.
+    #[arg(long)]
+    store: Option<String>,
     /// Overrides cluster.logs: number of physical logs, the same on all nodes and for ever.
     #[arg(long)]
     logs: Option<u16>,
@@ -138,6 +141,9 @@ struct Demo {
     /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share.
     #[arg(long, default_value = "rowan")]
     replication: String,
+    /// For pmkv: the servers' leases in milliseconds; by default 10 with eight cores for each server, longer with fewer.
+    #[arg(long)]
+    lease_ms: Option<u64>,
     /// Number of physical logs.
     #[arg(long, default_value_t = 1)]
     logs: u16,
@@ -180,6 +186,12 @@ enum BenchCommand {
     },
     /// Drivers compared between network namespaces of its own making (cyclone fig. 8 to 10); needs root.
     Net {
+        /// Shared options.
+        #[command(flatten)]
+        common: Common,
+    },
+    /// The log-structured store with every replication: YCSB, write amplification, takeover and cold start.
+    Pmkv {
         /// Shared options.
         #[command(flatten)]
         common: Common,
@@ -249,6 +261,7 @@ fn run(cli: Cli) -> Result<()> {
                 json: arguments.json,
                 directory: arguments.directory,
                 replication: arguments.replication,
+                lease_ms: arguments.lease_ms,
             },
             &stop_flag()?,
         ),
@@ -295,6 +308,9 @@ fn run(cli: Cli) -> Result<()> {
             let stop = stop_flag()?;
             bench::net::run(&common, &stop)
         }
+        Command::Bench(Bench {
+            command: BenchCommand::Pmkv { common },
+        }) => bench::pmkv::run(&common),
         Command::Bench(Bench {
             command: BenchCommand::NetChild { role },
         }) => bench::net::child::run(&role),
@@ -431,6 +447,7 @@ fn serve_pmkv(arguments: &Serve) -> Result<()> {
         config,
         id,
         replication: arguments.replication.clone(),
+        store: arguments.store.clone(),
     };
     pmkv::run(&serve, &*stop_flag()?)
 }

@@ -12,6 +12,9 @@ fn demo(replication: &str) {
             "--json",
             "--replication",
             replication,
+            // The machine may be busy with other tests: a server that is only slow shall not be taken for failed.
+            "--lease-ms",
+            "300",
         ])
         .arg("--directory")
         .arg(directory.path())
@@ -22,6 +25,9 @@ fn demo(replication: &str) {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON line");
     assert_eq!(report["lost"], 0, "{said}");
     assert_eq!(report["wrong"], 0, "{said}");
+    let committed = report["configuration_ms"].as_f64().expect("a number");
+    let served = report["failover_ms"].as_f64().expect("a number");
+    assert!(0.0 < committed && committed <= served, "{said}");
     assert!(report["acked"].as_u64().expect("a number") > 100, "{said}");
 }
 

@@ -28,9 +28,13 @@ use crate::control::{Control, ControlConfig};
 use crate::message::{Body, Message};
 use crate::peers::Peers;
 use crate::store::Store;
+use crate::void::Void;
 use crate::worker::{Role, Worker, WorkerConfig};
 
 use promotion::{Join, Promotion};
+
+/// Messages of a term to come that are kept; who sent more asks again.
+const MAX_EARLY: usize = 1024;
 
 /// How often servers tell each other how they are, in microseconds.
 const STATUS_US: u64 = 10_000;
@@ -94,6 +98,10 @@ pub struct NodeConfig {
     pub backup: BackupConfig,
     /// Below so many free segments new values are refused; `None`: a sixteenth.
     pub full_below: Option<u32>,
+    /// What [`Node::void`] has answered for this memory, the last by shard.
+    pub voids: Vec<(ShardId, Void)>,
+    /// Bytes per second that it takes, on average, of shards that it joins.
+    pub join_bytes_per_s: u64,
 }
 
 impl NodeConfig {
@@ -115,6 +123,8 @@ impl NodeConfig {
             worker: WorkerConfig::new(server, 0),
             backup: BackupConfig::new(token, secret),
             full_below: None,
+            voids: Vec::new(),
+            join_bytes_per_s: 256 << 20,
         }
     }
 }
@@ -160,6 +170,10 @@ pub struct Node {
     joins: BTreeMap<ShardId, Join>,
     unadopted: Vec<Vec<u8>>,
     messages: Vec<Message>,
+    /// Of a term that is not committed here yet: its senders are ahead by a moment.
+    early: Vec<Message>,
+    /// When the next shard may be asked for, to join it.
+    join_due_us: u64,
     status_due_us: u64,
     now_us: u64,
 }
@@ -193,6 +207,7 @@ impl Node {
             backup,
             control_config,
             config.shards,
+            &config.voids,
             config.rebuild_threads,
         )?;
         let store = Arc::clone(control.store());
@@ -221,6 +236,8 @@ impl Node {
             joins: BTreeMap::new(),
             unadopted: Vec::new(),
             messages: Vec::new(),
+            early: Vec::new(),
+            join_due_us: 0,
             status_due_us: 0,
             now_us: 0,
         })
@@ -312,6 +329,28 @@ impl Node {
         Ok(())
     }
 
+    /// Drops everything that is here of these shards: their copies were given up, or begin anew. To be written down, and
+    /// given back with [`NodeConfig::voids`] when this memory is opened again. Between [`Node::prepare`] and
+    /// [`Node::commit`].
+    ///
+    /// # Errors
+    /// A memory that cannot be scanned.
+    pub fn void(&mut self, shards: &[ShardId]) -> Result<Void, NodeError> {
+        self.unadopted.clear();
+        for shard in shards {
+            self.joins.remove(shard);
+            self.serving.remove(shard);
+        }
+        Ok(self.control().void(shards)?)
+    }
+
+    /// These shards were served by another server since, or may have been: they are prepared anew.
+    pub fn serve_anew(&mut self, shards: &[ShardId]) {
+        for shard in shards {
+            self.serving.remove(shard);
+        }
+    }
+
     /// Goes over to the configuration that was prepared.
     ///
     /// # Errors
@@ -351,14 +390,16 @@ impl Node {
                 continue;
             }
             self.worker_of(shard).set_role(shard, Role::Preparing);
-            let promotion = Promotion::new(&placement.backups);
+            let promotion = Promotion::new(&placement.backups, placement.source.is_some());
             self.promotions.insert(shard, promotion);
         }
         self.serving = serving;
-        self.unadopted.clear();
         self.join(&configuration);
         self.prepared = None;
         self.configuration = Some(configuration);
+        for message in std::mem::take(&mut self.early) {
+            self.hear(message);
+        }
         Ok(())
     }
 
@@ -378,6 +419,7 @@ impl Node {
         self.messages = messages;
         busy |= self.promote();
         self.step_joins();
+        self.fetch();
         if now_us >= self.status_due_us {
             self.status_due_us = now_us + STATUS_US;
             let is_full = self.store.space().is_full();
@@ -410,6 +452,9 @@ impl Node {
     fn hear(&mut self, message: Message) {
         // Who has not committed this configuration yet asks again when it has.
         let term = self.configuration.as_ref().map(|it| it.term);
+        if Some(message.term) > term && self.early.len() < MAX_EARLY {
+            return self.early.push(message);
+        }
         if term != Some(message.term) || self.prepared.is_some() {
             return;
         }
@@ -425,6 +470,8 @@ impl Node {
                 above,
             } => self.tell_entries(message.from, shard, attempt, above),
             Body::Gathered { .. } => self.gathered(message),
+            Body::Fetch { shard, key } => self.tell_entry(message.from, shard, key),
+            Body::Fetched { shard, key, entry } => self.fetched(message.from, shard, &key, entry),
         }
     }
 }

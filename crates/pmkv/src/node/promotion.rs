@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Node;
-use crate::configuration::{Configuration, ServerId, ShardId};
-use crate::message::{Body, MAX_ENTRIES_BYTES, Message};
+use crate::configuration::{Configuration, KeyHash, ServerId, ShardId};
+use crate::message::{ABOVE_COMMIT, Body, MAX_ENTRIES_BYTES, Message};
 use crate::store::VERSION_GAP;
 use crate::worker::{Role, Worker};
 
@@ -14,6 +14,9 @@ const ASK_AGAIN_US: u64 = 50_000;
 
 /// Shards that a server asks for at once while it joins.
 const JOINS_AT_ONCE: usize = 4;
+
+/// A server may ask another one for a shard as who joins it, and as who will serve it: their attempts differ by this.
+const OF_A_JOIN: u32 = 1 << 31;
 
 fn patience_us(attempt: u32) -> u64 {
     ASK_AGAIN_US << attempt.saturating_sub(1).min(6)
@@ -31,6 +34,8 @@ pub(super) struct Promotion {
     missing: BTreeMap<ServerId, BTreeSet<u32>>,
     newest: u64,
     is_scattering: bool,
+    /// The shard moves here: this server knows of no commits, the replicas do.
+    is_move: bool,
 }
 
 /// A shard whose entries this server asks for, to be one of its backups.
@@ -41,11 +46,13 @@ pub(super) struct Join {
     asked_us: u64,
     came: BTreeSet<u32>,
     is_whole: bool,
+    /// All of it is written down, too.
+    is_here: bool,
 }
 
 impl Promotion {
     /// Of a shard with these other full replicas.
-    pub(super) fn new(replicas: &[ServerId]) -> Promotion {
+    pub(super) fn new(replicas: &[ServerId], is_move: bool) -> Promotion {
         Promotion {
             attempt: 0,
             above: 0,
@@ -53,56 +60,92 @@ impl Promotion {
             missing: replicas.iter().map(|&id| (id, BTreeSet::new())).collect(),
             newest: 0,
             is_scattering: false,
+            is_move,
         }
     }
 }
 
 impl Node {
-    /// Asks for the shards that this server joins. What came in an earlier term is asked for again.
+    /// Asks for the shards that this server joins. What came in an earlier term is asked for again, unless all of it came:
+    /// whatever was written since has come by itself.
     //= rowan §4.5
     pub(super) fn join(&mut self, configuration: &Configuration) {
         let own = self.config.server;
-        self.joins = configuration
+        let joins = |(placement, shard): (&crate::configuration::Placement, u16)| {
+            let is_mover = placement.primary == own && placement.source.is_some();
+            (is_mover || placement.joining.contains(&own)).then_some((shard, placement.giver()))
+        };
+        let wanted: Vec<(ShardId, ServerId)> = configuration
             .shards
             .iter()
             .zip(0u16..)
-            .filter(|(placement, _)| placement.joining.contains(&own))
-            .map(|(placement, shard)| {
-                let primary = placement.primary;
-                (
-                    shard,
-                    Join {
-                        primary,
-                        ..Join::default()
-                    },
-                )
-            })
+            .filter_map(joins)
             .collect();
+        self.unadopted.clear();
+        let mut before = std::mem::take(&mut self.joins);
+        for &(shard, primary) in &wanted {
+            let whole = before.remove(&shard);
+            let whole = whole.filter(|join| join.is_here);
+            let fresh = Join {
+                primary,
+                ..Join::default()
+            };
+            self.joins.insert(shard, whole.unwrap_or(fresh));
+        }
+        for (placement, shard) in configuration.shards.iter().zip(0u16..) {
+            let moves = placement.primary == own && placement.source.is_some();
+            let is_here = self.joins.get(&shard).is_some_and(|join| join.is_here);
+            self.worker_of(shard).set_lacking(shard, moves && !is_here);
+        }
         let is_joining = !self.joins.is_empty();
         self.control().keep_tombstones(is_joining);
     }
 
     /// Shards that this server has joined: it has everything that the primary had, and all that came since.
     pub fn joined(&self) -> Vec<ShardId> {
-        let whole = self.joins.iter().filter(|(_, join)| join.is_whole);
-        let all_written = self.unadopted.is_empty();
-        whole
-            .filter(|_| all_written)
-            .map(|(&shard, _)| shard)
-            .collect()
+        let here = self.joins.iter().filter(|(_, join)| join.is_here);
+        here.map(|(&shard, _)| shard).collect()
+    }
+
+    /// How many shards this server joins, finished ones included.
+    pub fn joining(&self) -> usize {
+        self.joins.len()
     }
 
     pub(super) fn step_joins(&mut self) {
         let now_us = self.now_us;
+        if self.unadopted.is_empty() {
+            let came = self
+                .joins
+                .iter_mut()
+                .filter(|(_, it)| it.is_whole && !it.is_here);
+            let came: Vec<ShardId> = came
+                .map(|(&shard, join)| {
+                    join.is_here = true;
+                    shard
+                })
+                .collect();
+            for shard in came {
+                self.worker_of(shard).set_lacking(shard, false);
+            }
+        }
         let mut ask = Vec::new();
-        let unfinished = self.joins.iter_mut().filter(|(_, join)| !join.is_whole);
+        // A shard that moves here is served first.
+        let promotions = &self.promotions;
+        let unfinished = self
+            .joins
+            .iter_mut()
+            .filter(|(shard, join)| !join.is_whole && !promotions.contains_key(shard));
         for (&shard, join) in unfinished.take(JOINS_AT_ONCE) {
+            if join.attempt == 0 && now_us < self.join_due_us {
+                break;
+            }
             let is_late = now_us.saturating_sub(join.asked_us) >= patience_us(join.attempt);
             if join.attempt == 0 || is_late {
                 join.attempt += 1;
                 join.asked_us = now_us;
                 join.came.clear();
-                ask.push((join.primary, shard, join.attempt));
+                ask.push((join.primary, shard, join.attempt | OF_A_JOIN));
             }
         }
         for (primary, shard, attempt) in ask {
@@ -124,6 +167,7 @@ impl Node {
             return;
         }
         let (commit, newest) = (it.commit(), it.newest());
+        let above = if above == ABOVE_COMMIT { commit } else { above };
         let mut parts: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
         let mut bytes = 0;
         for record in self.store.newer(shard, above) {
@@ -158,9 +202,9 @@ impl Node {
             attempt,
             part,
             parts,
+            commit,
             newest,
             entries,
-            ..
         } = message.body
         else {
             return;
@@ -169,11 +213,16 @@ impl Node {
         if part >= parts || waiting > MAX_UNADOPTED_BYTES {
             return;
         }
-        let is_asked = |join: &&mut Join| join.primary == message.from && join.attempt == attempt;
+        let is_asked =
+            |join: &&mut Join| join.primary == message.from && join.attempt | OF_A_JOIN == attempt;
         if let Some(join) = self.joins.get_mut(&shard).filter(is_asked) {
             join.came.insert(part);
             join.asked_us = self.now_us;
             join.is_whole |= join.came.len() as u32 == parts;
+            let bytes: usize = entries.iter().map(Vec::len).sum();
+            let takes_us =
+                (bytes as u64).saturating_mul(1_000_000) / self.config.join_bytes_per_s.max(1);
+            self.join_due_us = self.join_due_us.max(self.now_us) + takes_us;
             self.unadopted.extend(entries);
             return;
         }
@@ -190,6 +239,9 @@ impl Node {
         // Parts still come: that is no silence.
         promotion.asked_us = self.now_us;
         promotion.newest = promotion.newest.max(newest);
+        if promotion.is_move {
+            promotion.above = promotion.above.max(commit);
+        }
         let is_whole = came.len() as u32 == parts;
         self.unadopted.extend(entries);
         if is_whole {
@@ -267,12 +319,16 @@ impl Node {
         if !is_first && waited_us < patience_us(promotion.attempt) {
             return false;
         }
-        if is_first {
+        if is_first && !promotion.is_move {
             promotion.above = commit;
         }
         promotion.attempt += 1;
         promotion.asked_us = now_us;
-        let (attempt, above) = (promotion.attempt, promotion.above);
+        let above = match promotion.is_move {
+            true => ABOVE_COMMIT,
+            false => promotion.above,
+        };
+        let attempt = promotion.attempt;
         let ask: Vec<ServerId> = promotion.missing.keys().copied().collect();
         for came in promotion.missing.values_mut() {
             came.clear();
@@ -286,6 +342,50 @@ impl Node {
             self.say(id, body);
         }
         true
+    }
+
+    /// Asks for keys that are not here yet of shards that move here.
+    //= rowan §4.6
+    pub(super) fn fetch(&mut self) {
+        let mut fetches = Vec::new();
+        for worker in &mut self.workers {
+            worker.take_fetches(&mut fetches);
+        }
+        for (shard, key) in fetches {
+            let placed = self.configuration.as_ref();
+            let placed = placed.and_then(|it| it.shards.get(usize::from(shard)));
+            if let Some(giver) = placed.map(|it| it.giver()) {
+                self.say(giver, Body::Fetch { shard, key });
+            }
+        }
+    }
+
+    pub(super) fn tell_entry(&mut self, to: ServerId, shard: ShardId, key: Vec<u8>) {
+        if !self.control().is_drained() {
+            return;
+        }
+        let hash = KeyHash::of(&key).hash;
+        let found = self.store.find(shard, hash, &key);
+        let entry = found.map(|it| it.bytes().to_vec());
+        self.say(to, Body::Fetched { shard, key, entry });
+    }
+
+    pub(super) fn fetched(
+        &mut self,
+        from: ServerId,
+        shard: ShardId,
+        key: &[u8],
+        entry: Option<Vec<u8>>,
+    ) {
+        let placed = self.configuration.as_ref();
+        let placed = placed.and_then(|it| it.shards.get(usize::from(shard)));
+        if placed.is_none_or(|it| it.source != Some(from)) {
+            return;
+        }
+        // Without room it is asked for again.
+        if entry.is_none_or(|entry| self.control().adopt_if_newer(&entry)) {
+            self.worker_of(shard).fetched(shard, key);
+        }
     }
 
     /// All replicas have the same entries of a shard.

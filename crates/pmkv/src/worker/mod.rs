@@ -9,6 +9,7 @@
 //! and read-modify-writes of a key need no lock. What a worker has under way survives a change of configuration: it is
 //! sent again to whoever are the backups then.
 
+mod fetch;
 mod keys;
 mod links;
 mod requests;
@@ -29,6 +30,7 @@ use crate::entry::{self, Entry, Kind, Stamp};
 use crate::log::Log;
 use crate::store::Store;
 
+use fetch::{Fetching, Lacking};
 use keys::Keys;
 use links::{Links, Sent};
 use requests::Parked;
@@ -77,6 +79,8 @@ impl WorkerConfig {
 pub enum Answer {
     /// Executed; a write is durable on every replica. One reply per operation.
     Done(Vec<Reply>),
+    /// Executed, and nothing was written: right only if this server still holds its lease when this is looked at.
+    Read(Vec<Reply>),
     /// This server does not serve the shard, or not yet; nothing was done.
     NotServed,
     /// Too much is under way; nothing was done.
@@ -110,6 +114,11 @@ struct Mine {
     told: u64,
     /// Entries that all replicas shall have before the shard is served.
     scattering: usize,
+    /// What is not here yet, while the shard moves here.
+    lacking: Option<Lacking>,
+    /// Requests executed, and entries written, since they were last taken.
+    requests: u32,
+    writes: u32,
 }
 
 enum Purpose {
@@ -146,6 +155,8 @@ pub struct WorkerStats {
     pub refused_busy: u64,
     /// Records sent again.
     pub resent: u64,
+    /// Keys that came from the server that a shard moves away from, before the rest of the shard.
+    pub fetched: u64,
 }
 
 /// A worker. One thread owns it.
@@ -162,6 +173,7 @@ pub struct Worker {
     ended: VecDeque<(u64, bool)>,
     keys: Keys,
     parked: BTreeMap<u64, Parked>,
+    fetching: Fetching,
     /// Requests that look at everything, and wait for all that came before.
     walks: VecDeque<u64>,
     full_servers: HashSet<ServerId>,
@@ -187,6 +199,9 @@ impl Worker {
             versions: Versions::default(),
             told: 0,
             scattering: 0,
+            lacking: None,
+            requests: 0,
+            writes: 0,
         };
         Worker {
             config,
@@ -200,6 +215,7 @@ impl Worker {
             ended: VecDeque::new(),
             keys: Keys::default(),
             parked: BTreeMap::new(),
+            fetching: Fetching::default(),
             walks: VecDeque::new(),
             full_servers: HashSet::new(),
             scattered: Vec::new(),
@@ -235,6 +251,7 @@ impl Worker {
             mine.backups = placement.receivers().map(BackupId).collect();
             if placement.primary != own {
                 mine.role = Role::Elsewhere;
+                mine.lacking = None;
             }
             // Whoever joins has heard of none.
             mine.told = 0;
@@ -245,7 +262,36 @@ impl Worker {
         let mut contexts: Vec<u64> = self.ops.keys().copied().collect();
         contexts.sort_unstable();
         for context in contexts {
+            let shard = self.ops.get(&context).map_or(0, |op| usize::from(op.shard));
+            let placement = configuration.shards.get(shard);
+            if placement.is_some_and(|it| it.primary != own && it.holds(own)) {
+                self.keep(context);
+            }
             self.stage_again(context);
+        }
+        self.fetch_anew();
+    }
+
+    /// This server is a backup from now on of a shard that it served: what it had under way is here like any backup's,
+    /// and the new primary asks for it.
+    fn keep(&self, context: u64) {
+        if let Some(op) = self.ops.get(&context)
+            && matches!(op.purpose, Purpose::Write { .. })
+        {
+            self.publish(op.address, &op.record);
+        }
+    }
+
+    /// Requests and writes by shard since the last call, for the shards served here. Both are 0 for an idle one.
+    pub fn take_loads(&mut self, loads: &mut Vec<(ShardId, u32, u32)>) {
+        for (mine, shard) in self.shards.iter_mut().zip(0u16..) {
+            let (requests, writes) = (
+                std::mem::take(&mut mine.requests),
+                std::mem::take(&mut mine.writes),
+            );
+            if mine.role == Role::Serving {
+                loads.push((shard, requests, writes));
+            }
         }
     }
 
@@ -275,6 +321,7 @@ impl Worker {
         };
         if let Purpose::Write { ticket, keys, .. } = op.purpose {
             self.answers.extend(ticket.map(|it| (it, Answer::Unknown)));
+            self.log.settle(op.address);
             self.shards[usize::from(op.shard)].versions = Versions::default();
             self.leave(&keys);
         }
@@ -371,7 +418,7 @@ impl Worker {
 
     /// Requests and internal records under way.
     pub fn in_flight(&self) -> usize {
-        self.ops.len() + self.parked.len()
+        self.ops.len() + self.parked.len() + self.fetching.len()
     }
 
     /// Servers whose logs are not open to this worker.

@@ -11,13 +11,36 @@ use crate::entry::{self, Kind, MAX_VERSION, Member, Stamp};
 
 /// A request that waits, in its encoded form.
 pub(super) struct Parked {
-    ticket: u64,
-    operations: Vec<Vec<u8>>,
+    pub(super) ticket: u64,
+    pub(super) operations: Vec<Vec<u8>>,
     keys: Vec<u64>,
     /// Whether it may join writes under way.
     is_blind: bool,
     /// Of a request that looks at everything: what was submitted before it.
     behind: u64,
+}
+
+impl Parked {
+    /// A request that waits for no key's writes.
+    pub fn new(ticket: u64, operations: &[Operation<'_>], behind: u64) -> Parked {
+        let encode = |operation: &Operation<'_>| {
+            let mut bytes = Vec::new();
+            let operation = operation.clone();
+            Command {
+                session: None,
+                operation,
+            }
+            .encode(&mut bytes);
+            bytes
+        };
+        Parked {
+            ticket,
+            operations: operations.iter().map(encode).collect(),
+            keys: Vec::new(),
+            is_blind: false,
+            behind,
+        }
+    }
 }
 
 /// What a request does to its keys.
@@ -86,6 +109,11 @@ impl Worker {
         {
             return self.submit_walk(ticket, operations);
         }
+        self.begin(ticket, operations);
+    }
+
+    /// A request is executed, or waits for its keys.
+    pub(super) fn begin(&mut self, ticket: u64, operations: &[Operation<'_>]) {
         let (shard, keys) = match self.place(operations) {
             Ok(found) => found,
             Err(answer) => return self.answers.push((ticket, answer)),
@@ -110,26 +138,14 @@ impl Worker {
         keys: Vec<u64>,
         is_blind: bool,
     ) -> u64 {
-        let encode = |operation: &Operation<'_>| {
-            let mut bytes = Vec::new();
-            let operation = operation.clone();
-            Command {
-                session: None,
-                operation,
-            }
-            .encode(&mut bytes);
-            bytes
-        };
         let behind = self.next_context;
         self.next_context += 1;
         self.parked.insert(
             self.next_context,
             Parked {
-                ticket,
-                operations: operations.iter().map(encode).collect(),
                 keys,
                 is_blind,
-                behind,
+                ..Parked::new(ticket, operations, behind)
             },
         );
         self.next_context
@@ -160,7 +176,7 @@ impl Worker {
             }
         }
         let Some(shard) = shard else {
-            return Err(Answer::Done(vec![Reply::Ok; operations.len()]));
+            return Err(Answer::Read(vec![Reply::Ok; operations.len()]));
         };
         if self.role(shard) != Role::Serving {
             return Err(Answer::NotServed);
@@ -181,11 +197,17 @@ impl Worker {
         if self.role(shard) != Role::Serving {
             return self.answers.push((ticket, Answer::NotServed));
         }
+        let mine = &mut self.shards[usize::from(shard)];
+        mine.requests = mine.requests.saturating_add(1);
         if let [Operation::Set { key, value, .. }] = operations
             && is_blind(operations)
         {
             let members = [(*key, Some(*value))];
             return self.write(ticket, shard, keys, &members, vec![Reply::Ok]);
+        }
+        let lacks = self.lacks(shard, operations);
+        if !lacks.is_empty() {
+            return self.fetch(ticket, operations, shard, lacks);
         }
         let store = &self.store;
         let get = |key: &[u8]| store.get(key);
@@ -193,7 +215,7 @@ impl Worker {
         match executed {
             Ok((replies, written)) if written.is_empty() => {
                 self.stats.reads += u64::from(is_read(operations));
-                self.answers.push((ticket, Answer::Done(replies)));
+                self.answers.push((ticket, Answer::Read(replies)));
             }
             Ok((replies, written)) => {
                 let members: Vec<Member<'_>> = written
@@ -251,6 +273,7 @@ impl Worker {
         };
         it.saw(last);
         let mine = &mut self.shards[usize::from(shard)];
+        mine.writes = mine.writes.saturating_add(1);
         mine.versions.begin(last);
         let backups = mine.backups.clone();
         self.keys.enter(&keys);
@@ -369,7 +392,7 @@ impl Worker {
             };
             self.stats.reads += 1;
             self.answers
-                .push((parked.ticket, Answer::Done(vec![answer])));
+                .push((parked.ticket, Answer::Read(vec![answer])));
         }
     }
 

@@ -75,7 +75,7 @@ fn large_objects() {
             },
             ..Plan::new(protocol)
         },
-        300..303,
+        300..306,
         |world| {
             world.run(1_500);
             world.cold_start();
@@ -176,6 +176,63 @@ fn servers_fail_one_after_the_other_and_join_again() {
                 world.check();
             }
             world.cold_start();
+        },
+    );
+}
+
+/// Shards move under requests; a shard comes back to where it was, too, and what it left there does not count.
+#[test]
+fn shards_move_while_clients_write() {
+    let fetched = std::cell::Cell::new(0);
+    each(
+        |protocol| Plan {
+            servers: 3,
+            copies: 2,
+            ..Plan::new(protocol)
+        },
+        800..805,
+        |world| {
+            for round in 0..8 {
+                world.run(400);
+                if let Some(it) = world.some_move() {
+                    world.begin_move(it);
+                    world.run(300);
+                    world.finish_move(it);
+                    fetched.set(fetched.get() + world.fetched());
+                    world.run(100);
+                }
+                if round % 3 == 2 {
+                    world.check();
+                }
+            }
+            world.cold_start();
+            world.check();
+        },
+    );
+    assert!(fetched.get() > 40, "{} keys were fetched", fetched.get());
+}
+
+#[test]
+fn a_move_is_rolled_back_when_either_side_ends() {
+    each(
+        |protocol| Plan {
+            servers: 4,
+            copies: 3,
+            shards: 8,
+            ..Plan::new(protocol)
+        },
+        900..906,
+        |world| {
+            world.run(1_000);
+            let it = world.some_move().expect("one of four has no copy");
+            world.begin_move(it);
+            let steps = world.random.below(600) as usize;
+            world.run(steps);
+            let (targets, power) = (world.random.below(2) == 0, world.random.below(2) == 0);
+            world.roll_back(it, targets, power);
+            world.run(500);
+            world.check();
+            world.run(200);
         },
     );
 }

@@ -2,6 +2,7 @@
 
 mod check;
 mod fill;
+mod moves;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_pmkv::{
-    Answer, Configuration, Endpoints, KeyHash, Node, NodeConfig, Role, Server, ServerId,
+    Answer, Configuration, Endpoints, KeyHash, Node, NodeConfig, Role, Server, ServerId, Void,
 };
 use cyclone_replication::Protocol;
 use cyclone_wire::command::{Condition, Operation, Query};
@@ -92,6 +93,8 @@ struct Host {
     life: u32,
     names: Arc<Mutex<Vec<String>>>,
     asked: HashMap<u64, Asked>,
+    /// What the server's program would have written down: what does not count in its memory.
+    voids: BTreeMap<u16, Void>,
 }
 
 pub struct World {
@@ -117,6 +120,7 @@ impl World {
             life: 0,
             names: Arc::default(),
             asked: HashMap::new(),
+            voids: BTreeMap::new(),
         });
         let mut world = World {
             fabric,
@@ -177,6 +181,8 @@ impl World {
             Token(77),
             0x1234_5678 + self.seed,
         );
+        let voids = self.hosts[n as usize].voids.iter();
+        config.voids = voids.map(|(&shard, void)| (shard, void.clone())).collect();
         config.window = 16;
         config.rebuild_threads = 1 + self.random.below(2) as usize;
         config.backup.segment_bytes = self.plan.segment_bytes;
@@ -192,6 +198,11 @@ impl World {
 
     /// All live members go over to the configuration.
     pub fn reconfigure(&mut self) {
+        self.reconfigure_and_void(&[]);
+    }
+
+    /// The same; these copies begin anew, or are given up.
+    fn reconfigure_and_void(&mut self, voids: &[(ServerId, u16)]) {
         let configuration = self.configuration.clone();
         let members: Vec<ServerId> = configuration.servers.iter().map(|it| it.id).collect();
         for &id in &members {
@@ -199,6 +210,10 @@ impl World {
             let node = self.node(id);
             node.prepare(&configuration)
                 .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            for &(_, shard) in voids.iter().filter(|it| it.0 == id) {
+                let void = self.node(id).void(&[shard]).expect("void");
+                self.hosts[id as usize].voids.insert(shard, void);
+            }
             if self.random.below(2) == 0 {
                 self.steps(20);
             }
@@ -440,7 +455,9 @@ impl World {
             assert!(self.plan.may_be_full, "seed {}: full", self.seed);
         }
         match (asked, answer) {
-            (Asked::Write { key, number }, Answer::Done(_)) => self.model.done(&key, number, end),
+            (Asked::Write { key, number }, Answer::Done(_) | Answer::Read(_)) => {
+                self.model.done(&key, number, end)
+            }
             (Asked::Write { key, number }, _) if refused => self.model.refused(&key, number),
             (Asked::Batch { writes }, Answer::Done(replies)) => {
                 assert_eq!(replies, vec![Reply::Ok; 3]);
@@ -453,7 +470,7 @@ impl World {
                     self.model.refused(&key, number);
                 }
             }
-            (Asked::Read { keys, start }, Answer::Done(replies)) => {
+            (Asked::Read { keys, start }, Answer::Read(replies)) => {
                 for (key, reply) in keys.iter().zip(replies) {
                     let value = match reply {
                         Reply::Bytes(bytes) => Some(bytes),
@@ -519,6 +536,7 @@ impl World {
         let memory = self.fabric.memory(&format!("s{n}"));
         memory.zero(0, memory.len());
         memory.persist(0, memory.len());
+        self.hosts[n as usize].voids.clear();
         self.start(n, false);
         let server = self.server(n);
         self.configuration = self.configuration.with(server, self.plan.copies);

@@ -3,6 +3,7 @@
 pub mod etcd;
 pub mod native;
 pub mod net;
+pub mod pmkv;
 pub mod put;
 pub mod resp;
 pub mod rocks;

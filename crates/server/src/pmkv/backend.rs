@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cyclone_gateway::{Backend, InfoSection, Outcome, Route, Topology, TopologyNode};
-use cyclone_pmkv::{Answer, Node, Role, ServerId, ShardId};
+use cyclone_pmkv::{Answer, Node, Placement, Role, ServerId, ShardId};
 use cyclone_wire::command::{Operation, Query};
 use cyclone_wire::reply::{Failure, Reply};
 
@@ -11,6 +11,7 @@ use cyclone_wire::reply::{Failure, Reply};
 pub(super) struct Listening {
     pub own: ServerId,
     pub names: BTreeMap<ServerId, TopologyNode>,
+    pub copies: usize,
     pub replication: String,
     pub survives: String,
     pub region: String,
@@ -21,12 +22,16 @@ pub(super) struct Behind<'a> {
     pub node: &'a mut Node,
     pub listening: &'a Listening,
     pub digests: &'a mut Vec<u64>,
+    /// Whether this server may serve at this moment.
+    pub holds_lease: bool,
 }
 
-/// How an answer leaves.
-pub(super) fn outcome(answer: Answer) -> Outcome {
+/// How an answer leaves. A write is right because every replica has it; what was only read counts if the lease held.
+//= rowan §4.5
+pub(super) fn outcome(answer: Answer, holds_lease: bool) -> Outcome {
     match answer {
-        Answer::Done(mut replies) => {
+        Answer::Read(_) if !holds_lease => Outcome::NotLeader,
+        Answer::Done(mut replies) | Answer::Read(mut replies) => {
             // One operation, one reply.
             let reply = replies.pop();
             Outcome::Done(reply.unwrap_or(Reply::Failed(Failure::Unsupported)))
@@ -70,7 +75,8 @@ impl Backend for Behind<'_> {
         let primary = configuration.map(|it| it.shards[usize::from(shard)].primary);
         match primary {
             Some(id) if id == self.listening.own => match self.node.role(shard) {
-                Role::Serving => Route::Local,
+                Role::Serving if self.holds_lease => Route::Local,
+                Role::Serving => Route::NoLeader,
                 Role::Preparing | Role::Elsewhere => Route::NoLeader,
             },
             Some(id) => match self.listening.names.get(&id) {
@@ -146,6 +152,21 @@ impl Backend for Behind<'_> {
         add("term", u64::from(term));
         add("shards_serving", count(Role::Serving));
         add("shards_preparing", count(Role::Preparing));
+        let placed = self.node.configuration().map(|it| &it.shards[..]);
+        let placed = placed.unwrap_or_default();
+        let is_whole = |it: &&Placement| {
+            it.source.is_none()
+                && it.joining.is_empty()
+                && 1 + it.backups.len() >= self.listening.copies
+        };
+        let holds = |it: &&Placement| it.holds(self.listening.own) && it.source.is_none();
+        add("members", members as u64);
+        add("lease", u64::from(self.holds_lease));
+        add(
+            "shards_whole",
+            placed.iter().filter(is_whole).count() as u64,
+        );
+        add("shards_held", placed.iter().filter(holds).count() as u64);
         add("segments", u64::from(table.segments()));
         add("full", u64::from(store.space().is_full()));
         for (state, number) in states {

@@ -2,7 +2,7 @@
 //! with SIGKILL, its shards go on elsewhere, it comes back empty and becomes a replica again, and every acknowledged write
 //! is looked for.
 //!
-//! The demo is the cluster's manager: it sees the end of the process that it has started, and writes configurations down.
+//! The cluster manages itself: the managers in the servers' processes see that one is silent, and the demo only watches.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,11 +16,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use cyclone_pmkv::{Configuration, ServerId};
+use cyclone_pmkv::ServerId;
 use cyclone_wire::slot;
 use hdrhistogram::Histogram;
 
-use super::file::{self, ClusterFile, Joined, ServerEntry, Written};
+use super::file::{ClusterFile, ServerEntry};
 use crate::cluster::{free_ports, random_key, region_directory};
 use crate::config::hex;
 use crate::demo::{
@@ -31,6 +31,14 @@ use crate::resp;
 const SERVERS: u32 = 4;
 const COPIES: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Copies are made in the background.
+const COPY_PATIENCE: Duration = Duration::from_secs(120);
+
+/// Where to look for free ports: several clusters may begin at the same time, and the kernel's own range lies above.
+fn first_port() -> Result<u16> {
+    let random = random_key()?;
+    Ok(7301 + u16::from_le_bytes([random[0], random[1]]) % 20_000)
+}
 
 /// What the command line says.
 pub struct Arguments {
@@ -40,6 +48,8 @@ pub struct Arguments {
     pub directory: Option<PathBuf>,
     /// How the servers replicate.
     pub replication: String,
+    /// Leases of the servers in milliseconds, if not what this machine's cores suggest.
+    pub lease_ms: Option<u64>,
 }
 
 /// What the demo found: what every demo says, and what is this engine's.
@@ -50,6 +60,7 @@ struct PmkvReport {
     replication: String,
     configuration_ms: f64,
     join_ms: f64,
+    lease_ms: u64,
 }
 
 /// The servers; dropping them ends them and removes their memories.
@@ -61,10 +72,10 @@ struct Servers {
 }
 
 impl Servers {
-    fn create(directory: &Path, replication: &str) -> Result<Servers> {
+    fn create(directory: &Path, replication: &str, lease_ms: Option<u64>) -> Result<Servers> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
-        let ports = free_ports(7301, SERVERS as usize)?;
+        let ports = free_ports(first_port()?, SERVERS as usize)?;
         let servers = (0..).zip(&ports).map(|(id, &port)| ServerEntry {
             id,
             redis: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
@@ -76,6 +87,10 @@ impl Servers {
             shards_per_server: cyclone_pmkv::configuration::SHARDS_PER_SERVER,
             memory_bytes: 192 << 20,
             segment_bytes: 1 << 20,
+            lease_ms,
+            store: "embedded".into(),
+            store_addresses: Vec::new(),
+            store_path: String::new(),
             token: hex(&random_key()?[..8]),
             servers: servers.collect(),
         };
@@ -120,28 +135,17 @@ impl Servers {
         self.file.servers[id as usize].redis
     }
 
-    /// Every member prepares a configuration, then all go over to it. Answers when it was committed.
-    fn change(&mut self, configuration: &Configuration) -> Result<Instant> {
-        let path = file::configuration_path(&self.file);
-        file::put(&path, &Written::of(configuration, false))?;
-        self.wait("the configuration to be prepared", |servers| {
-            let prepared = |id: ServerId| -> Result<bool> {
-                let term: Option<u32> = file::get(&file::prepared_path(&servers.file, id))?;
-                Ok(term == Some(configuration.term))
-            };
-            for server in &configuration.servers {
-                if !prepared(server.id)? {
-                    return Ok(false);
-                }
-            }
-            Ok(true)
-        })?;
-        file::put(&path, &Written::of(configuration, true))?;
-        Ok(Instant::now())
+    fn wait(&mut self, what: &str, done: impl Fn(&Servers) -> Result<bool>) -> Result<()> {
+        self.wait_for(PATIENCE, what, done)
     }
 
-    fn wait(&mut self, what: &str, done: impl Fn(&Servers) -> Result<bool>) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
+    fn wait_for(
+        &mut self,
+        patience: Duration,
+        what: &str,
+        done: impl Fn(&Servers) -> Result<bool>,
+    ) -> Result<()> {
+        let until = Instant::now() + patience;
         while !done(self)? {
             for (id, child) in self.children.iter_mut().enumerate() {
                 if let Some(child) = child
@@ -155,7 +159,7 @@ impl Servers {
             }
             if Instant::now() > until {
                 bail!(
-                    "waited {PATIENCE:?} for {what}; see {}",
+                    "waited {patience:?} for {what}; see {}",
                     self.logs.display()
                 );
             }
@@ -164,22 +168,79 @@ impl Servers {
         Ok(())
     }
 
-    /// Waits until every shard is served.
-    fn wait_until_served(&mut self, configuration: &Configuration) -> Result<()> {
-        let shards = configuration.shards.len();
-        self.wait("all shards to be served", |servers| {
-            let mut serving = 0;
-            for server in &configuration.servers {
-                let info = resp::info(servers.redis(server.id), Duration::from_millis(500));
-                let Ok(info) = info else { return Ok(false) };
-                let number = info
-                    .get("pmkv_shards_serving")
-                    .and_then(|it| it.parse().ok());
-                serving += number.unwrap_or(0usize);
-            }
-            Ok(serving == shards)
-        })
+    /// What the servers that run say of themselves.
+    fn look(&self) -> Vec<Seen> {
+        let running = (0..SERVERS).filter(|&id| self.children[id as usize].is_some());
+        let seen = running.filter_map(|id| {
+            let info = resp::info(self.redis(id), Duration::from_millis(500)).ok()?;
+            let number = |name: &str| info.get(name)?.parse::<usize>().ok();
+            Some(Seen {
+                id,
+                term: number("pmkv_term")?,
+                members: number("pmkv_members")?,
+                serving: number("pmkv_shards_serving")?,
+                whole: number("pmkv_shards_whole")?,
+                held: number("pmkv_shards_held")?,
+            })
+        });
+        seen.collect()
     }
+
+    fn shards(&self) -> Result<usize> {
+        Ok(usize::from(self.file.shards()?))
+    }
+
+    /// Waits until every shard is served, in a term after `term`. Answers when such a term was first seen committed, and
+    /// when all shards were served.
+    fn wait_until_served(&mut self, term: usize) -> Result<(Instant, Instant, usize)> {
+        let shards = self.shards()?;
+        let first = std::cell::Cell::new(None);
+        let newest = std::cell::Cell::new(0);
+        self.wait("all shards to be served", |servers| {
+            let seen: Vec<Seen> = servers.look();
+            let newer = seen.iter().filter(|it| it.term > term);
+            if newer.clone().next().is_some() && first.get().is_none() {
+                first.set(Some(Instant::now()));
+            }
+            newest.set(newer.clone().map(|it| it.term).max().unwrap_or(0));
+            Ok(newer.map(|it| it.serving).sum::<usize>() == shards)
+        })?;
+        let served = Instant::now();
+        Ok((first.get().unwrap_or(served), served, newest.get()))
+    }
+
+    /// Waits until every shard has all its copies, and a server has some of them.
+    fn wait_until_whole(&mut self, holds: ServerId) -> Result<usize> {
+        let shards = self.shards()?;
+        let held = std::cell::Cell::new(0);
+        self.wait_for(
+            COPY_PATIENCE,
+            "all shards to have their copies",
+            |servers| {
+                let seen = servers.look();
+                let of = seen.iter().find(|it| it.id == holds);
+                held.set(of.map_or(0, |it| it.held));
+                let whole = seen.len() == SERVERS as usize
+                    && seen
+                        .iter()
+                        .all(|it| it.whole == shards && it.members == seen.len());
+                Ok(whole
+                    && held.get() > 0
+                    && seen.iter().map(|it| it.serving).sum::<usize>() == shards)
+            },
+        )?;
+        Ok(held.get())
+    }
+}
+
+/// What a server says of itself.
+struct Seen {
+    id: ServerId,
+    term: usize,
+    members: usize,
+    serving: usize,
+    whole: usize,
+    held: usize,
 }
 
 impl Drop for Servers {
@@ -306,7 +367,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
         arguments.replication,
         directory.display()
     ));
-    let mut servers = Servers::create(&directory, &arguments.replication)?;
+    let mut servers = Servers::create(&directory, &arguments.replication, arguments.lease_ms)?;
     let found = play(&mut servers, &progress, interrupted)?;
     drop(servers);
     if arguments.directory.is_none() {
@@ -346,15 +407,15 @@ fn play(
     progress: &Progress,
     interrupted: &AtomicBool,
 ) -> Result<PmkvReport> {
-    let first = servers.file.first()?;
     for id in 0..SERVERS {
         servers.start(id)?;
     }
-    servers.wait_until_served(&first)?;
-    // From here on a server whose memory is gone must not come back as if nothing had happened.
-    let path = file::configuration_path(&servers.file);
-    file::put(&path, &Written::of(&first, true))?;
-    progress.say(&format!("{} shards are served", first.shards.len()));
+    let (_, _, term) = servers.wait_until_served(0)?;
+    progress.say(&format!(
+        "{} shards are served; leases of {} ms",
+        servers.shards()?,
+        servers.file.rules().lease_us / 1000
+    ));
     progress.say(
         "  (memories of this machine: they survive the death of processes, not of the machine)",
     );
@@ -371,7 +432,7 @@ fn play(
             std::thread::spawn(move || write_loop(writer, &shared))
         })
         .collect();
-    let story = story(servers, &first, &shared, progress, interrupted);
+    let story = story(servers, term, &shared, progress, interrupted);
     shared.stop.store(true, Ordering::Relaxed);
     let mut known = Vec::new();
     for writer in writers {
@@ -416,7 +477,7 @@ fn ms(since: Instant, until: Instant) -> f64 {
 /// Load, kill, failover, return.
 fn story(
     servers: &mut Servers,
-    first: &Configuration,
+    term: usize,
     shared: &Shared,
     progress: &Progress,
     interrupted: &AtomicBool,
@@ -431,16 +492,17 @@ fn story(
     shared.measuring.store(false, Ordering::Relaxed);
     progress.say(&format!("{puts_per_s:.0} acknowledged writes per second"));
 
-    let victim = 0;
+    // No manager runs there: with one, its successor would come into office first.
+    let victim = SERVERS - 1;
+    let term = servers
+        .look()
+        .iter()
+        .map(|it| it.term)
+        .max()
+        .unwrap_or(term);
     let killed = Instant::now();
     servers.kill(victim)?;
-    let (next, lost) = first.without(victim);
-    if !lost.is_empty() {
-        bail!("shards {lost:?} had no backup");
-    }
-    let committed = servers.change(&next)?;
-    servers.wait_until_served(&next)?;
-    let served = Instant::now();
+    let (committed, served, _) = servers.wait_until_served(term)?;
     progress.say(&format!(
         "kill -9 of server {victim}: new configuration committed after {:.1} ms, all shards served after {:.1} ms",
         ms(killed, committed),
@@ -450,25 +512,11 @@ fn story(
 
     let begun_join = Instant::now();
     servers.start(victim)?;
-    let joining = next.with(servers.file.place(victim), COPIES);
-    servers.change(&joining)?;
-    let joins = joining.shards.iter().zip(0u16..);
-    let joins: Vec<u16> = joins
-        .filter(|(it, _)| it.joining.contains(&victim))
-        .map(|it| it.1)
-        .collect();
-    servers.wait("the server to join", |servers| {
-        let joined: Option<Joined> = file::get(&file::joined_path(&servers.file, victim))?;
-        Ok(joined.is_some_and(|it| it.term == joining.term && it.shards == joins))
-    })?;
-    let whole = joining.joined(victim, &joins);
-    servers.change(&whole)?;
-    servers.wait_until_served(&whole)?;
+    let held = servers.wait_until_whole(victim)?;
     let joined = Instant::now();
     progress.say(&format!(
-        "server {victim} is back, empty, and after {:.1} ms a backup of {} shards",
+        "server {victim} is back, and after {:.1} ms every shard has {COPIES} copies, {held} of them there",
         ms(begun_join, joined),
-        joins.len()
     ));
     pass(Duration::from_secs(1), interrupted)?;
     Ok(PmkvReport {
@@ -480,6 +528,7 @@ fn story(
         replication: String::new(),
         configuration_ms: ms(killed, committed),
         join_ms: ms(begun_join, joined),
+        lease_ms: servers.file.rules().lease_us / 1000,
     })
 }
 

@@ -1,21 +1,19 @@
-//! A cluster of the engine `pmkv` as files: what it is made of, and which configuration holds. Whoever manages the cluster
-//! writes `configuration.json`; servers follow it and answer in files of their own, all in one directory.
+//! A cluster of the engine `pmkv` as its file says, and where its parts lie in the cluster's directory.
 //!
 //! ```text
-//!   configuration.json   term, members, shards; committed or only proposed    by the manager
-//!   prepared-N           the highest term that server N has prepared          by server N
-//!   joined-N.json        term, and the shards that N has joined in it         by server N
+//!   fabric/            memories, their control files, and what each server knows of its own (memory.rs)
+//!   cm/                sockets of servers and managers
+//!   manager-N.region   the embedded store's replica of manager N
+//!   founded            there once the cluster has had a configuration
 //! ```
-//!
-//! Each is replaced as a whole, by renaming.
 
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use cyclone_fabric::Address;
-use cyclone_pmkv::{Configuration, Placement, Server, ServerId, ShardId};
+use cyclone_pmkv::ServerId;
+use cyclone_pmkv_cm::Rules;
 use cyclone_replication::Protocol;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -23,7 +21,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
-    /// Where memories, their control files and the configuration lie.
+    /// Where memories, their control files, sockets and the embedded store lie; nobody else should have access to it.
     pub directory: PathBuf,
     /// rowan, tailwind, hyperloop, rpc, rwrite, batch, share or faa.
     #[serde(default = "rowan")]
@@ -40,6 +38,18 @@ pub struct ClusterFile {
     /// Bytes of a segment; a multiple of 4096.
     #[serde(default = "segment_bytes")]
     pub segment_bytes: u64,
+    /// A server's lease in milliseconds; by default 10 ms with eight cores or more, longer with fewer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
+    /// Where configurations are kept: embedded, etcd or zookeeper (features of their names).
+    #[serde(default = "embedded")]
+    pub store: String,
+    /// Where etcd or ZooKeeper is: `host:port` each.
+    #[serde(default)]
+    pub store_addresses: Vec<String>,
+    /// Under which path or prefix etcd or ZooKeeper has them; each cluster needs its own.
+    #[serde(default = "store_path")]
+    pub store_path: String,
     /// A secret of the cluster: 16 hexadecimal digits.
     pub token: String,
     /// The servers.
@@ -58,6 +68,12 @@ pub struct ServerEntry {
 
 fn rowan() -> String {
     "rowan".into()
+}
+fn store_path() -> String {
+    "/cyclone/pmkv".into()
+}
+fn embedded() -> String {
+    "embedded".into()
 }
 fn three() -> usize {
     3
@@ -81,6 +97,7 @@ impl ClusterFile {
             .with_context(|| format!("{} is no cluster file", path.display()))?;
         file.protocol()?;
         file.secret()?;
+        file.rules().check()?;
         Ok(file)
     }
 
@@ -119,103 +136,61 @@ impl ClusterFile {
         self.directory.join("fabric")
     }
 
-    /// Where a server is reached: addresses of the shared-memory fabric are paths.
-    pub fn place(&self, id: ServerId) -> Server {
-        let path = |name: String| {
-            let path = self.fabric().join(name + ".ctl");
-            Address(path.into_os_string().into_encoded_bytes())
-        };
-        Server {
-            id,
-            log: path(format!("s{id}")),
-            peer: path(format!("s{id}.peers")),
+    /// What a server's addresses on the shared-memory fabric begin with.
+    pub fn peer(&self, id: ServerId) -> Result<String> {
+        let path = self.fabric().join(format!("s{id}"));
+        let text = path.to_str().map(str::to_owned);
+        text.with_context(|| format!("{} is not UTF-8", path.display()))
+    }
+
+    /// How many managers there are: they run in the processes of the first servers.
+    pub fn managers(&self) -> u64 {
+        match self.servers.len() {
+            0..3 => 1,
+            _ => 3,
         }
     }
 
-    /// The configuration that a new cluster begins with.
-    pub fn first(&self) -> Result<Configuration> {
-        let servers = self.servers.iter().map(|it| self.place(it.id)).collect();
-        Ok(Configuration::spread(
-            1,
-            servers,
-            self.shards()?,
-            self.copies,
-        )?)
+    /// The managers' numbers that a server's process runs.
+    pub fn manager_of(&self, id: ServerId) -> Option<u64> {
+        let place = self.servers.iter().position(|it| it.id == id)? as u64 + 1;
+        (place <= self.managers()).then_some(place)
     }
-}
 
-/// A configuration as it is written down.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Written {
-    /// Its term.
-    pub term: u32,
-    /// Whether every member has prepared it.
-    pub committed: bool,
-    /// The live servers.
-    pub members: Vec<ServerId>,
-    /// By shard: the primary.
-    pub primaries: Vec<ServerId>,
-    /// By shard.
-    pub backups: Vec<Vec<ServerId>>,
-    /// By shard.
-    pub joining: Vec<Vec<ServerId>>,
-}
-
-impl Written {
-    /// Writes a configuration down.
-    pub fn of(configuration: &Configuration, committed: bool) -> Written {
-        let shards = &configuration.shards;
-        Written {
-            term: configuration.term,
-            committed,
-            members: configuration.servers.iter().map(|it| it.id).collect(),
-            primaries: shards.iter().map(|it| it.primary).collect(),
-            backups: shards.iter().map(|it| it.backups.clone()).collect(),
-            joining: shards.iter().map(|it| it.joining.clone()).collect(),
+    /// Leases and everything around them.
+    pub fn rules(&self) -> Rules {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let rules = match self.lease_ms {
+            Some(lease_ms) => Rules::with_lease(lease_ms.saturating_mul(1000)),
+            // All servers of a file share one machine.
+            None => Rules::for_cores(cores / self.servers.len().max(1)),
+        };
+        Rules {
+            // The engine asks for few shards at once by itself; a term for each handful would be a pause for each.
+            copies_per_server: 48,
+            ..rules
         }
     }
 
-    /// The configuration.
-    pub fn read(&self, file: &ClusterFile) -> Result<Configuration> {
-        let holders = self.primaries.iter().zip(&self.backups).zip(&self.joining);
-        let configuration = Configuration {
-            term: self.term,
-            servers: self.members.iter().map(|&id| file.place(id)).collect(),
-            shards: holders
-                .map(|((&primary, backups), joining)| Placement {
-                    primary,
-                    backups: backups.clone(),
-                    joining: joining.clone(),
-                })
-                .collect(),
-        };
-        configuration.check()?;
-        Ok(configuration)
+    /// Where the sockets are.
+    pub fn sockets(&self) -> PathBuf {
+        self.directory.join("cm")
     }
-}
 
-/// What a server has joined.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Joined {
-    /// In which term.
-    pub term: u32,
-    /// Which shards.
-    pub shards: Vec<ShardId>,
-}
+    /// A manager's socket.
+    pub fn manager_socket(&self, id: u64) -> PathBuf {
+        self.sockets().join(format!("manager-{id}.sock"))
+    }
 
-/// Where the configuration is.
-pub fn configuration_path(file: &ClusterFile) -> PathBuf {
-    file.directory.join("configuration.json")
-}
+    /// A server's socket.
+    pub fn server_socket(&self, id: u64) -> PathBuf {
+        self.sockets().join(format!("server-{id}.sock"))
+    }
 
-/// Where a server says which term it has prepared.
-pub fn prepared_path(file: &ClusterFile, id: ServerId) -> PathBuf {
-    file.directory.join(format!("prepared-{id}"))
-}
-
-/// Where a server says what it has joined.
-pub fn joined_path(file: &ClusterFile, id: ServerId) -> PathBuf {
-    file.directory.join(format!("joined-{id}.json"))
+    /// There once the cluster has had a configuration.
+    pub fn founded_path(&self) -> PathBuf {
+        self.directory.join("founded")
+    }
 }
 
 /// Replaces a file as a whole.

@@ -1,31 +1,48 @@
 //! `cyclone serve --engine pmkv`: one server of the log-structured store and its Redis port.
 //!
-//! Two threads: one polls Redis connections, executes requests and replicates; the other is the control thread. They
+//! Its threads: one polls Redis connections, executes requests and replicates; one is the control thread; one, the agent,
+//! renews the lease and hears of configurations; and on the first servers one is a configuration manager. The first two
 //! share no lock on the way of a request.
 
+mod agent;
 mod backend;
+mod clock;
+pub mod ctl;
 pub mod demo;
 pub mod file;
+mod manager;
+mod memory;
+pub mod operator;
+mod post;
+mod translate;
 
+use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use cyclone_fabric::shm::{Memory, ShmConfig, ShmEndpoint, Stalled};
 use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_gateway::{Gateway, GatewayConfig, Outcome, TopologyNode};
-use cyclone_pmkv::{Configuration, Endpoints, Node, NodeConfig, ServerId, SharedControl};
+use cyclone_pmkv::{Endpoints, Node, NodeConfig, ServerId, ShardId, SharedControl};
+use cyclone_pmkv_cm as cm;
+use cyclone_pmkv_cm::holder::Event;
 use cyclone_wire::reply::Reply;
 
+use agent::{Order, Shared};
 use backend::{Behind, Listening};
-use file::{ClusterFile, Joined, Written};
-
-/// How often the configuration is looked at.
-const LOOK_US: u64 = 2_000;
+use file::ClusterFile;
+use memory::OwnMemory;
 
 /// How long the loop sleeps at most while it is idle.
 const IDLE: Duration = Duration::from_millis(1);
+
+/// How long a finished copy waits for others to be reported together, in microseconds.
+const COPIES_TOGETHER_US: u64 = 500_000;
 
 /// What the command line says.
 pub struct Arguments {
@@ -35,32 +52,51 @@ pub struct Arguments {
     pub id: ServerId,
     /// Overrides the file's replication.
     pub replication: Option<String>,
+    /// Overrides where configurations are kept.
+    pub store: Option<String>,
 }
 
 struct Files {
     directory: PathBuf,
     server: ServerId,
+    servers: u32,
 }
 
 impl Endpoints for Files {
     fn open(&mut self, name: &str, memory_bytes: u64) -> Result<Box<dyn Endpoint>, FabricError> {
         let name = format!("s{}.{name}", self.server);
-        let endpoint = ShmEndpoint::open(&self.directory, &name, ShmConfig::new(memory_bytes))?;
+        // Each term has new ones, and opening them is a part of the pause: no larger than the cluster needs.
+        let config = ShmConfig {
+            max_connections: self.servers * 2 + 8,
+            max_registrations: 64,
+            max_posted: 16,
+            max_queues: 2,
+            ..ShmConfig::new(memory_bytes)
+        };
+        let endpoint = ShmEndpoint::open(&self.directory, &name, config)?;
         Ok(Box::new(endpoint))
     }
 }
 
 /// A server, its Redis port, and the configuration that it follows.
 struct Serving {
-    file: ClusterFile,
     id: ServerId,
     node: Node,
+    memory: OwnMemory,
     gateway: Gateway,
     listening: Listening,
     digests: Vec<u64>,
-    looked_us: u64,
-    seen: Option<Written>,
-    told: Joined,
+    orders: Receiver<Order>,
+    reports: Sender<Event>,
+    shared: Arc<Shared>,
+    /// The configuration that was prepared last, as the manager says it.
+    newest: Option<Arc<cm::Configuration>>,
+    /// Reports of finished copies that were given to the agent, which repeats them.
+    copied: BTreeMap<ShardId, u64>,
+    /// When there was last none to report.
+    copies_told_us: u64,
+    period_us: u64,
+    period_ends_us: u64,
 }
 
 /// Runs a server until `stop`.
@@ -70,15 +106,42 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
         file.replication.clone_from(replication);
         file.protocol()?;
     }
+    if let Some(store) = &arguments.store {
+        file.store.clone_from(store);
+    }
     let mut poll = mio::Poll::new().context("epoll")?;
-    let mut serving = Serving::open(file, arguments.id, poll.registry())?;
+    let (order, orders) = channel();
+    let (report, reports) = channel();
+    let shared = Arc::new(Shared::default());
+    let (mut serving, settings) = Serving::open(
+        &file,
+        arguments.id,
+        poll.registry(),
+        (orders, report),
+        Arc::clone(&shared),
+    )?;
+    shared.beat();
     let ended = AtomicBool::new(false);
     let control = serving.node.control_handle();
     std::thread::scope(|scope| {
         scope.spawn(|| control_thread(&control, &ended));
+        let agents = &shared;
+        let agent = scope.spawn(move || agent::run(settings, agents, &order, &reports));
+        let manager = file.manager_of(arguments.id);
+        let manager = manager.map(|id| {
+            scope.spawn({
+                let (file, ended) = (&file, &ended);
+                move || manager::run(file, id, ended)
+            })
+        });
         let outcome = serving.run(&mut poll, stop);
         ended.store(true, Ordering::SeqCst);
-        outcome
+        shared.end();
+        let threads = [Some(agent), manager];
+        let threads = threads.into_iter().flatten().map(|it| it.join());
+        let panicked = || Err(anyhow::anyhow!("a thread panicked"));
+        let threads = threads.map(|it| it.unwrap_or_else(|_| panicked()));
+        threads.fold(outcome, Result::and)
     })
 }
 
@@ -106,87 +169,112 @@ fn open_memory(file: &ClusterFile, id: ServerId, keep: bool) -> Result<ShmEndpoi
 }
 
 fn listening(file: &ClusterFile, id: ServerId, survives: &str, region: &str) -> Listening {
-    let names = file.servers.iter().map(|entry| {
-        let name = TopologyNode {
-            id: format!("{:040x}", u64::from(entry.id) + 1),
-            host: entry.redis.ip().to_string(),
-            port: entry.redis.port(),
-            is_leader: false,
-            alive: true,
-            myself: entry.id == id,
-        };
-        (entry.id, name)
-    });
     Listening {
         own: id,
-        names: names.collect(),
+        names: BTreeMap::new(),
+        copies: file.copies,
         replication: file.replication.clone(),
         survives: survives.to_owned(),
         region: region.to_owned(),
     }
 }
 
+/// A member as CLUSTER commands present it.
+fn name_of(member: &cm::Member, own: ServerId) -> Option<(ServerId, TopologyNode)> {
+    let id = ServerId::try_from(member.id.0).ok()?;
+    let (host, port) = member.client.rsplit_once(':')?;
+    let name = TopologyNode {
+        id: format!("{:040x}", u64::from(id) + 1),
+        host: host.to_owned(),
+        port: port.parse().ok()?,
+        is_leader: false,
+        alive: member.standing != cm::Standing::Down,
+        myself: id == own,
+    };
+    Some((id, name))
+}
+
+/// A directory that nobody else may look into: who can reach its sockets may speak as a member.
+fn private_directory(path: &Path) -> Result<()> {
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path);
+    made.with_context(|| format!("cannot create {}", path.display()))
+}
+
 impl Serving {
-    fn open(file: ClusterFile, id: ServerId, registry: &mio::Registry) -> Result<Serving> {
+    fn open(
+        file: &ClusterFile,
+        id: ServerId,
+        registry: &mio::Registry,
+        (orders, reports): (Receiver<Order>, Sender<Event>),
+        shared: Arc<Shared>,
+    ) -> Result<(Serving, agent::Settings)> {
         let entry = file.server(id)?.clone();
-        std::fs::create_dir_all(file.fabric())
-            .with_context(|| format!("cannot create {}", file.fabric().display()))?;
-        let written: Option<Written> = file::get(&file::configuration_path(&file))?;
-        let has_data = written.as_ref().is_none_or(|written| {
-            let holds =
-                |at: usize| written.primaries[at] == id || written.backups[at].contains(&id);
-            written.members.contains(&id) && (0..written.primaries.len()).any(holds)
-        });
-        let memory = open_memory(&file, id, has_data)?;
-        let (kept, region) = (memory.kept_memory(), memory.description().to_owned());
-        if written.is_some() && has_data && !kept {
-            bail!(
-                "the memory of server {id} is gone, and the configuration counts on it: take the server out of the \
-                 configuration first, then let it join again"
-            );
-        }
-        let mut config = NodeConfig::new(
-            id,
-            file.protocol()?,
-            file.shards()?,
-            Token(file.secret()?),
-            secret()?,
-        );
-        let segments = (file.memory_bytes / file.segment_bytes) as u32;
-        config.backup.segment_bytes = file.segment_bytes;
-        config.backup.max_posted = (segments / 8).clamp(2, 512);
-        config.backup.batch = config.backup.max_posted.div_ceil(4);
+        private_directory(&file.sockets())?;
+        private_directory(&file.fabric())?;
+        let own_path = memory::path(&file.fabric(), id);
+        let known = OwnMemory::read(own_path.clone())?;
+        let data = open_memory(file, id, known.is_some())?;
+        let (kept, region) = (data.kept_memory(), data.description().to_owned());
+        let mut memory = match known {
+            Some(known) if kept => known,
+            _ => OwnMemory::new(own_path, secret()?),
+        };
+        let session = memory.begin(clock::calendar_us())?;
+        let node_config = node_config(file, id, &memory)?;
         let mut files = Files {
             directory: file.fabric(),
             server: id,
+            servers: u32::try_from(file.servers.len()).unwrap_or(64),
         };
         let peers = files
             .open("peers", 4096)
             .context("messages between servers")?;
-        let node = Node::open(config.clone(), Box::new(memory), peers, Box::new(files))?;
-        let mut settings = GatewayConfig::new(entry.redis);
-        settings.max_key_bytes = config.worker.max_key_bytes;
-        settings.max_value_bytes = config.worker.max_value_bytes;
-        settings.node_id = format!("{:040x}", u64::from(id) + 1);
-        settings.settings = vec![
-            ("appendonly".to_owned(), "no".to_owned()),
-            ("save".to_owned(), String::new()),
-        ];
-        let gateway = Gateway::new(settings, registry, 0)
-            .with_context(|| format!("cannot open the Redis port {}", entry.redis))?;
-        tracing::info!(server = id, replication = file.replication, region, "open");
-        Ok(Serving {
+        let node = Node::open(node_config.clone(), Box::new(data), peers, Box::new(files))?;
+        let gateway = gateway(&entry, &node_config, registry)?;
+        let rules = file.rules();
+        tracing::info!(
+            server = id,
+            replication = file.replication,
+            region,
+            kept,
+            lease_ms = rules.lease_us / 1000,
+            "open"
+        );
+        let settings = agent::Settings {
+            hello: cm::Hello {
+                server: cm::ServerId(u64::from(id)),
+                incarnation: memory.incarnation(),
+                session,
+                client: entry.redis.to_string(),
+                peer: file.peer(id)?,
+            },
+            rules: rules.clone(),
+            socket: file.server_socket(u64::from(id)),
+            managers: (1..=file.managers())
+                .map(|it| file.manager_socket(it))
+                .collect(),
+        };
+        let serving = Serving {
             // Files of a tmpfs or a disk: the provider says which.
-            listening: listening(&file, id, "process-crash", &region),
-            file,
+            listening: listening(file, id, "process-crash", &region),
             id,
             node,
+            memory,
             gateway,
             digests: Vec::new(),
-            looked_us: 0,
-            seen: None,
-            told: Joined::default(),
-        })
+            orders,
+            reports,
+            shared,
+            newest: None,
+            copied: BTreeMap::new(),
+            copies_told_us: 0,
+            period_us: rules.period_us,
+            period_ends_us: 0,
+        };
+        Ok((serving, settings))
     }
 
     fn run(&mut self, poll: &mut mio::Poll, stop: &AtomicBool) -> Result<()> {
@@ -208,6 +296,7 @@ impl Serving {
             for event in &events {
                 self.gateway.handle(event);
             }
+            self.shared.beat();
             busy = self.step(now_us())?;
         }
         Ok(())
@@ -218,6 +307,7 @@ impl Serving {
             node: &mut self.node,
             listening: &self.listening,
             digests: &mut self.digests,
+            holds_lease: self.shared.holds_lease(),
         };
         let mut busy = self.gateway.step(now_us, &mut behind) > 0;
         // Twice: what is sent by the first is often done by the second.
@@ -234,86 +324,187 @@ impl Serving {
             busy = true;
         }
         if !answers.is_empty() || busy {
+            // After the values were read: whoever holds the lease now held it then.
+            let holds_lease = self.shared.holds_lease();
             for (ticket, answer) in answers {
-                self.gateway.complete(ticket, backend::outcome(answer));
+                self.gateway
+                    .complete(ticket, backend::outcome(answer, holds_lease));
             }
             let behind = Behind {
                 node: &mut self.node,
                 listening: &self.listening,
                 digests: &mut self.digests,
+                holds_lease,
             };
             self.gateway.flush(now_us, &behind);
         }
-        if now_us.saturating_sub(self.looked_us) >= LOOK_US {
-            self.looked_us = now_us;
-            self.follow()?;
-        }
+        self.follow()?;
+        self.report(now_us);
         Ok(busy)
     }
 
-    /// Follows the configuration that is written down; without one the cluster is what its file says.
+    /// Does what the manager says.
     //= rowan §4.5
     fn follow(&mut self) -> Result<()> {
-        let written: Option<Written> = file::get(&file::configuration_path(&self.file))?;
-        let Some(written) = written else {
-            if self.node.configuration().is_none() {
-                let first = self.file.first()?;
-                self.prepare(&first)?;
-                self.node.commit()?;
+        loop {
+            match self.orders.try_recv() {
+                Ok(Order::Adopt(config)) => self.adopt(config)?,
+                Ok(Order::Commit {
+                    config,
+                    serve,
+                    release,
+                }) => self.commit(&config, &serve, &release)?,
+                Ok(Order::Refused(reason)) => bail!("server {} is not let in: {reason}", self.id),
+                Ok(Order::Left) => bail!("server {} holds nothing any more and has left", self.id),
+                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Disconnected) => bail!("the thread that holds the lease ended"),
             }
-            return Ok(());
-        };
-        if !written.members.contains(&self.id) {
-            if self.node.configuration().is_some() {
-                bail!(
-                    "server {} is no longer a member: start it again to join",
-                    self.id
-                );
-            }
-            return Ok(());
         }
-        if self.seen.as_ref() != Some(&written) {
-            self.adopt(&written)?;
-            self.seen = Some(written);
-        }
-        let joined = Joined {
-            term: self.node.term(),
-            shards: self.node.joined(),
-        };
-        if joined != self.told {
-            file::put(&file::joined_path(&self.file, self.id), &joined)?;
-            self.told = joined;
-        }
-        Ok(())
     }
 
-    fn adopt(&mut self, written: &Written) -> Result<()> {
-        let configuration = written.read(&self.file)?;
-        if written.term > self.node.term() {
-            self.prepare(&configuration)?;
+    /// Nobody but the configuration's members reaches this memory from here on, and nothing is served.
+    fn adopt(&mut self, config: Arc<cm::Configuration>) -> Result<()> {
+        let started = Instant::now();
+        self.node.prepare(&translate::configuration(&config)?)?;
+        let own = cm::ServerId(u64::from(self.id));
+        let begun = self.memory.begun(&config, own);
+        if !begun.is_empty() {
+            let shards: Vec<ShardId> = begun.keys().copied().collect();
+            let void = self.node.void(&shards)?;
+            // Before the manager hears of it, and before anything else is written to these copies.
+            self.memory.note(&begun, &void)?;
         }
-        if written.committed && written.term == self.node.term() {
-            self.node.commit()?;
-            tracing::info!(
-                server = self.id,
-                term = written.term,
-                "configuration committed"
-            );
-        }
-        Ok(())
-    }
-
-    fn prepare(&mut self, configuration: &Configuration) -> Result<()> {
-        self.node.prepare(configuration)?;
-        let path = file::prepared_path(&self.file, self.id);
-        file::put(&path, &configuration.term)?;
         tracing::info!(
             server = self.id,
-            term = configuration.term,
+            term = config.term,
+            begun = begun.len(),
+            took_us = started.elapsed().as_micros() as u64,
             "configuration prepared"
+        );
+        let term = config.term;
+        self.newest = Some(config);
+        self.tell(Event::Adopted { term });
+        Ok(())
+    }
+
+    fn commit(
+        &mut self,
+        config: &cm::Configuration,
+        serve: &[ShardId],
+        release: &[ShardId],
+    ) -> Result<()> {
+        let started = Instant::now();
+        if self.newest.as_ref().map(|it| it.term) != Some(config.term) {
+            return Ok(());
+        }
+        self.node.serve_anew(serve);
+        let release = self.memory.held(release);
+        if !release.is_empty() {
+            let void = self.node.void(&release)?;
+            self.memory.note_released(&release, &void)?;
+        }
+        self.node.commit()?;
+        let names = config.members.iter();
+        self.listening.names = names.filter_map(|it| name_of(it, self.id)).collect();
+        tracing::info!(
+            server = self.id,
+            term = config.term,
+            newly_served = serve.len(),
+            released = release.len(),
+            took_us = started.elapsed().as_micros() as u64,
+            "configuration committed"
         );
         Ok(())
     }
+
+    /// Tells the agent what is new: finished copies, and the last period's counts.
+    //= rowan §4.6
+    fn report(&mut self, now_us: u64) {
+        let joined = self.node.joined();
+        let own = cm::ServerId(u64::from(self.id));
+        let newest = self.newest.clone();
+        let mut finished = BTreeMap::new();
+        for shard in joined {
+            let placed = newest
+                .iter()
+                .flat_map(|it| it.shards.get(usize::from(shard)));
+            let copy = placed
+                .flat_map(|it| &it.joining)
+                .find(|it| it.server == own);
+            let Some(since) = copy.map(|it| it.since) else {
+                continue;
+            };
+            if self.copied.get(&shard) != Some(&since) {
+                finished.insert(shard, since);
+            }
+        }
+        // Together, as each report makes a configuration, and each configuration is a short pause.
+        let waited_us = now_us.saturating_sub(self.copies_told_us);
+        if finished.is_empty() {
+            self.copies_told_us = now_us;
+        } else if waited_us >= COPIES_TOGETHER_US || self.node.joining() == self.node.joined().len()
+        {
+            for (shard, since) in finished {
+                self.copied.insert(shard, since);
+                self.tell(Event::Copied { shard, since });
+            }
+        }
+        if now_us < self.period_ends_us {
+            return;
+        }
+        self.period_ends_us = now_us + self.period_us;
+        let mut counted = Vec::new();
+        if let Some(worker) = self.node.worker(0) {
+            worker.take_loads(&mut counted);
+        }
+        let loads = counted
+            .into_iter()
+            .map(|(shard, requests, writes)| cm::Load {
+                shard,
+                requests,
+                writes,
+            });
+        self.tell(Event::Loads(loads.collect()));
+    }
+
+    fn tell(&self, event: Event) {
+        // Without an agent the next look at its orders ends the loop.
+        let _ = self.reports.send(event);
+    }
+}
+
+fn node_config(file: &ClusterFile, id: ServerId, memory: &OwnMemory) -> Result<NodeConfig> {
+    let mut config = NodeConfig::new(
+        id,
+        file.protocol()?,
+        file.shards()?,
+        Token(file.secret()?),
+        secret()?,
+    );
+    config.voids = memory.voids();
+    let segments = u32::try_from(file.memory_bytes / file.segment_bytes)
+        .context("memory_bytes has too many segments")?;
+    config.backup.segment_bytes = file.segment_bytes;
+    config.backup.max_posted = (segments / 8).clamp(2, 512);
+    config.backup.batch = config.backup.max_posted.div_ceil(4);
+    Ok(config)
+}
+
+fn gateway(
+    entry: &file::ServerEntry,
+    config: &NodeConfig,
+    registry: &mio::Registry,
+) -> Result<Gateway> {
+    let mut settings = GatewayConfig::new(entry.redis);
+    settings.max_key_bytes = config.worker.max_key_bytes;
+    settings.max_value_bytes = config.worker.max_value_bytes;
+    settings.node_id = format!("{:040x}", u64::from(entry.id) + 1);
+    settings.settings = vec![
+        ("appendonly".to_owned(), "no".to_owned()),
+        ("save".to_owned(), String::new()),
+    ];
+    Gateway::new(settings, registry, 0)
+        .with_context(|| format!("cannot open the Redis port {}", entry.redis))
 }
 
 /// A random number from the kernel.

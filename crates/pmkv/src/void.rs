@@ -1,0 +1,73 @@
+//! What lies in a memory and does not count any more: entries of a shard's copy that was given up, and begun anew later
+//! (docs/adr/0031-copies-begin-empty.md). Entries do not say which copy they belong to; where they lie does.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::configuration::ShardId;
+
+/// Everything of a shard that lay in a memory at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Void {
+    /// Segments allocated later have a higher epoch or this one.
+    pub before_epoch: u64,
+    /// Segments that were still written then: epoch, and how many of their bytes. What lies behind counts.
+    pub open: Arc<BTreeMap<u64, u64>>,
+}
+
+impl Void {
+    /// Whether an entry at this offset in a segment of this epoch is meant.
+    pub fn covers(&self, epoch: u64, offset: u64) -> bool {
+        let open = self.open.get(&epoch);
+        epoch < self.before_epoch && open.is_none_or(|&written| offset < written)
+    }
+}
+
+/// By shard, the last such moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Voids(Vec<Option<Void>>);
+
+impl Voids {
+    pub fn new(shards: u16, known: &[(ShardId, Void)]) -> Voids {
+        let mut voids = Voids(vec![None; usize::from(shards)]);
+        for (shard, void) in known {
+            voids.set(*shard, void.clone());
+        }
+        voids
+    }
+
+    pub fn set(&mut self, shard: ShardId, void: Void) {
+        if let Some(known) = self.0.get_mut(usize::from(shard)) {
+            *known = Some(void);
+        }
+    }
+
+    pub fn covers(&self, shard: ShardId, epoch: u64, offset: u64) -> bool {
+        let void = self.0.get(usize::from(shard)).and_then(Option::as_ref);
+        void.is_some_and(|void| void.covers(epoch, offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_lay_there_is_void() {
+        let void = Void {
+            before_epoch: 10,
+            open: Arc::new(BTreeMap::from([(7, 128), (9, 0)])),
+        };
+        for (epoch, offset, is_void) in [
+            (3, 0, true),
+            (7, 64, true),
+            (7, 128, false),
+            (9, 0, false),
+            (10, 0, false),
+        ] {
+            assert_eq!(void.covers(epoch, offset), is_void, "{epoch} {offset}");
+        }
+        let voids = Voids::new(2, &[(1, void)]);
+        assert!(voids.covers(1, 3, 0) && !voids.covers(0, 3, 0) && !voids.covers(9, 3, 0));
+    }
+}

@@ -1,0 +1,149 @@
+//! A server's side of the configuration manager: a thread that renews the lease, hears of configurations, and hands them to
+//! the server's loop. It waits for nothing but its socket, so that a loop that is busy does not lose the lease; a loop
+//! that does nothing any more does.
+//= rowan §4.5
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use cyclone_pmkv_cm::holder::{Action, Event, Holder};
+use cyclone_pmkv_cm::message::Refusal;
+use cyclone_pmkv_cm::{Configuration, FromServer, Hello, Rules, ShardId, ToServer};
+
+use super::clock;
+use super::post::Post;
+
+/// A loop that has shown no life for so long loses its lease.
+const LIFELESS_US: u64 = 3_000_000;
+
+/// What the agent tells the loop.
+pub(super) enum Order {
+    /// Prepare this configuration, then report [`Event::Adopted`].
+    Adopt(Arc<Configuration>),
+    /// It is committed.
+    Commit {
+        config: Arc<Configuration>,
+        /// Shards that this server serves and did not serve before.
+        serve: Vec<ShardId>,
+        /// Shards that it holds nothing of any more.
+        release: Vec<ShardId>,
+    },
+    /// The manager does not let this server in, and goes on not doing so.
+    Refused(Refusal),
+    /// Everything was moved away from this server.
+    Left,
+}
+
+/// What loop and agent know of each other at any moment.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// Until when this server may serve, by [`clock::now_us`].
+    lease_until_us: AtomicU64,
+    /// When the loop last showed that it lives.
+    alive_us: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl Shared {
+    /// Whether this server holds its lease at this moment.
+    pub fn holds_lease(&self) -> bool {
+        clock::now_us() < self.lease_until_us.load(Ordering::SeqCst)
+    }
+
+    /// The loop lives.
+    pub fn beat(&self) {
+        self.alive_us.store(clock::now_us(), Ordering::Relaxed);
+    }
+
+    /// The agent shall end.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+    }
+}
+
+/// What an agent is made of.
+pub(super) struct Settings {
+    pub hello: Hello,
+    pub rules: Rules,
+    /// Its socket, and the managers'.
+    pub socket: PathBuf,
+    pub managers: Vec<PathBuf>,
+}
+
+/// Runs the agent until [`Shared::end`].
+pub(super) fn run(
+    settings: Settings,
+    shared: &Shared,
+    orders: &Sender<Order>,
+    reports: &Receiver<Event>,
+) -> Result<()> {
+    clock::come_first();
+    let mut post = Post::open(&settings.socket)
+        .with_context(|| format!("cannot open {}", settings.socket.display()))?;
+    let mut holder = Holder::new(settings.hello, settings.rules, clock::now_us())?;
+    let wait = Duration::from_micros(holder.tick_us().min(1_000));
+    let mut actions = Vec::new();
+    while !shared.ended.load(Ordering::SeqCst) {
+        let mut events = Vec::new();
+        if let Some((_, bytes)) = post.receive(wait)
+            && let Ok(message) = ToServer::decode(&bytes)
+        {
+            events.push(Event::Message(message));
+        }
+        loop {
+            match reports.try_recv() {
+                Ok(event) => events.push(event),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return Ok(()),
+            }
+        }
+        let silent_us = clock::now_us().saturating_sub(shared.alive_us.load(Ordering::Relaxed));
+        if silent_us < LIFELESS_US {
+            events.push(Event::Tick);
+        }
+        for event in events {
+            holder.step(clock::now_us(), event, &mut actions);
+        }
+        shared
+            .lease_until_us
+            .store(holder.lease_until_us(), Ordering::SeqCst);
+        for action in actions.drain(..) {
+            match action {
+                Action::Send(message) => say(&mut post, &settings.managers, &message),
+                Action::Adopt { config, .. } => give(orders, Order::Adopt(config)),
+                Action::Committed {
+                    config,
+                    serve,
+                    release,
+                    ..
+                } => give(
+                    orders,
+                    Order::Commit {
+                        config,
+                        serve,
+                        release,
+                    },
+                ),
+                Action::Refused(reason) => give(orders, Order::Refused(reason)),
+                Action::Left => give(orders, Order::Left),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn say(post: &mut Post, managers: &[PathBuf], message: &FromServer) {
+    let bytes = message.encode();
+    for manager in managers {
+        post.send(manager, &bytes);
+    }
+}
+
+fn give(orders: &Sender<Order>, order: Order) {
+    // Without a loop the agent ends with its next look at the reports.
+    let _ = orders.send(order);
+}

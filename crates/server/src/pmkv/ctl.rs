@@ -1,0 +1,238 @@
+//! `cyclone ctl` for clusters of `--engine pmkv`: members, shards, migrations, segments and cleaning, and what an operator
+//! may ask for.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use super::file::ClusterFile;
+use super::operator::{self, Ask, Cluster};
+use crate::resp;
+
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Which cluster, and how to print.
+#[derive(Args)]
+pub struct Options {
+    /// The cluster's file.
+    #[arg(long)]
+    config: PathBuf,
+    /// JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What to do.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Members: standing, shards served, copies held.
+    Members(Options),
+    /// Shards: who serves them, who has copies.
+    Shards(Options),
+    /// Copies on the move.
+    Migrations(Options),
+    /// Segments by state, and what cleaning has done, on every server.
+    Segments(Options),
+    /// Move everything away from a server, which then leaves.
+    Drain {
+        /// Which.
+        server: u64,
+        /// Shared options.
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Take that back.
+    Undrain {
+        /// Which.
+        server: u64,
+        /// Shared options.
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Move a shard's primary.
+    Move {
+        /// Which.
+        shard: u16,
+        /// Where to.
+        target: u64,
+        /// Shared options.
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Give up what only this failed server holds: acknowledged writes are lost.
+    Forget {
+        /// Which.
+        server: u64,
+        /// Shared options.
+        #[command(flatten)]
+        options: Options,
+    },
+}
+
+/// Does it.
+///
+/// # Errors
+/// No cluster file, no manager in office, or a refusal.
+pub fn run(command: &Command) -> Result<()> {
+    let (options, question) = match command {
+        Command::Members(options) | Command::Shards(options) | Command::Migrations(options) => {
+            (options, Ask::Look)
+        }
+        Command::Segments(options) => return segments(options),
+        Command::Drain { server, options } => (options, Ask::Drain(*server)),
+        Command::Undrain { server, options } => (options, Ask::Undrain(*server)),
+        Command::Forget { server, options } => (options, Ask::Forget(*server)),
+        Command::Move {
+            shard,
+            target,
+            options,
+        } => {
+            let (shard, target) = (*shard, *target);
+            (options, Ask::Move { shard, target })
+        }
+    };
+    let cluster = operator::ask(&file(&options.config)?, &question, PATIENCE)?;
+    if options.json {
+        println!("{}", serde_json::to_string(&cluster)?);
+        return Ok(());
+    }
+    println!(
+        "term {} ({}), {} copies, manager {} in office",
+        cluster.term,
+        if cluster.committed == cluster.term {
+            "committed"
+        } else {
+            "not committed yet"
+        },
+        cluster.copies,
+        cluster.manager
+    );
+    match command {
+        Command::Shards(_) => shards(&cluster),
+        Command::Migrations(_) | Command::Move { .. } => migrations(&cluster),
+        _ => members(&cluster),
+    }
+    Ok(())
+}
+
+fn file(path: &Path) -> Result<ClusterFile> {
+    ClusterFile::read(path)
+}
+
+fn members(cluster: &Cluster) {
+    println!(
+        "{:>6} {:<9} {:>6} {:>7} {:>7}  client",
+        "server", "standing", "since", "serves", "holds"
+    );
+    for it in &cluster.members {
+        println!(
+            "{:>6} {:<9} {:>6} {:>7} {:>7}  {}",
+            it.id, it.standing, it.since, it.serves, it.holds, it.client
+        );
+    }
+}
+
+fn shards(cluster: &Cluster) {
+    println!("{:>6} {:>8} {:>6}  copies", "shard", "primary", "since");
+    for (number, it) in cluster.shards.iter().enumerate() {
+        let joining = match &it.joining[..] {
+            [] => String::new(),
+            joining => format!(", joining {joining:?}"),
+        };
+        println!(
+            "{number:>6} {:>8} {:>6}  {:?}{joining}",
+            it.primary, it.since, it.full
+        );
+    }
+}
+
+fn migrations(cluster: &Cluster) {
+    let joining = cluster.shards.iter().map(|it| it.joining.len());
+    println!(
+        "{} shards move, {} copies are being made",
+        cluster.migrations.len(),
+        joining.sum::<usize>()
+    );
+    for it in &cluster.migrations {
+        println!(
+            "shard {:>5}: {} from {} to {}",
+            it.shard, it.kind, it.source, it.target
+        );
+    }
+}
+
+#[derive(Serialize)]
+struct ServerSegments {
+    server: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    states: BTreeMap<String, u64>,
+    full: bool,
+    digested: u64,
+    cleaned: u64,
+    cleaned_bytes: u64,
+    tombstones_dropped: u64,
+}
+
+fn segments(options: &Options) -> Result<()> {
+    let file = file(&options.config)?;
+    let lines: Vec<ServerSegments> = file
+        .servers
+        .iter()
+        .map(|server| {
+            let info = resp::info(server.redis, PATIENCE).context("INFO");
+            let (info, error) = match info {
+                Ok(info) => (info, None),
+                Err(error) => (HashMap::new(), Some(format!("{error:#}"))),
+            };
+            let number = |name: &str| {
+                let text = info.get(&format!("pmkv_{name}"));
+                text.and_then(|it| it.parse().ok()).unwrap_or(0)
+            };
+            let states = info.iter().filter_map(|(name, value)| {
+                let state = name.strip_prefix("pmkv_segments_")?;
+                Some((state.to_owned(), value.parse().ok()?))
+            });
+            ServerSegments {
+                server: server.id,
+                error,
+                states: states.collect(),
+                full: number("full") == 1,
+                digested: number("digested"),
+                cleaned: number("cleaned"),
+                cleaned_bytes: number("cleaned_bytes"),
+                tombstones_dropped: number("tombstones_dropped"),
+            }
+        })
+        .collect();
+    if options.json {
+        println!("{}", serde_json::to_string(&lines)?);
+        return Ok(());
+    }
+    for it in lines {
+        if let Some(error) = it.error {
+            println!("server {}: unreachable: {error}", it.server);
+            continue;
+        }
+        let states: Vec<String> = it
+            .states
+            .iter()
+            .map(|(state, count)| format!("{count} {state}"))
+            .collect();
+        println!(
+            "server {}: {}{}; {} digested, {} cleaned, {} bytes copied, {} tombstones dropped",
+            it.server,
+            states.join(", "),
+            if it.full { "; full" } else { "" },
+            it.digested,
+            it.cleaned,
+            it.cleaned_bytes,
+            it.tombstones_dropped
+        );
+    }
+    Ok(())
+}
