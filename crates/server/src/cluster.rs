@@ -33,6 +33,10 @@ pub struct Options {
     pub polling: String,
     /// Physical logs.
     pub logs: u16,
+    /// Commands per log entry and datagrams per call.
+    pub burst: usize,
+    /// Whether reads may rest on the leader's lease.
+    pub lease_reads: bool,
     /// Shortest silence before an election, in milliseconds; the default if not given.
     pub election_ms: Option<u64>,
     /// The program to run; this one if not given.
@@ -51,6 +55,8 @@ impl Default for Options {
             pin: Vec::new(),
             polling: "adaptive".into(),
             logs: 1,
+            burst: 32,
+            lease_reads: false,
             election_ms: None,
             executable: None,
         }
@@ -169,7 +175,7 @@ impl LocalCluster {
                     polling: options.polling.clone(),
                     interface: None,
                     queues: 1,
-                    burst: 32,
+                    burst: options.burst,
                     pin_cpu: options.pin.get(position).copied(),
                     password: None,
                     redis_listen: None,
@@ -179,7 +185,10 @@ impl LocalCluster {
                     election_ms: options.election_ms.unwrap_or(Timing::default().election_ms),
                     ..Timing::default()
                 },
-                reads: Reads::default(),
+                reads: Reads {
+                    lease: options.lease_reads,
+                    ..Reads::default()
+                },
             };
             let config = directory.join(format!("node{}.toml", member.id));
             fs::write(&config, toml::to_string(&file)?)

@@ -186,6 +186,10 @@ enum BenchCommand {
         /// The role, as JSON.
         role: String,
     },
+    /// Run a plan (docs/benchmarks.md): throughput, latency and CPU time of Cyclone and its peers, with CSV and pictures.
+    Run(bench::plans::Run),
+    /// Run all plans and write the index of the papers' figures.
+    Figures(bench::plans::Figures),
     #[command(flatten)]
     Experiment(Experiment),
 }
@@ -300,6 +304,12 @@ fn run(cli: Cli) -> Result<()> {
         Command::Bench(Bench {
             command: BenchCommand::NetChild { role },
         }) => bench::net::child::run(&role),
+        Command::Bench(Bench {
+            command: BenchCommand::Run(arguments),
+        }) => bench::plans::run(&arguments, &None, &*stop_flag()?),
+        Command::Bench(Bench {
+            command: BenchCommand::Figures(arguments),
+        }) => bench::plans::figures(&arguments, &None, &*stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Experiment(experiment),
         }) => experiment.run(&["bench"]),

@@ -254,7 +254,7 @@ pub fn preload(
             next += u64::from(number == next);
             let pair = Pair {
                 key: Key::new(number, workload.key_bytes),
-                value: bytes::value(sizes.len(), number),
+                value: bytes::value(sizes.length(), number),
             };
             lane.submit(number, Request::Write(&[pair]))?;
             flying += 1;

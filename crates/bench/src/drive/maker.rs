@@ -90,7 +90,7 @@ impl<'a> Maker<'a> {
         }
         Pair {
             key,
-            value: bytes::value(self.source.len(), self.salt.wrapping_add(number as u64)),
+            value: bytes::value(self.source.length(), self.salt.wrapping_add(number as u64)),
         }
     }
 }

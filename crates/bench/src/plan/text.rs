@@ -84,7 +84,7 @@ impl WorkloadText {
         };
         match (self.ycsb, self.reads) {
             (Some(letter), _) => format!("YCSB {letter:?}"),
-            (None, reads) if reads == 0.0 => format!("writes, {choice}"),
+            (None, 0.0) => format!("writes, {choice}"),
             (None, reads) => format!("{:.0}% reads, {choice}", 100.0 * reads),
         }
     }

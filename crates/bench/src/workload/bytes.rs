@@ -79,6 +79,19 @@ mod tests {
         assert_eq!(Key::new(5, 0).len(), SHORTEST_KEY);
     }
 
+    /// The load generators in Go have the same test.
+    #[test]
+    fn keys_are_those_of_the_other_side() {
+        for (number, expected) in [
+            (0, 0xe220_a839_7b1d_cdaf_u64),
+            (1, 0x910a_2dec_8902_5cc1),
+            (1_000_000, 0x680d_1cce_9cff_45e7),
+        ] {
+            assert_eq!(*Key::new(number, 8), expected.to_be_bytes());
+        }
+        assert_eq!(Key::new(0, 12)[8..], *b"....");
+    }
+
     #[test]
     fn values_have_their_length_at_every_place() {
         for (len, salt) in [(0, 0), (1, u64::MAX), (LONGEST, 65_535), (100, 65_536)] {

@@ -151,7 +151,7 @@ impl Source {
     }
 
     /// The length of one more value.
-    pub fn len(&mut self) -> u32 {
+    pub fn length(&mut self) -> u32 {
         self.workload.sizes.draw(&mut self.random)
     }
 }

@@ -11,15 +11,17 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::{Act, Source};
+use super::{Act, Op};
 
-/// Writes `count` operations.
-pub fn write(path: &Path, source: &mut Source, count: usize) -> Result<()> {
+/// Writes operations.
+///
+/// # Errors
+/// What the file system says.
+pub fn write(path: &Path, ops: impl Iterator<Item = Op>) -> Result<()> {
     let file =
         std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
     let mut file = BufWriter::new(file);
-    for _ in 0..count {
-        let op = source.draw();
+    for op in ops {
         let act = match op.act {
             Act::Write => 0,
             Act::Read => 1,
@@ -36,7 +38,7 @@ pub fn write(path: &Path, source: &mut Source, count: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Keys, Mix, Sizes, Workload};
+    use super::super::{Keys, Mix, Sizes, Source, Workload};
     use super::*;
 
     #[test]
@@ -52,7 +54,8 @@ mod tests {
         };
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("trace");
-        write(&path, &mut Source::new(&workload, 3, 0, 1), 100).expect("written");
+        let mut source = Source::new(&workload, 3, 0, 1);
+        write(&path, (0..100).map(|_| source.draw())).expect("written");
         let bytes = std::fs::read(&path).expect("read");
         assert_eq!(bytes.len(), 1600);
         let mut source = Source::new(&workload, 3, 0, 1);

@@ -3,9 +3,11 @@
 pub mod etcd;
 pub mod native;
 pub mod net;
+pub mod plans;
 pub mod put;
 pub mod resp;
 pub mod rocks;
+pub mod systems;
 
 use std::time::Duration;
 
