@@ -242,9 +242,11 @@ func measure(store Store, task *task, ops []op) result {
 			}
 		})
 	}
-	go tell(from, until, &done, ended)
+	var telling sync.WaitGroup
+	telling.Go(func() { tell(from, until, &done, ended) })
 	group.Wait()
 	close(ended)
+	telling.Wait()
 	return merged(workers, task, next.Load(), begun, from, until)
 }
 
@@ -254,10 +256,11 @@ func tell(from, until time.Time, done *atomic.Uint64, ended chan struct{}) {
 		name string
 		at   time.Time
 	}{{"from", from}, {"until", until}} {
+	waiting:
 		for time.Now().Before(phase.at) {
 			select {
 			case <-ended:
-				return
+				break waiting
 			case <-time.After(min(200*time.Millisecond, time.Until(phase.at))):
 			}
 			say("live", done.Load())

@@ -17,7 +17,7 @@
 //!   load         one thread that drives many senders                              load.rs
 //!   metered      an endpoint that shows its stores to the modelled media          metered.rs
 //!   provider     endpoints by the provider's name                                 provider.rs
-//!   plot, table  SVG, CSV                                                         plot.rs, table.rs
+//!   plot, chart, table   SVG, CSV                                                 plot.rs, chart.rs, table.rs
 //!   measure      histograms, repetitions, medians                                 measure.rs
 //!   verdict      promises, and whether they were kept                             verdict.rs
 //! ```
@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 pub mod chain;
+pub mod chart;
 pub mod child;
 pub mod children;
 pub mod cli;

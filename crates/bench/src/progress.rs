@@ -49,6 +49,11 @@ impl Progress {
         self.tell("", self.terminal);
     }
 
+    /// Something is under way that is no step of its own.
+    pub fn label(&mut self, label: &str) {
+        label.clone_into(&mut self.label);
+    }
+
     /// So many operations have ended since the step began.
     pub fn live(&mut self, done: u64, elapsed: Duration) {
         let seconds = (elapsed.saturating_sub(self.last.1)).as_secs_f64();

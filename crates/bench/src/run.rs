@@ -218,7 +218,7 @@ fn once(
         }
     };
     if plan.workload.preload {
-        options.progress.live(0, Duration::ZERO);
+        options.progress.label(label);
         let progress = &mut options.progress;
         running
             .preload(&workload, plan.seed, &mut |keys| progress.filling(keys))

@@ -207,8 +207,13 @@ fn watch(
         std::thread::sleep(Duration::from_millis(2));
     }
     outcome?;
-    // Lanes that ended before their time have failed, and say why.
-    Ok(usage.unwrap_or_else(|| Usage::now(processes)))
+    // All lanes may end between two looks.
+    Ok(match (usage, before) {
+        (Some(usage), _) => usage,
+        (None, Some(before)) => Usage::now(processes).since(&before),
+        // Lanes that ended in the warm-up have failed, and say why.
+        (None, None) => Usage::default(),
+    })
 }
 
 fn merged(seen: Vec<Seen>, elapsed: Duration, usage: Usage) -> Result<Measured> {

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use crate::chart;
 use crate::plan::{Axis, Plan, X, Y};
-use crate::plot::{Mark, Panel, Series, lines};
+use crate::plot::{Mark, Panel, Series};
 use crate::result::{PlanResult, PointResult};
 
 /// Draws it.
@@ -14,11 +15,11 @@ use crate::result::{PlanResult, PointResult};
 /// What the file system says.
 pub fn draw(path: &Path, result: &PlanResult, plan: &Plan) -> Result<()> {
     let title = format!("{} – {}", result.figure, result.title);
-    let panel = match &plan.failover {
-        Some(_) => timeline(result),
+    let (panel, from_zero) = match &plan.failover {
+        Some(_) => (timeline(result), false),
         None => curves(result, plan),
     };
-    lines(path, &title, 1, &[panel])
+    chart::draw(path, &title, &panel, from_zero)
 }
 
 fn timeline(result: &PlanResult) -> Panel {
@@ -36,7 +37,7 @@ fn timeline(result: &PlanResult) -> Panel {
                 .collect(),
         });
     Panel {
-        title: "the leader is killed at 0".to_owned(),
+        title: format!("the leader is killed at 0; {}", result.words),
         x: "time, ms".to_owned(),
         y: "thousand operations/s".to_owned(),
         log_y: false,
@@ -44,7 +45,8 @@ fn timeline(result: &PlanResult) -> Panel {
     }
 }
 
-fn curves(result: &PlanResult, plan: &Plan) -> Panel {
+/// The curves, and whether x begins at 0.
+fn curves(result: &PlanResult, plan: &Plan) -> (Panel, bool) {
     let over = plan.sweep.as_ref().map(|sweep| sweep.over);
     let x = plan.picture.x.unwrap_or(match over {
         None | Some(Axis::Inflight | Axis::Rate) => X::Throughput,
@@ -75,7 +77,7 @@ fn curves(result: &PlanResult, plan: &Plan) -> Panel {
                 .map(|point| (across(point), up(point)))
                 .collect(),
         });
-    Panel {
+    let panel = Panel {
         title: result.words.clone(),
         x: match x {
             X::Throughput => "thousand operations/s".to_owned(),
@@ -90,5 +92,6 @@ fn curves(result: &PlanResult, plan: &Plan) -> Panel {
         .to_owned(),
         log_y: plan.picture.log_y,
         series: series.collect(),
-    }
+    };
+    (panel, x == X::Throughput)
 }

@@ -1,5 +1,6 @@
 //! `cyclone bench NAME`: measurements that anyone can repeat. Every benchmark takes `--json`, `--quick` and `--seed`.
 
+pub mod builtin;
 pub mod etcd;
 pub mod native;
 pub mod net;

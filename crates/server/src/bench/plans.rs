@@ -12,7 +12,7 @@ use cyclone_bench::report::{self, index};
 use cyclone_bench::result::PlanResult;
 use cyclone_bench::run::{self, Options};
 
-use super::systems::{self, Executable};
+use super::{builtin, systems};
 
 /// Options of both.
 #[derive(Args, Clone, Debug)]
@@ -31,7 +31,7 @@ pub struct Common {
 /// `cyclone bench run`.
 #[derive(Args, Clone, Debug)]
 pub struct Run {
-    /// The plan: a file, or the name of one in plans/ without its ending.
+    /// The plan: a file, or the name of one that comes with the program (`fig15`; `cyclone bench figures --list`).
     pub plan: PathBuf,
     /// Shared options.
     #[command(flatten)]
@@ -41,9 +41,12 @@ pub struct Run {
 /// `cyclone bench figures`.
 #[derive(Args, Clone, Debug)]
 pub struct Figures {
-    /// Where the plans are.
-    #[arg(long, default_value = "plans")]
-    pub plans: PathBuf,
+    /// Plans of a directory instead of those that come with the program.
+    #[arg(long)]
+    pub plans: Option<PathBuf>,
+    /// Name the plans, run nothing.
+    #[arg(long)]
+    pub list: bool,
     /// Only plans whose names begin with one of these; repeat for several. The index still lists all that was ever run.
     #[arg(long)]
     pub figure: Vec<String>,
@@ -58,28 +61,25 @@ pub struct Figures {
 /// Where figures go by default.
 const FIGURES: &str = "docs/figures";
 
-/// A file as given, or a name in plans/.
-fn find(plan: &Path) -> PathBuf {
-    let named = Path::new("plans").join(plan).with_extension("toml");
-    match plan.exists() || !named.exists() {
-        true => plan.to_owned(),
-        false => named,
+/// A plan and its name: a file's, or one that comes with the program.
+fn find(plan: &Path) -> Result<(String, Plan)> {
+    let name = plan
+        .file_stem()
+        .map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+    match (plan.exists(), plan.to_str().and_then(builtin::find)) {
+        (false, Some(text)) => {
+            let plan = Plan::parse(text).with_context(|| format!("the plan {name}"))?;
+            Ok((name, plan))
+        }
+        _ => Ok((name, Plan::read(plan)?)),
     }
 }
 
-fn stem(path: &Path) -> String {
-    path.file_stem().map_or_else(
-        || "plan".to_owned(),
-        |stem| stem.to_string_lossy().into_owned(),
-    )
-}
-
-fn read(path: &Path, common: &Common) -> Result<Plan> {
-    let mut plan = Plan::read(path)?;
+fn fitted(mut plan: Plan, common: &Common) -> Result<Plan> {
     if common.quick {
         plan = plan.quickened();
     }
-    if !common.only.is_empty() {
+    if !common.only.is_empty() && plan.skip.is_none() {
         let wanted = |variant: &Variant| {
             let name = variant.name.to_lowercase();
             let only = common.only.iter();
@@ -87,12 +87,8 @@ fn read(path: &Path, common: &Common) -> Result<Plan> {
                 .any(|part| name.contains(&part))
         };
         plan.variants.retain(wanted);
-        if plan.variants.is_empty() && plan.skip.is_none() {
-            bail!(
-                "--only {:?}: {} has no such variant",
-                common.only,
-                path.display()
-            );
+        if plan.variants.is_empty() {
+            bail!("--only {:?}: the plan has no such variant", common.only);
         }
     }
     Ok(plan)
@@ -102,10 +98,10 @@ fn read(path: &Path, common: &Common) -> Result<Plan> {
 ///
 /// # Errors
 /// When the plan is wrong, or something that should have run went wrong; what was measured is written all the same.
-pub fn run(arguments: &Run, executable: &Executable, stop: &AtomicBool) -> Result<()> {
-    let path = find(&arguments.plan);
-    let plan = read(&path, &arguments.common)?;
-    let result = measure(&stem(&path), &plan, &arguments.common, executable, stop)?;
+pub fn run(arguments: &Run, stop: &AtomicBool) -> Result<()> {
+    let (name, plan) = find(&arguments.plan)?;
+    let plan = fitted(plan, &arguments.common)?;
+    let result = measure(&name, &plan, &arguments.common, stop)?;
     print(&result);
     if let Some(out) = &arguments.common.out {
         for path in report::write(&result, &plan, out)? {
@@ -115,17 +111,20 @@ pub fn run(arguments: &Run, executable: &Executable, stop: &AtomicBool) -> Resul
     verdict(&[result])
 }
 
-fn measure(
-    stem: &str,
-    plan: &Plan,
-    common: &Common,
-    executable: &Executable,
-    stop: &AtomicBool,
-) -> Result<PlanResult> {
+/// Runs a plan that comes with the program.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_named(name: &str, common: Common, stop: &AtomicBool) -> Result<()> {
+    let plan = name.into();
+    run(&Run { plan, common }, stop)
+}
+
+fn measure(stem: &str, plan: &Plan, common: &Common, stop: &AtomicBool) -> Result<PlanResult> {
     let mut options = Options {
         stem: stem.to_owned(),
         quick: common.quick,
-        systems: &|variant| systems::make(variant, executable),
+        systems: &|variant| systems::make(variant),
         stop,
         progress: Progress::stderr(run::steps(plan)),
     };
@@ -136,23 +135,32 @@ fn measure(
 ///
 /// # Errors
 /// As for one; the others are run all the same.
-pub fn figures(arguments: &Figures, executable: &Executable, stop: &AtomicBool) -> Result<()> {
+pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
     let common = &arguments.common;
     let out = common.out.clone().unwrap_or_else(|| FIGURES.into());
     let mut results = Vec::new();
-    if !arguments.index {
-        let plans = listed(arguments)?;
+    let plans = match arguments.index {
+        true => Vec::new(),
+        false => listed(arguments)?,
+    };
+    if arguments.list {
+        for (name, plan) in plans {
+            println!("{name:<12} {}: {}", plan.figure, plan.title);
+        }
+        return Ok(());
+    }
+    if !plans.is_empty() {
         println!("{}", Machine::this().line());
-        for (number, path) in plans.iter().enumerate() {
-            let plan = read(path, common)?;
+        let count = plans.len();
+        for (number, (name, plan)) in plans.into_iter().enumerate() {
+            let plan = fitted(plan, common)?;
             println!(
-                "{} of {}: {} – {}",
+                "{} of {count}: {} – {}",
                 number + 1,
-                plans.len(),
                 plan.figure,
                 plan.title
             );
-            let result = measure(&stem(path), &plan, common, executable, stop)?;
+            let result = measure(&name, &plan, common, stop)?;
             print(&result);
             report::write(&result, &plan, &out)?;
             // Whoever ends this early has an index of what was done.
@@ -165,32 +173,37 @@ pub fn figures(arguments: &Figures, executable: &Executable, stop: &AtomicBool) 
     verdict(&results)
 }
 
-fn listed(arguments: &Figures) -> Result<Vec<PathBuf>> {
-    let directory = &arguments.plans;
+fn listed(arguments: &Figures) -> Result<Vec<(String, Plan)>> {
+    let mut paths: Vec<PathBuf> = match &arguments.plans {
+        None => builtin::PLANS.iter().map(|(name, _)| name.into()).collect(),
+        Some(directory) => std::fs::read_dir(directory)
+            .with_context(|| format!("cannot read {}", directory.display()))?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<Result<_>>()?,
+    };
+    paths.sort();
+    let wanted = |name: &str| {
+        let figures = &arguments.figure;
+        figures.is_empty()
+            || figures
+                .iter()
+                .any(|figure| name.starts_with(figure.as_str()))
+    };
     let mut plans = Vec::new();
-    for entry in std::fs::read_dir(directory)
-        .with_context(|| format!("cannot read {}", directory.display()))?
-    {
-        let path = entry?.path();
-        let wanted = |name: &str| {
-            arguments.figure.is_empty()
-                || arguments
-                    .figure
-                    .iter()
-                    .any(|figure| name.starts_with(figure.as_str()))
-        };
-        if path.extension().is_some_and(|ending| ending == "toml") && wanted(&stem(&path)) {
-            plans.push(path);
+    for path in paths {
+        let is_plan =
+            arguments.plans.is_none() || path.extension().is_some_and(|end| end == "toml");
+        if is_plan
+            && path
+                .file_stem()
+                .is_some_and(|stem| wanted(&stem.to_string_lossy()))
+        {
+            plans.push(find(&path)?);
         }
     }
     if plans.is_empty() {
-        bail!(
-            "no plans in {} that fit --figure {:?}",
-            directory.display(),
-            arguments.figure
-        );
+        bail!("no plan fits --figure {:?}", arguments.figure);
     }
-    plans.sort();
     Ok(plans)
 }
 

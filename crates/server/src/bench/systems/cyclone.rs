@@ -12,7 +12,6 @@ use cyclone_bench::system::{Assassin, Measured, Running, Scene, Started, System}
 use cyclone_bench::workload::Workload;
 use cyclone_wire::client::ReadMode;
 
-use super::Executable;
 use super::embedded::Inside;
 use super::native::{self, NativeLane, TwoPhase};
 use super::wires::{Waits, WireLane, Wires};
@@ -34,7 +33,7 @@ impl Cyclone {
     ///
     /// # Errors
     /// When it names a way of reading that there is not.
-    pub fn new(variant: &Variant, executable: &Executable) -> Result<Cyclone> {
+    pub fn new(variant: &Variant) -> Result<Cyclone> {
         let reads = Reads {
             mode: variant.reads.clone().unwrap_or_else(|| "index".into()),
             ..Reads::default()
@@ -53,7 +52,6 @@ impl Cyclone {
                 burst: variant.burst.unwrap_or(defaults.burst),
                 lease_reads: variant.reads.as_deref() == Some("lease"),
                 election_ms: variant.election_ms,
-                executable: executable.clone(),
                 ..Options::default()
             },
             variant: variant.clone(),

@@ -175,7 +175,7 @@ impl GoPeer {
         }))?;
         let begun = Instant::now();
         let most = job.warm_up + job.measure + job.drain + PATIENCE;
-        let mut before = Usage::default();
+        let mut before = Usage::now(processes);
         let mut usage = Usage::default();
         loop {
             if job.stop.load(Ordering::Relaxed) {

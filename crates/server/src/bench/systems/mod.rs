@@ -31,19 +31,16 @@ use cyclone_bench::system::{Started, System};
 /// What installs every peer.
 const INSTALL: &str = "make bench-peers";
 
-/// The program that runs as nodes; for tests, whose own is another.
-pub type Executable = Option<PathBuf>;
-
 /// Makes a variant's system.
 ///
 /// # Errors
 /// When the variant cannot be.
-pub fn make(variant: &Variant, executable: &Executable) -> Result<Box<dyn System>> {
+pub fn make(variant: &Variant) -> Result<Box<dyn System>> {
     Ok(match variant.system {
         SystemKind::Cyclone if variant.namespaces == Some(true) => {
-            Box::new(spaces::Spaces::new(variant, executable))
+            Box::new(spaces::Spaces::new(variant))
         }
-        SystemKind::Cyclone => Box::new(cyclone::Cyclone::new(variant, executable)?),
+        SystemKind::Cyclone => Box::new(cyclone::Cyclone::new(variant)?),
         SystemKind::Rocksdb => Box::new(rocks::Rocks::new(variant)),
         SystemKind::Redis => Box::new(redis::Redis::new(variant)),
         SystemKind::Etcd => Box::new(etcd::Etcd),

@@ -11,7 +11,6 @@ use cyclone_bench::plan::Variant;
 use cyclone_bench::system::{Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::{Sizes, Workload};
 
-use super::Executable;
 use crate::bench::net::child::{Loaded, Reach, Role};
 use crate::config::hex;
 use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions};
@@ -19,7 +18,6 @@ use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions};
 /// A variant of it.
 pub struct Spaces {
     options: NodeOptions,
-    executable: Executable,
 }
 
 /// Values above this need jumbo frames.
@@ -27,7 +25,7 @@ const STANDARD_VALUE: u32 = 1400;
 
 impl Spaces {
     /// As the variant says.
-    pub fn new(variant: &Variant, executable: &Executable) -> Spaces {
+    pub fn new(variant: &Variant) -> Spaces {
         let replicas = variant.replicas.unwrap_or(3);
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         Spaces {
@@ -44,7 +42,6 @@ impl Spaces {
                 },
                 nvm_bytes: variant.region_mib.unwrap_or(64) << 20,
             },
-            executable: executable.clone(),
         }
     }
 }
@@ -73,10 +70,7 @@ impl System for Spaces {
         }
         Ok(Started::Running(Box::new(Between {
             options: self.options.clone(),
-            executable: match &self.executable {
-                Some(path) => path.clone(),
-                None => std::env::current_exe().context("own executable")?,
-            },
+            executable: std::env::current_exe().context("own executable")?,
             directory: scene.disk.clone(),
         })))
     }
