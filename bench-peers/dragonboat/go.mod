@@ -1,6 +1,6 @@
 module cyclone/bench-peers/dragonboat
 
-go 1.25.0
+go 1.24.0
 
 require (
 	cyclone/bench-peers/load v0.0.0

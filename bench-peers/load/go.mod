@@ -1,3 +1,3 @@
 module cyclone/bench-peers/load
 
-go 1.25.0
+go 1.24.0

@@ -161,7 +161,9 @@ func preload(store Store, task *task, ops []op) error {
 	var group sync.WaitGroup
 	var fault atomic.Value
 	for worker := range task.Inflight {
-		group.Go(func() {
+		group.Add(1)
+		go func() {
+			defer group.Done()
 			for fault.Load() == nil {
 				i := next.Add(1) - 1
 				if i >= uint64(len(ops)) {
@@ -181,7 +183,7 @@ func preload(store Store, task *task, ops []op) error {
 					say("live", count)
 				}
 			}
-		})
+		}()
 	}
 	group.Wait()
 	if err, failed := fault.Load().(error); failed {
@@ -207,7 +209,9 @@ func measure(store Store, task *task, ops []op) result {
 	ended := make(chan struct{})
 	var group sync.WaitGroup
 	for worker := range task.Inflight {
-		group.Go(func() {
+		group.Add(1)
+		go func() {
+			defer group.Done()
 			seen := &workers[worker]
 			for {
 				number := next.Add(1) - 1
@@ -240,10 +244,14 @@ func measure(store Store, task *task, ops []op) result {
 					seen.latencies = append(seen.latencies, int64(end.Sub(began)))
 				}
 			}
-		})
+		}()
 	}
 	var telling sync.WaitGroup
-	telling.Go(func() { tell(from, until, &done, ended) })
+	telling.Add(1)
+	go func() {
+		defer telling.Done()
+		tell(from, until, &done, ended)
+	}()
 	group.Wait()
 	close(ended)
 	telling.Wait()

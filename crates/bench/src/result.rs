@@ -81,6 +81,8 @@ pub struct PointResult {
     pub latency: Percentiles,
     /// The median latency's spread, µs.
     pub p50_us: Spread,
+    /// All repetitions' latencies together: share of the operations, and µs that they do not exceed.
+    pub distribution: Vec<(f64, f64)>,
     /// Operations refused, of all repetitions.
     pub refused: u64,
     /// Operations that never ended, of all repetitions.
@@ -104,6 +106,25 @@ pub struct Ratio {
     pub paper: Option<f64>,
     /// Its unit; empty for a ratio.
     pub unit: String,
+}
+
+/// Shares that a distribution is told at.
+const SHARES: [f64; 12] = [
+    0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.99999, 1.0,
+];
+
+/// Of all repetitions together.
+fn distribution(repetitions: &[Measured]) -> Vec<(f64, f64)> {
+    let Some((first, others)) = repetitions.split_first() else {
+        return Vec::new();
+    };
+    let mut sum = first.latency_ns.clone();
+    for other in others {
+        // All have the same bounds.
+        let _ = sum.add(&other.latency_ns);
+    }
+    let at = |share| (share, sum.value_at_quantile(share) as f64 / 1000.0);
+    SHARES.into_iter().map(at).collect()
 }
 
 impl PointResult {
@@ -137,6 +158,7 @@ impl PointResult {
                 p999_us: latency(&|p| p.p999_us).median,
             },
             p50_us,
+            distribution: distribution(repetitions),
             refused: repetitions.iter().map(|one| one.refused).sum(),
             unfinished: repetitions.iter().map(|one| one.unfinished).sum(),
             cpu_us: roles.iter().map(cpu).collect(),

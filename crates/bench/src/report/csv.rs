@@ -59,6 +59,24 @@ pub fn points(result: &PlanResult) -> Table {
     table
 }
 
+/// One row per variant, point and share of the operations.
+pub fn latencies(result: &PlanResult) -> Table {
+    let mut table = Table::new(&["variant", "x", "share", "latency_us"]);
+    for variant in &result.variants {
+        for point in &variant.points {
+            for (share, us) in &point.distribution {
+                table.add(vec![
+                    variant.name.as_str().into(),
+                    rounded(point.x, 3),
+                    (*share).into(),
+                    rounded(*us, 2),
+                ]);
+            }
+        }
+    }
+    table
+}
+
 /// Throughput over time, around kills.
 pub fn timelines(result: &PlanResult) -> Table {
     let mut table = Table::new(&["variant", "ms_after_kill", "ops_s"]);

@@ -26,6 +26,8 @@ pub fn write(result: &PlanResult, plan: &Plan, out: &Path) -> Result<Vec<PathBuf
     {
         csv::points(result).write_csv(&path(".csv"))?;
         written.push(path(".csv"));
+        csv::latencies(result).write_csv(&path("-latency.csv"))?;
+        written.push(path("-latency.csv"));
         if plan.failover.is_some() {
             csv::timelines(result).write_csv(&path("-timeline.csv"))?;
             written.push(path("-timeline.csv"));

@@ -44,6 +44,7 @@ fn point(x: f64, ops: f64, us: f64) -> PointResult {
             p999_us: us * 4.0,
         },
         p50_us: Spread::of([us]),
+        distribution: vec![(0.5, us), (1.0, us * 9.0)],
         cpu_us: vec![("leader".into(), 1.5), ("clients".into(), 0.5)],
         ..PointResult::default()
     }
@@ -87,7 +88,7 @@ fn all_files_are_written_and_hold_what_was_measured() {
     let directory = tempfile::tempdir().expect("directory");
     let (result, plan) = result();
     let written = write(&result, &plan, directory.path()).expect("written");
-    assert_eq!(written.len(), 4);
+    assert_eq!(written.len(), 5);
     let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).expect(name);
     let csv = read("fig99.csv");
     assert_eq!(csv.lines().count(), 5, "{csv}");
@@ -96,6 +97,9 @@ fn all_files_are_written_and_hold_what_was_measured() {
         "{csv}"
     );
     assert!(csv.contains("leader 1.50; clients 0.50"));
+    let latencies = read("fig99-latency.csv");
+    assert_eq!(latencies.lines().count(), 9);
+    assert!(latencies.contains("ours,8.0,1.0,810.0"), "{latencies}");
     let svg = read("fig99.svg");
     for part in [
         "cyclone fig. 99",

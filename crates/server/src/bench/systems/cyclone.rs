@@ -124,7 +124,10 @@ impl Nodes {
 
     fn processes(&self) -> Vec<Process> {
         let cluster = self.cluster.lock().unwrap_or_else(PoisonError::into_inner);
-        (0..cluster.nodes.len())
+        // The leader first.
+        let others = (0..cluster.nodes.len()).filter(|node| *node != self.leader);
+        std::iter::once(self.leader)
+            .chain(others)
             .filter_map(|node| {
                 let role = if node == self.leader {
                     "leader"
@@ -179,7 +182,11 @@ impl Lanes for Nodes {
 
 impl Running for Nodes {
     fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()> {
-        lanes::preload(self, workload, seed, 256, live)
+        // Plain writes, also where a variant commits in two phases.
+        let two_phase = self.variant.two_phase.take();
+        let filled = lanes::preload(self, workload, seed, 256, live);
+        self.variant.two_phase = two_phase;
+        filled
     }
 
     fn measure(&mut self, job: &mut Job<'_>) -> Result<Measured> {
@@ -220,15 +227,19 @@ impl Running for Nodes {
         };
         cluster.start(victim, false)?;
         self.leader = cluster.wait_for_leader(PATIENCE)?;
-        caught_up(&cluster, self.leader)
+        caught_up(&cluster, self.leader, self.options.logs)
     }
 }
 
-/// Waits until every node has applied what the leader had.
-fn caught_up(cluster: &LocalCluster, leader: usize) -> Result<()> {
+/// Waits until every node has applied what the leader had, in every log.
+fn caught_up(cluster: &LocalCluster, leader: usize, logs: u16) -> Result<()> {
+    // Nobody writes meanwhile: only when all logs are there does the sum reach the leader's.
     let applied = |node: usize| -> Option<u64> {
         let info = crate::resp::info(cluster.nodes[node].redis, Duration::from_millis(500)).ok()?;
-        info.get("cyclone_applied_index")?.parse().ok()
+        let of = |log: u16| -> Option<u64> {
+            info.get(&format!("cyclone_log{log}_applied"))?.parse().ok()
+        };
+        (0..logs).map(of).sum()
     };
     let goal = applied(leader).context("the leader does not say what it has applied")?;
     let until = std::time::Instant::now() + PATIENCE;
