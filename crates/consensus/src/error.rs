@@ -35,6 +35,9 @@ pub enum ConsensusError {
     /// The ring failed.
     #[error("ring: {0}")]
     Ring(#[from] RingError),
+    /// What the store lacks cannot be read from flash.
+    #[error("flash: {0}")]
+    Flash(cyclone_wal::flash::FetchError),
     /// raft-rs refused what it must not refuse.
     #[error("raft: {0}")]
     Raft(String),

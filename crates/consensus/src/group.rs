@@ -3,6 +3,7 @@
 mod checkpoint;
 
 use cyclone_pmem::Payload;
+use cyclone_wal::flash::{FlashLog, FlashMode};
 use cyclone_wal::ring::{Batch, Ring};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::{Members, RaftKind, RaftMessage, SnapshotMeta};
@@ -11,6 +12,7 @@ use raft::{RawNode, SnapshotStatus, StateRole};
 
 use crate::config::Config;
 use crate::error::{ConsensusError, ProposeError, RequestError, StepError};
+use crate::flash::Level;
 use crate::message::{self, EncodedMessage, OutMessage};
 use crate::outbox::Ready;
 use crate::staging::{self, Staging};
@@ -49,7 +51,19 @@ impl Group {
     ///
     /// # Errors
     /// Settings that make no sense; a store that does not fit the log; a ring that fails.
-    pub fn open(config: Config, mut ring: Ring) -> Result<Group, ConsensusError> {
+    pub fn open(config: Config, ring: Ring) -> Result<Group, ConsensusError> {
+        Group::open_with(config, ring, None)
+    }
+
+    /// Starts the replica over a ring and a second level that have been opened or created, and fit each other.
+    ///
+    /// # Errors
+    /// As [`Group::open`].
+    pub fn open_with(
+        config: Config,
+        mut ring: Ring,
+        mut flash: Option<FlashLog>,
+    ) -> Result<Group, ConsensusError> {
         config.check()?;
         let mut state = ring.hard_state().clone();
         if config.applied > ring.last_index() {
@@ -62,11 +76,19 @@ impl Group {
                 });
             }
             ring.reset(applied, term);
+            if let Some(flash) = &mut flash {
+                flash.reset(applied, term);
+            }
             if term > state.term {
                 (state.term, state.vote) = (term, 0);
             }
         }
-        let first = ring.first_index();
+        let first = match &flash {
+            Some(flash) if flash.last_index() + 1 >= ring.first_index() => {
+                flash.first_index().min(ring.first_index())
+            }
+            _ => ring.first_index(),
+        };
         if config.applied + 1 < first {
             return Err(ConsensusError::AppliedBelowLog {
                 applied: config.applied,
@@ -87,7 +109,7 @@ impl Group {
         }
         // raft-rs may answer in the current term, and refuses to send a vote without one.
         state.term = state.term.max(1);
-        state.commit = state.commit.max(config.applied);
+        state.commit = state.commit.max(config.applied).max(ring.first_index() - 1);
         if state != *ring.hard_state() {
             // Opening sends nothing, so nothing waits for this witness.
             let _durable = ring.persist(Batch {
@@ -95,10 +117,19 @@ impl Group {
                 hard_state: Some(state),
             })?;
         }
+        if let Some(flash) = flash
+            .as_mut()
+            .filter(|flash| flash.mode() == FlashMode::Only)
+        {
+            flash.set_hard_state(ring.hard_state().clone());
+        }
         let max_append_bytes = config.max_append_bytes;
-        let (commit, applied) = (ring.hard_state().commit, config.applied);
+        // What lies between the store's state and the ring is replayed from flash, without raft-rs.
+        let applied = config.applied.max(ring.first_index() - 1);
+        let commit = ring.hard_state().commit;
         let view = LogView {
             ring,
+            flash: flash.map(Level::new),
             available: None,
             wants_snapshot: false.into(),
             max_append_bytes,
@@ -158,9 +189,9 @@ impl Group {
         self.raw.raft.raft_log.committed
     }
 
-    /// First index still in the ring.
+    /// First index still in the log, in either level.
     pub fn first_index(&self) -> u64 {
-        self.raw.store().ring.first_index()
+        self.raw.store().first()
     }
 
     /// Last index, proposals that are not persisted yet included.
@@ -180,7 +211,7 @@ impl Group {
 
     /// The term of the entry at `index`, if the log knows it.
     pub fn entry_term(&self, index: u64) -> Option<u64> {
-        self.raw.store().ring.term(index)
+        self.raw.store().term_of(index)
     }
 
     /// Who takes part.
@@ -479,11 +510,14 @@ impl Group {
 
     /// A message's bytes, ready to be sent piece by piece. Entries that the log has dropped since are left out.
     pub fn encode<'a>(&'a self, message: &OutMessage) -> EncodedMessage<'a> {
-        let ring = &self.raw.store().ring;
+        let log = self.raw.store();
         let mut payloads = Vec::with_capacity(message.header.entries.len());
         for (place, entry) in message.header.entries.iter().enumerate() {
-            match ring.entry(entry.index) {
+            let level = log.flash.as_ref();
+            let fetched = || level?.fetched(entry.index, entry.term);
+            match log.ring.entry(entry.index) {
                 Some(view) if view.term == entry.term => payloads.extend(view.segments()),
+                None if let Some(stored) = fetched() => payloads.push(&stored.payload[..]),
                 _ => {
                     let mut header = message.header.clone();
                     header.entries.truncate(place);
@@ -508,7 +542,13 @@ impl Group {
                     .for_each(|segment| out.extend_from_slice(segment));
                 true
             }
-            None => false,
+            None => match self.replayed(index) {
+                Some(stored) => {
+                    out.extend_from_slice(&stored.payload);
+                    true
+                }
+                None => false,
+            },
         }
     }
 
@@ -529,12 +569,16 @@ impl Group {
         }
     }
 
-    /// Drops entries up to `through`, as far as they are applied. Answers the new first index.
+    /// Drops entries up to `through`, as far as they are applied; where there is a second level, from that one, and
+    /// [`Group::release`] frees the ring. Answers the new first index.
     ///
     /// # Errors
     /// The ring failed; the group is of no further use.
     pub fn trim(&mut self, through: u64) -> Result<u64, ConsensusError> {
         let through = through.min(self.raw.raft.raft_log.applied);
+        if let Some(first) = self.trim_flash(through) {
+            return Ok(first);
+        }
         let ring = &mut self.raw.mut_store().ring;
         if through >= ring.first_index() {
             let trimmed = ring.trim(through);

@@ -46,7 +46,12 @@ impl Group {
     /// The first bytes of a payload, as many as `bytes` takes; `false` if the log does not hold so many.
     pub fn peek_payload(&self, index: u64, bytes: &mut [u8]) -> bool {
         let Some(view) = self.raw.store().ring.entry(index) else {
-            return false;
+            let stored = self.replayed(index);
+            let whole = stored.filter(|stored| stored.payload.len() >= bytes.len());
+            if let Some(stored) = whole {
+                bytes.copy_from_slice(&stored.payload[..bytes.len()]);
+            }
+            return whole.is_some();
         };
         let mut at = 0;
         for segment in view.segments() {

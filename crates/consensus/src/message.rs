@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use cyclone_wal::ring::Ring;
 use cyclone_wire::codec::Write;
 use cyclone_wire::envelope;
 use cyclone_wire::raftmsg::{Context, EntryHeader, RaftKind, RaftMessage};
 use raft::eraftpb::{Entry, Message, MessageType};
 
-use crate::view;
+use crate::view::{self, LogView};
 
 /// A message that may be sent: what it says is durable. [`crate::Group::encode`] gives its bytes.
 #[derive(Clone, Debug)]
@@ -121,13 +120,13 @@ pub(crate) fn to_raft(message: &RaftMessage) -> Message {
     raft
 }
 
-/// Our form of what raft-rs wants to send. Appends are split at `max_bytes`. Entries that the ring no longer holds as the
+/// Our form of what raft-rs wants to send. Appends are split at `max_bytes`. Entries that the log no longer holds as the
 /// message says are left out: a newer leader has overwritten them since.
 pub(crate) fn from_raft(
     log: u16,
     mut message: Message,
     max_bytes: u64,
-    ring: &Ring,
+    log_view: &LogView,
     out: &mut Vec<OutMessage>,
 ) {
     let Some(kind) = kind(message.get_msg_type()) else {
@@ -170,14 +169,15 @@ pub(crate) fn from_raft(
         .map(|entry| entry.index - 1)
         .filter(|index| *index != part.index)
     {
-        let Some(term) = ring.term(before) else {
+        let Some(term) = log_view.term_of(before) else {
             return;
         };
         (part.index, part.log_term) = (before, term);
     }
     let mut bytes = 0u64;
     for (entry, index) in entries.iter().zip(part.index + 1..) {
-        let Some(len) = payload_len(ring, entry).filter(|_| entry.index == index) else {
+        let len = log_view.payload_len(entry.index, entry.term);
+        let Some(len) = len.filter(|_| entry.index == index) else {
             break;
         };
         if !part.entries.is_empty() && bytes + u64::from(len) > max_bytes {
@@ -198,12 +198,6 @@ pub(crate) fn from_raft(
         });
     }
     push_append(part, out);
-}
-
-/// The payload length of an entry, if the ring still holds it.
-pub(crate) fn payload_len(ring: &Ring, entry: &Entry) -> Option<u32> {
-    ring.term(entry.index).filter(|term| *term == entry.term)?;
-    ring.payload_len(entry.index)
 }
 
 fn push_append(header: RaftMessage, out: &mut Vec<OutMessage>) {

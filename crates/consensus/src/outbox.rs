@@ -2,6 +2,7 @@
 //! and an [`Outbox`] is made from the ring's witness that everything they say is durable.
 
 use cyclone_pmem::Payload;
+use cyclone_wal::flash::Durable;
 use cyclone_wal::ring::{Batch, NewEntry, Persisted};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::ring::HardState;
@@ -53,8 +54,13 @@ pub struct Outbox {
 
 impl Outbox {
     /// Only the ring can make the witness.
-    fn open(_durable: Persisted) -> Outbox {
+    pub(crate) fn open(_durable: Persisted) -> Outbox {
         Outbox::default()
+    }
+
+    /// Adds messages whose step is durable on flash.
+    pub(crate) fn release(&mut self, _durable: &Durable, mut messages: Vec<OutMessage>) {
+        self.messages.append(&mut messages);
     }
 }
 
@@ -87,6 +93,10 @@ impl Group {
         let snapshot = view::snapshot_meta(ready.snapshot()).filter(|meta| meta.index > 0);
         if let Some(meta) = &snapshot {
             self.raw.mut_store().ring.reset(meta.index, meta.term);
+            self.reset_flash(meta.index, meta.term);
+        }
+        if self.is_behind_flash() {
+            return self.persist_behind(ready, snapshot.as_ref());
         }
         let hard_state = self.next_hard_state(snapshot.as_ref());
         let durable = self.persist_entries(&ready.take_entries(), hard_state)?;
@@ -106,6 +116,17 @@ impl Group {
         let mut outbox = Outbox::open(durable);
         self.settle_uncommitted(role_changed);
         self.fill(&mut outbox, messages, committed)?;
+        self.complete(&mut outbox, reads, role_changed);
+        Ok(outbox)
+    }
+
+    /// Adds confirmed reads and a change of roles.
+    pub(crate) fn complete(
+        &self,
+        outbox: &mut Outbox,
+        reads: Vec<raft::ReadState>,
+        role_changed: bool,
+    ) {
         for read in reads {
             if let Ok(context) = read.request_ctx.as_slice().try_into() {
                 outbox
@@ -120,11 +141,10 @@ impl Group {
                 role: self.role(),
             });
         }
-        Ok(outbox)
     }
 
     /// Writes the entries, whose payloads are the front of the staging queue, and the hard state.
-    fn persist_entries(
+    pub(crate) fn persist_entries(
         &mut self,
         entries: &[Entry],
         hard_state: Option<HardState>,
@@ -172,7 +192,7 @@ impl Group {
     /// The hard state to write now, if any: at once when term, vote or membership changed, and otherwise the commit
     /// index once per tick: the next leader would find it again, so it need not be written with every entry. (Membership
     /// entries, once they exist, must wait for it.)
-    fn next_hard_state(
+    pub(crate) fn next_hard_state(
         &self,
         snapshot: Option<&cyclone_wire::raftmsg::SnapshotMeta>,
     ) -> Option<HardState> {
@@ -197,17 +217,17 @@ impl Group {
         Some(state)
     }
 
-    fn fill(
+    pub(crate) fn fill(
         &mut self,
         outbox: &mut Outbox,
         messages: Vec<Message>,
         committed: Vec<Entry>,
     ) -> Result<(), ConsensusError> {
-        let ring = &self.raw.store().ring;
+        let view = self.raw.store();
         outbox.messages.reserve(messages.len());
         for message in messages {
             let limit = self.config.max_message_bytes;
-            message::from_raft(self.config.log, message, limit, ring, &mut outbox.messages);
+            message::from_raft(self.config.log, message, limit, view, &mut outbox.messages);
         }
         outbox.committed.reserve(committed.len());
         for entry in committed {
@@ -221,9 +241,11 @@ impl Group {
                 ));
             }
             self.delivered = entry.index;
-            let len = message::payload_len(ring, &entry).ok_or(ConsensusError::Internal(
-                "a committed entry is not in the ring",
-            ))?;
+            let len = view
+                .payload_len(entry.index, entry.term)
+                .ok_or(ConsensusError::Internal(
+                    "a committed entry is not in the ring",
+                ))?;
             let (index, term) = (entry.index, entry.term);
             outbox.committed.push(Committed {
                 index,
@@ -236,7 +258,7 @@ impl Group {
     }
 
     /// Keeps count of the payload bytes that the leader has proposed and not seen committed.
-    fn settle_uncommitted(&mut self, role_changed: bool) {
+    pub(crate) fn settle_uncommitted(&mut self, role_changed: bool) {
         let was = self.uncommitted_from;
         let log = &self.raw.raft.raft_log;
         let (committed, last) = (log.committed, log.store.ring.last_index());

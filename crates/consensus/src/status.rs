@@ -52,7 +52,7 @@ pub struct Status {
     pub term: u64,
     /// The leader, if known.
     pub leader: Option<u64>,
-    /// First index in the ring.
+    /// First index in the log, in either level.
     pub first: u64,
     /// Last index, proposals that are not persisted yet included.
     pub last: u64,
@@ -98,7 +98,7 @@ impl Group {
             role: self.role(),
             term: self.term(),
             leader: self.leader(),
-            first: ring.first_index(),
+            first: self.raw.store().first(),
             last: self.last_index(),
             commit: self.commit(),
             applied: raft.raft_log.applied,

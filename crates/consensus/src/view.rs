@@ -9,6 +9,8 @@ use cyclone_wire::ring::{HardState, RECORD_HEADER_BYTES, RECORD_UNIT, SEGMENT_BY
 use raft::eraftpb::{ConfState, Entry, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
+use crate::flash::Level;
+
 /// Bytes of the ring that an entry takes at most: header, an entry of the segment table per piece of the payload, the
 /// payload as if all of it were copied, alignment.
 pub(crate) fn record_bound(payload_bytes: u64, pieces: usize) -> u64 {
@@ -17,6 +19,8 @@ pub(crate) fn record_bound(payload_bytes: u64, pieces: usize) -> u64 {
 
 pub(crate) struct LogView {
     pub(crate) ring: Ring,
+    /// The second level, if there is one.
+    pub(crate) flash: Option<Level>,
     /// The checkpoint that may be offered to followers.
     pub(crate) available: Option<SnapshotMeta>,
     /// raft-rs has asked for a checkpoint and there was none that helps.
@@ -86,6 +90,70 @@ pub(crate) fn snapshot_meta(snapshot: &Snapshot) -> Option<SnapshotMeta> {
 }
 
 impl LogView {
+    /// Index of the first entry in either level.
+    pub(crate) fn first(&self) -> u64 {
+        let ring = self.ring.first_index();
+        match &self.flash {
+            Some(level) if level.unreadable.is_none() && level.log.durable_index() + 1 >= ring => {
+                ring.min(level.log.first_index())
+            }
+            _ => ring,
+        }
+    }
+
+    /// The term of an entry in either level, or of the one before the first.
+    pub(crate) fn term_of(&self, index: u64) -> Option<u64> {
+        self.ring.term(index).or_else(|| {
+            let level = self.flash.as_ref()?;
+            let known = index < self.ring.first_index() && index + 1 >= self.first();
+            known.then(|| level.log.term(index)).flatten()
+        })
+    }
+
+    /// The payload length of an entry, if its payload can be sent: it is in the ring, or was fetched.
+    pub(crate) fn payload_len(&self, index: u64, term: u64) -> Option<u32> {
+        // The ring knows the term of the entry before its first, too, but not the entry.
+        if let Some(len) = self.ring.payload_len(index) {
+            return Some(len).filter(|_| self.ring.term(index) == Some(term));
+        }
+        let fetched = self.flash.as_ref()?.fetched(index, term)?;
+        u32::try_from(fetched.payload.len()).ok()
+    }
+
+    /// Entries below the ring for a follower: those that have been fetched, or a note that they are wanted.
+    fn entries_of_flash(
+        &self,
+        level: &Level,
+        low: u64,
+        high: u64,
+        context: GetEntriesContext,
+    ) -> raft::Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        let mut bytes = 0;
+        for index in low..high {
+            let Some(term) = level.log.term(index) else {
+                break;
+            };
+            let Some(found) = level.fetched(index, term) else {
+                break;
+            };
+            bytes += found.payload.len() as u64;
+            if bytes > self.max_append_bytes && !entries.is_empty() {
+                break;
+            }
+            entries.push(Entry {
+                index,
+                term,
+                ..Entry::default()
+            });
+        }
+        if entries.is_empty() {
+            level.want(low, high, context);
+            return Err(StorageError::LogTemporarilyUnavailable.into());
+        }
+        Ok(entries)
+    }
+
     /// Ring bytes and slots that are free.
     pub(crate) fn free(&self) -> (u64, u64) {
         let bytes = self
@@ -99,7 +167,7 @@ impl LogView {
         // A checkpoint that ends before the log begins would leave a gap.
         self.available
             .as_ref()
-            .filter(|meta| meta.index + 1 >= self.ring.first_index())
+            .filter(|meta| meta.index + 1 >= self.first())
     }
 }
 
@@ -122,8 +190,14 @@ impl Storage for LogView {
         _max_size: impl Into<Option<u64>>,
         context: GetEntriesContext,
     ) -> raft::Result<Vec<Entry>> {
-        if low < self.ring.first_index() {
+        if low < self.first() {
             return Err(StorageError::Compacted.into());
+        }
+        if let Some(level) = &self.flash
+            && low < self.ring.first_index()
+            && context.can_async()
+        {
+            return self.entries_of_flash(level, low, high, context);
         }
         if high > self.ring.last_index() + 1 {
             return Err(StorageError::Unavailable.into());
@@ -137,7 +211,7 @@ impl Storage for LogView {
         let mut bytes = 0u64;
         let mut entries = Vec::with_capacity((high - low).min(1024) as usize);
         for index in low..high {
-            let Some(term) = self.ring.term(index) else {
+            let Some(term) = self.term_of(index) else {
                 return Err(StorageError::Unavailable.into());
             };
             if limit != u64::MAX {
@@ -156,15 +230,15 @@ impl Storage for LogView {
     }
 
     fn term(&self, index: u64) -> raft::Result<u64> {
-        match self.ring.term(index) {
+        match self.term_of(index) {
             Some(term) => Ok(term),
-            None if index < self.ring.first_index() => Err(StorageError::Compacted.into()),
+            None if index < self.first() => Err(StorageError::Compacted.into()),
             None => Err(StorageError::Unavailable.into()),
         }
     }
 
     fn first_index(&self) -> raft::Result<u64> {
-        Ok(self.ring.first_index())
+        Ok(self.first())
     }
 
     fn last_index(&self) -> raft::Result<u64> {

@@ -5,6 +5,7 @@ mod support;
 
 use cyclone_consensus::{PeerState, ProposeError, RequestError, Role};
 use cyclone_pmem::Payload;
+use cyclone_wal::flash::FlashMode;
 use support::Cluster;
 
 fn payload(number: u64, len: usize) -> Payload {
@@ -14,7 +15,10 @@ fn payload(number: u64, len: usize) -> Payload {
 }
 
 fn chaos(seed: u64, steps: u64) -> Cluster {
-    let mut cluster = Cluster::new(3, seed);
+    chaos_in(Cluster::new(3, seed), steps)
+}
+
+fn chaos_in(mut cluster: Cluster, steps: u64) -> Cluster {
     let mut proposed = 0;
     for _ in 0..steps {
         let at = cluster.dice.below(3) as usize;
@@ -45,7 +49,11 @@ fn chaos(seed: u64, steps: u64) -> Cluster {
                     }
                 }
             }
-            75..98 => cluster.drain(at),
+            75..98 => {
+                cluster.drain(at);
+                let node = &mut cluster.nodes[at];
+                node.group.release(node.applied).unwrap();
+            }
             98 if cluster.dice.chance(30) => cluster.crash(at),
             99 => {
                 let to = cluster.dice.below(3) + 1;
@@ -53,6 +61,7 @@ fn chaos(seed: u64, steps: u64) -> Cluster {
                 let _ = node.group.transfer_leader(to);
                 node.flushed = node.applied;
                 node.group.trim(node.flushed.saturating_sub(10)).unwrap();
+                node.group.release(node.applied).unwrap();
             }
             _ => {}
         }
@@ -70,12 +79,46 @@ fn what_is_committed_stays() {
         println!("seed {seed}");
         let mut cluster = chaos(seed, 3000);
         cluster.quiesce();
+        check_logs(&cluster);
+        committed += cluster.committed.len();
+        snapshots += cluster.snapshots;
+    }
+    assert!(committed > 2000, "the runs did too little: {committed}");
+    assert!(snapshots > 0, "no run needed a checkpoint");
+}
+
+/// The same with a second level, or with flash as the only one: then every crash takes the memory with it.
+#[test]
+fn what_is_committed_stays_on_flash() {
+    for mode in [FlashMode::Second, FlashMode::Only] {
+        let (mut committed, mut replayed) = (0, 0);
+        for seed in 0..25 {
+            println!("{mode:?} seed {seed}");
+            let mut cluster = chaos_in(Cluster::with_flash(3, seed, Some(mode)), 3000);
+            cluster.quiesce();
+            check_logs(&cluster);
+            committed += cluster.committed.len();
+            replayed += cluster.replayed;
+        }
+        assert!(
+            committed > 1000,
+            "{mode:?}: the runs did too little: {committed}"
+        );
+        assert!(
+            replayed > 100,
+            "{mode:?}: {replayed} entries came back from flash"
+        );
+    }
+}
+
+fn check_logs(cluster: &Cluster) {
+    {
         for node in &cluster.nodes {
             let status = node.group.status();
             assert_eq!(status.staged, (0, 0), "payloads left in staging");
             assert_eq!(status.uncommitted_bytes, 0);
             // Log matching, over what is still in each log.
-            for index in status.first..=status.last {
+            for index in node.group.replay_through() + 1..=status.last {
                 let (term, expected) = &cluster.committed[&index];
                 let mut found = Vec::new();
                 assert!(node.group.copy_payload(index, &mut found));
@@ -85,11 +128,7 @@ fn what_is_committed_stays() {
                 );
             }
         }
-        committed += cluster.committed.len();
-        snapshots += cluster.snapshots;
     }
-    assert!(committed > 2000, "the runs did too little: {committed}");
-    assert!(snapshots > 0, "no run needed a checkpoint");
 }
 
 /// Runs are repeated exactly from their seed: nothing in the group draws on chance or time of its own.
@@ -289,4 +328,103 @@ fn a_checkpoint_installed_before_the_crash_counts() {
             .all(|peer| peer.state != PeerState::Snapshot && peer.matched == last),
         "{peers:?}"
     );
+}
+
+/// A follower that is far behind gets its entries from flash, not a checkpoint, while the leader serves on.
+#[test]
+fn a_slow_follower_is_fed_from_flash() {
+    for mode in [FlashMode::Second, FlashMode::Only] {
+        let mut cluster = Cluster::with_flash(3, 6, Some(mode));
+        let leader = elect(&mut cluster);
+        let behind = (leader + 1) % 3;
+        let gone = cluster.nodes[behind].id;
+        for round in 0..300 {
+            // As the only level nearly every entry takes a page.
+            if cluster.nodes[leader].applied < 130 {
+                let _ = cluster.nodes[leader].group.propose(payload(round, 400));
+            }
+            for at in 0..3 {
+                cluster.drain(at);
+            }
+            for (to, bytes) in std::mem::take(&mut cluster.network) {
+                if to != gone {
+                    cluster.deliver(to, &bytes);
+                }
+            }
+            if round % 20 == 0 {
+                let others = cluster.nodes.iter_mut().filter(|node| node.id != gone);
+                others.for_each(|node| node.group.tick(1));
+            }
+            let node = &mut cluster.nodes[leader];
+            node.group.release(node.applied).unwrap();
+            let other = &mut cluster.nodes[3 - leader - behind];
+            other.group.release(other.applied).unwrap();
+        }
+        let node = &cluster.nodes[leader];
+        let (ring, applied) = (node.group.replay_through() + 1, node.applied);
+        assert!(
+            applied >= 130 && ring > 90,
+            "{mode:?}: {applied} applied, the ring begins at {ring}"
+        );
+        assert_eq!(node.group.first_index(), 1, "{mode:?}");
+        // Nothing is trimmed meanwhile, and the others go on.
+        for round in 0..2000 {
+            if round % 20 == 0 {
+                let _ = cluster.nodes[leader].group.propose(payload(0, 10));
+            }
+            (0..3).for_each(|at| cluster.drain(at));
+            for (to, bytes) in std::mem::take(&mut cluster.network) {
+                cluster.deliver(to, &bytes);
+            }
+            if round % 20 == 0 {
+                cluster.nodes.iter_mut().for_each(|node| node.group.tick(1));
+            }
+            if cluster.nodes[behind].applied > applied + 5 {
+                break;
+            }
+            for node in &mut cluster.nodes {
+                node.group.release(node.applied).unwrap();
+            }
+        }
+        assert_eq!(cluster.snapshots, 0, "{mode:?}");
+        assert!(cluster.nodes[behind].applied > applied, "{mode:?}");
+    }
+}
+
+/// The leader's disk hangs: others commit, its own vote for the entry does not count, and nothing is said that is not durable.
+#[test]
+fn as_the_only_level_a_hung_disk_holds_back_what_it_should() {
+    let mut cluster = Cluster::with_flash(3, 8, Some(FlashMode::Only));
+    let leader = elect(&mut cluster);
+    let now_us = cluster.now_us;
+    let slow = [leader, (leader + 1) % 3];
+    for at in slow {
+        let disk = cluster.nodes[at].disk.clone().unwrap();
+        disk.faults(|faults| faults.hang_until_us = now_us + 1_000_000);
+    }
+    let index = cluster.nodes[leader]
+        .group
+        .propose(payload(1, 100))
+        .unwrap();
+    let round = |cluster: &mut Cluster| {
+        (0..3).for_each(|at| cluster.drain(at));
+        for (to, bytes) in std::mem::take(&mut cluster.network) {
+            cluster.deliver(to, &bytes);
+        }
+    };
+    (0..30).for_each(|_| round(&mut cluster));
+    assert!(
+        cluster.nodes[leader].group.commit() < index,
+        "one durable copy is no majority"
+    );
+    // One of the two comes back: a majority has it, but the leader itself waits for its own disk to apply it.
+    let disk = cluster.nodes[slow[1]].disk.clone().unwrap();
+    disk.faults(|faults| faults.hang_until_us = 0);
+    (0..30).for_each(|_| round(&mut cluster));
+    assert_eq!(cluster.nodes[leader].group.commit(), index);
+    assert!(cluster.nodes[leader].applied < index);
+    let disk = cluster.nodes[leader].disk.clone().unwrap();
+    disk.faults(|faults| faults.hang_until_us = 0);
+    cluster.quiesce();
+    assert!(cluster.nodes.iter().all(|node| node.applied >= index));
 }

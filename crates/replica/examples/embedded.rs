@@ -40,6 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         max_value_bytes: 1 << 20,
         max_pending: 8192,
         block_cache_bytes: 16 << 20,
+        flash: None,
         lease_reads: false,
         clock_drift_ppm: 1000,
         follower_staleness: None,

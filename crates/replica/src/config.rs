@@ -7,6 +7,8 @@ use std::time::Duration;
 use cyclone_packet::Security;
 use cyclone_wire::gang::MAX_LOGS;
 
+use crate::flash::FlashConfig;
+
 /// The key-value engine behind the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
@@ -125,6 +127,8 @@ pub struct Config {
     pub max_pending: usize,
     /// RocksDB's block cache in bytes.
     pub block_cache_bytes: usize,
+    /// The log's second level, or its only durable one; `None`: the region alone.
+    pub flash: Option<FlashConfig>,
     /// Whether reads that ask for it are answered under the leader's lease. Rests on `clock_drift_ppm`; must be the same on all
     /// replicas, for those that restart keep quiet for an election time-out.
     pub lease_reads: bool,
@@ -206,6 +210,16 @@ impl Config {
                 "max_value_bytes = {} is outside 1..={largest} (a sixteenth of a log's share of nvm_bytes)",
                 self.max_value_bytes
             ));
+        }
+        if let Some(flash) = &self.flash {
+            let longest = self.max_value_bytes.max(self.max_batch_bytes()) as u64;
+            let least = FlashConfig::MIN_BYTES.max(8 * longest);
+            if flash.bytes / u64::from(self.logs) < least {
+                return fail(format!(
+                    "flash_bytes = {} is below {least} per log (16 MiB, and eight of the longest values or batches)",
+                    flash.bytes
+                ));
+            }
         }
         if self.transport == Transport::Xdp && self.network.interface.is_empty() {
             return fail("transport xdp needs the name of an interface".into());

@@ -11,9 +11,11 @@
 //!     ClientReplies  answers to native clients                           clients.rs
 //!     Snapshots      checkpoints for replicas that lag                   snapshot.rs, fetching.rs
 //!     Workers        threads for what would block                        workers.rs
+//!     flash          the second level, or the only durable one           flash.rs
 //!     upkeep         trimming, handing over, counters                    upkeep.rs, status.rs
 //!   Node::start      region, identity, store, port                       start.rs, identity.rs
 //!   Platform         what all of it stands on: this machine, or another  platform.rs
+//!   inspect          what a stopped node has                             inspect.rs
 //!   Embedded         a replica inside another program                    embed.rs
 //! ```
 //!
@@ -26,9 +28,11 @@ mod clock;
 mod config;
 pub mod embed;
 mod fetching;
+mod flash;
 mod gang;
 pub mod identity;
 mod idle;
+pub mod inspect;
 mod joined;
 mod lease;
 mod logset;
@@ -47,8 +51,10 @@ mod upkeep;
 mod workers;
 
 pub use config::{Config, ConfigError, Engine, Member, Network, Polling, Transport};
+pub use cyclone_consensus::FlashStatus;
 pub use cyclone_packet::Security;
 pub use embed::{Embedded, EmbeddedError};
+pub use flash::{Durability, FlashConfig};
 pub use node::{Node, NodeError, Now};
 pub use platform::{JobRunner, Platform};
 pub use requests::{Outcome, Ticket};

@@ -125,6 +125,7 @@ pub struct Node {
     pub(crate) answers: Vec<(Origin, Outcome)>,
     pub(crate) flushing: bool,
     pub(crate) completions: Vec<(Ticket, Outcome)>,
+    pub(crate) next_handover_us: u64,
     next_tick_us: u64,
     next_upkeep_us: u64,
     pub(crate) next_touch_us: u64,
@@ -184,6 +185,7 @@ impl Node {
             inbox: Vec::new(),
             answers: Vec::new(),
             completions: Vec::new(),
+            next_handover_us: 0,
             next_tick_us: 0,
             next_upkeep_us: 0,
             next_touch_us: 0,
@@ -302,7 +304,7 @@ impl Node {
         } else {
             u64::MAX
         };
-        let timers = self.next_tick_us.min(retry);
+        let timers = self.next_tick_us.min(retry).min(self.flash_deadline_us());
         let first = self
             .port
             .next_timeout()
@@ -432,6 +434,9 @@ impl Node {
         if self.snapshots.is_installing() && !planted::has(Bug::AppliesWhileInstalling) {
             return Ok(work);
         }
+        for log in &mut self.logs {
+            work += log.replay(&mut self.gangs.book)?;
+        }
         self.apply()?;
         for log in 0..self.logs.len() {
             self.execute_reads(log)?;
@@ -458,10 +463,9 @@ impl Node {
         }
     }
 
-    /// Makes a log's step durable and takes in what it gives. Of several acknowledgements to one peer only the last is
-    /// kept: it says all that the others say.
+    /// Makes a log's step durable and takes in what it gives.
     fn persist(&mut self, log: usize) -> Result<usize, NodeError> {
-        let mut work = 0;
+        let mut work = self.poll_flash(log)?;
         let mut elected = false;
         while let Some(ready) = self.logs[log].group.take_ready() {
             // Typestate: the messages exist only once their entries and hard state are durable.
@@ -471,22 +475,11 @@ impl Node {
                 self.logs[log].reads.confirm(context, index);
             }
             elected |= outbox.leader_change.is_some();
-            let messages = std::mem::take(&mut outbox.messages);
-            let superseded: Vec<bool> = (0..messages.len())
-                .map(|at| messages[at].is_superseded_by(&messages[at + 1..]))
-                .collect();
-            for (message, superseded) in messages.into_iter().zip(superseded) {
-                if superseded {
-                    continue;
-                }
-                if message.header.kind == RaftKind::Snapshot {
-                    self.offering(message.to);
-                }
-                self.outgoing.push((log, message));
-            }
+            self.post(log, std::mem::take(&mut outbox.messages));
             let book = &mut self.gangs.book;
             self.logs[log].committed(&mut outbox, book, &mut self.answers);
         }
+        work += self.poll_flash(log)?;
         if elected {
             self.gather(0);
         }
@@ -502,6 +495,23 @@ impl Node {
             self.execute_read(log, read)?;
         }
         Ok(())
+    }
+
+    /// Keeps a log's messages for the end of the step. Of several acknowledgements to one peer only the last is kept: it
+    /// says all that the others say.
+    pub(crate) fn post(&mut self, log: usize, messages: Vec<OutMessage>) {
+        let superseded: Vec<bool> = (0..messages.len())
+            .map(|at| messages[at].is_superseded_by(&messages[at + 1..]))
+            .collect();
+        for (message, superseded) in messages.into_iter().zip(superseded) {
+            if superseded {
+                continue;
+            }
+            if message.header.kind == RaftKind::Snapshot {
+                self.offering(message.to);
+            }
+            self.outgoing.push((log, message));
+        }
     }
 
     /// Takes back what the worker threads have finished.

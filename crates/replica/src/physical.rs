@@ -4,7 +4,9 @@ mod fate;
 
 use std::collections::VecDeque;
 
-use cyclone_consensus::{Committed, GangBook, Group, Outbox, ProposeError, RequestError};
+use cyclone_consensus::{
+    Committed, ConsensusError, GangBook, Group, Outbox, ProposeError, RequestError,
+};
 use cyclone_pmem::Payload;
 use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
 
@@ -39,6 +41,18 @@ pub(crate) struct ToApply {
     since_us: u64,
     /// Of a gang that has no effect: the entry is passed as if it were empty.
     skip: bool,
+}
+
+impl ToApply {
+    /// An entry that nobody here waits for.
+    fn again(entry: Committed) -> ToApply {
+        ToApply {
+            entry,
+            origins: Vec::new(),
+            since_us: 0,
+            skip: false,
+        }
+    }
 }
 
 /// An entry in waiting.
@@ -77,6 +91,9 @@ pub(crate) struct PhysicalLog {
     /// By index; entries of several terms may claim the same one.
     in_flight: VecDeque<InFlight>,
     apply_queue: VecDeque<ToApply>,
+    /// Entries up to here come from flash, before any that are committed now; those wait in `behind`.
+    replay_to: u64,
+    behind: VecDeque<ToApply>,
     /// The entries at the front of `apply_queue` that a worker is applying.
     applying: usize,
     pub(crate) applied: u64,
@@ -99,6 +116,8 @@ impl PhysicalLog {
     ) -> Self {
         PhysicalLog {
             id,
+            replay_to: group.replay_through(),
+            behind: VecDeque::new(),
             group,
             open: BatchBuilder::new(most_commands),
             sealed: VecDeque::new(),
@@ -286,18 +305,49 @@ impl PhysicalLog {
             if entry.index <= self.applied {
                 continue;
             }
-            let head = self.gang_head(&entry);
-            book.committed(usize::from(self.id), entry.index, entry.term, head.as_ref());
-            self.apply_queue.push_back(ToApply {
+            let next = ToApply {
                 entry,
                 origins,
                 since_us,
                 skip: false,
-            });
+            };
+            // Behind those that wait already, even when what they waited for has just been applied.
+            match self.applied < self.replay_to || !self.behind.is_empty() {
+                true => self.behind.push_back(next),
+                false => self.queue(next, book),
+            }
         }
         if self.group.applied() < self.applied {
             self.group.applied_to(self.applied);
         }
+    }
+
+    /// An entry is next to be applied. The book must hear of entries in their order, and of none before: that a log's
+    /// term has moved on without an entry of a gang is evidence.
+    fn queue(&mut self, next: ToApply, book: &mut GangBook) {
+        let entry = next.entry;
+        let head = self.gang_head(&entry);
+        book.committed(usize::from(self.id), entry.index, entry.term, head.as_ref());
+        self.apply_queue.push_back(next);
+    }
+
+    /// Takes the next part of what the store lacks and the ring does not have, or what waited for that. Answers how many
+    /// entries have become next to be applied.
+    ///
+    /// # Errors
+    /// Flash does not read back.
+    pub(crate) fn replay(&mut self, book: &mut GangBook) -> Result<usize, ConsensusError> {
+        let before = self.apply_queue.len();
+        if self.applied >= self.replay_to {
+            while let Some(next) = self.behind.pop_front() {
+                self.queue(next, book);
+            }
+        } else if self.applying == 0 && self.apply_queue.is_empty() {
+            for entry in self.group.replay(self.applied + 1, self.replay_to)? {
+                self.queue(ToApply::again(entry), book);
+            }
+        }
+        Ok(self.apply_queue.len() - before)
     }
 
     /// What a ganged entry begins with; `None` for any other.
@@ -462,6 +512,10 @@ impl PhysicalLog {
 
     /// A checkpoint has replaced the state up to `index`: what waited below it is settled, its replies are not known.
     pub(crate) fn skip_to(&mut self, index: u64, term: u64, answers: &mut Vec<(Origin, Outcome)>) {
+        if index >= self.replay_to {
+            self.replay_to = 0;
+            self.apply_queue.append(&mut self.behind);
+        }
         while self
             .apply_queue
             .front()
@@ -500,21 +554,26 @@ impl PhysicalLog {
     }
 
     /// A checkpoint holds less of this log than was applied: the entries behind it are applied again. The log still has
-    /// them, or the checkpoint would not have been taken.
+    /// them, or the checkpoint would not have been taken: the ring, or below its first entry flash. The book is told by
+    /// [`PhysicalLog::retell`] and [`PhysicalLog::replay`].
     fn rewind_to(&mut self, index: u64) {
-        let from = self.apply_queue.front().map(|next| next.entry.index);
+        let through = self.group.replay_through();
+        let mut waiting = std::mem::take(&mut self.apply_queue);
+        waiting.append(&mut self.behind);
+        // Parts of a replay that was under way; nobody waits for them.
+        waiting.retain(|next| next.entry.index > through);
+        let from = waiting.front().map(|next| next.entry.index);
         let until = from.unwrap_or(self.group.delivered() + 1);
-        for again in (index + 1..until).rev() {
+        for again in (index.max(through) + 1..until).rev() {
             let Some(entry) = self.group.delivered_entry(again) else {
                 debug_assert!(false, "entry {again} is gone");
                 return;
             };
-            self.apply_queue.push_front(ToApply {
-                entry,
-                origins: Vec::new(),
-                since_us: 0,
-                skip: false,
-            });
+            waiting.push_front(ToApply::again(entry));
+        }
+        match index < through {
+            true => (self.replay_to, self.behind) = (through, waiting),
+            false => (self.replay_to, self.apply_queue) = (0, waiting),
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cyclone_packet::{Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver, XdpOptions};
 use cyclone_pmem::{FlushPolicy, Pool, Region, RegionOptions};
 use cyclone_store::{Echo, KvMachine, Limits, MemoryKv, StateMachine};
+use cyclone_wal::flash::{FlashDevice, ThreadedFlash, UringFlash};
 use mio::Waker;
 
 use crate::config::{Config, ConfigError, Engine, Transport};
@@ -68,6 +69,15 @@ pub trait Platform {
     /// # Errors
     /// When it cannot be opened.
     fn store(&mut self, config: &Config) -> Result<Arc<dyn StateMachine>, StartError>;
+
+    /// Opens the flash area of a log, or makes it, without content.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or is in use; when there is no flash here.
+    fn flash(&mut self, config: &Config, log: u16) -> Result<Box<dyn FlashDevice>, StartError> {
+        let _ = (config, log);
+        Err(ConfigError("this platform has no flash".into()).into())
+    }
 
     /// Bytes of each frame of a region that is made now: what suits the packet driver.
     ///
@@ -164,6 +174,26 @@ impl Platform for Os {
             #[cfg(not(feature = "rocksdb"))]
             Engine::RocksDb => return Err(StartError::EngineMissing("rocksdb")),
         })
+    }
+
+    fn flash(&mut self, config: &Config, log: u16) -> Result<Box<dyn FlashDevice>, StartError> {
+        let Some(flash) = &config.flash else {
+            return Err(ConfigError("no flash is configured".into()).into());
+        };
+        let (directory, path) = (&flash.directory, flash.area(log));
+        fs::create_dir_all(directory)
+            .map_err(io(format!("cannot create {}", directory.display())))?;
+        let bytes = flash.bytes / u64::from(config.logs);
+        let cannot = |error| io(format!("flash area {}", path.display()))(error);
+        match UringFlash::open(&path, bytes) {
+            Ok(device) => Ok(Box::new(device)),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Err(cannot(error)),
+            Err(error) => {
+                tracing::warn!(%error, "no io_uring: flash is written by threads");
+                let device = ThreadedFlash::open(&path, bytes).map_err(cannot)?;
+                Ok(Box::new(device))
+            }
+        }
     }
 
     fn frame_bytes(&self, config: &Config) -> Result<u32, StartError> {

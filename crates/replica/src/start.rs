@@ -20,6 +20,7 @@ use mio::Waker;
 use cyclone_wire::planted::{self, Bug};
 
 use crate::config::{Config, ConfigError};
+use crate::flash::{self, Durability};
 use crate::identity::{Identity, IdentityError};
 use crate::lease::Lease;
 use crate::node::{Boot, Node};
@@ -118,6 +119,24 @@ pub enum StartError {
         /// The log's first index.
         first: u64,
     },
+    /// A flash area cannot be used.
+    #[error("flash area {path}: {source}")]
+    Flash {
+        /// The area.
+        path: String,
+        /// What is wrong.
+        source: cyclone_wal::flash::FlashError,
+    },
+    /// A flash area that this replica needs is gone.
+    #[error(
+        "the flash area {path} is gone or unreadable ({what}): this replica must not come back under its old id"
+    )]
+    FlashLost {
+        /// The area.
+        path: String,
+        /// What it held, or what happened.
+        what: String,
+    },
     /// The identity file cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -149,26 +168,45 @@ pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Star
 }
 
 /// The region's division.
-struct Layout {
-    ring_bytes: u64,
-    frames_at: u64,
-    frames_bytes: u64,
+pub(crate) struct Layout {
+    pub(crate) ring_bytes: u64,
+    pub(crate) frames_at: u64,
+    pub(crate) frames_bytes: u64,
+}
+
+/// What lies in the region.
+pub(crate) struct Memory {
+    pub(crate) rings: Vec<Ring>,
+    pub(crate) pool: Pool,
+    pub(crate) incarnation: u64,
 }
 
 impl Layout {
-    fn of(config: &Config) -> Layout {
-        let frames = (config.nvm_bytes / FRAMES_SHARE).max(FRAMES_LEAST.min(config.nvm_bytes / 2));
-        let rings = config.nvm_bytes - frames - cyclone_wire::ring::SUPERBLOCK_BYTES;
-        let ring_bytes = rings / u64::from(config.logs) / 4096 * 4096;
-        let frames_at = cyclone_wire::ring::SUPERBLOCK_BYTES + ring_bytes * u64::from(config.logs);
-        Layout {
-            ring_bytes,
-            frames_at,
-            frames_bytes: config.nvm_bytes - frames_at,
+    pub(crate) fn ring_spec(&self, log: u16) -> RingSpec {
+        RingSpec {
+            log,
+            slots: self.slots(),
         }
     }
 
-    fn ring_at(&self, log: u16) -> u64 {
+    pub(crate) fn of(config: &Config) -> Layout {
+        Layout::divide(config.nvm_bytes, config.logs)
+    }
+
+    /// The division of a region of this size, at least as large as a configuration may say.
+    pub(crate) fn divide(nvm_bytes: u64, logs: u16) -> Layout {
+        let frames = (nvm_bytes / FRAMES_SHARE).max(FRAMES_LEAST.min(nvm_bytes / 2));
+        let rings = nvm_bytes.saturating_sub(frames + cyclone_wire::ring::SUPERBLOCK_BYTES);
+        let ring_bytes = rings / u64::from(logs) / 4096 * 4096;
+        let frames_at = cyclone_wire::ring::SUPERBLOCK_BYTES + ring_bytes * u64::from(logs);
+        Layout {
+            ring_bytes,
+            frames_at,
+            frames_bytes: nvm_bytes.saturating_sub(frames_at),
+        }
+    }
+
+    pub(crate) fn ring_at(&self, log: u16) -> u64 {
         cyclone_wire::ring::SUPERBLOCK_BYTES + self.ring_bytes * u64::from(log)
     }
 
@@ -184,7 +222,7 @@ fn memory(
     config: &Config,
     region: &Region,
     platform: &mut dyn Platform,
-) -> Result<(Vec<Ring>, Pool), StartError> {
+) -> Result<Memory, StartError> {
     let layout = Layout::of(config);
     let who = superblock::Identity {
         cluster: config.cluster_id,
@@ -283,7 +321,11 @@ fn memory(
         }
         None => platform.write_identity(config, &ours)?,
     }
-    Ok((rings, pool))
+    Ok(Memory {
+        rings,
+        pool,
+        incarnation,
+    })
 }
 
 fn format(
@@ -377,7 +419,12 @@ impl Node {
             .map_err(io(format!("cannot create {}", config.data.display())))?;
         // A region is only made where none may have been lost.
         let may_create = config.bootstrap && platform.identity(&config)?.is_none();
-        let may_create = may_create || planted::has(Bug::AmnesiaAccepted);
+        let only = config
+            .flash
+            .clone()
+            .filter(|flash| flash.durability == Durability::Flash);
+        // Where flash is the only durable level, a region holds nothing that could be lost.
+        let may_create = may_create || only.is_some() || planted::has(Bug::AmnesiaAccepted);
         if !platform.has_region(&config) && !may_create {
             let (data, nvm) = (
                 config.data.display().to_string(),
@@ -393,8 +440,22 @@ impl Node {
             });
         }
         let region = platform.region(&config, may_create)?;
-        let (rings, pool) = memory(&config, &region, platform)?;
-        let store = platform.store(&config)?;
+        let (memory, store, levels) = match &only {
+            None => {
+                let memory = memory(&config, &region, platform)?;
+                let store = platform.store(&config)?;
+                let levels = flash::second_levels(&config, platform, &memory, &*store)?;
+                (memory, store, levels)
+            }
+            Some(only) => {
+                let (mut levels, life) = flash::only_levels(&config, only, platform)?;
+                let store = platform.store(&config)?;
+                let memory =
+                    flash::rebuild(&config, &region, platform, &mut levels, life, &*store)?;
+                (memory, store, levels.into_iter().map(Some).collect())
+            }
+        };
+        let Memory { rings, pool, .. } = memory;
         let port = open_port(&config, &pool, platform)?;
         let message_bytes = message_bytes(&config, &pool, &port)?;
         let salt = platform.random()?;
@@ -403,9 +464,12 @@ impl Node {
         let ticks =
             |time: std::time::Duration| (time.as_micros() as u64).div_ceil(tick_us).max(1) as u32;
         let mut logs = Vec::new();
-        for (log, ring) in (0..config.logs).zip(rings) {
+        for ((log, ring), level) in (0..config.logs).zip(rings).zip(levels) {
             let (applied, applied_term) = store.applied(log);
-            let first = ring.first_index();
+            let first = match &level {
+                Some(level) => level.first_index().min(ring.first_index()),
+                None => ring.first_index(),
+            };
             if applied + 1 < first {
                 return Err(StartError::StoreBehind {
                     log,
@@ -437,7 +501,7 @@ impl Node {
             let mut physical = PhysicalLog::new(
                 log,
                 config.network.burst,
-                Group::open(group, ring)?,
+                Group::open_with(group, ring, level)?,
                 applied,
                 applied_term,
                 salt & 0xffff_ffff,
@@ -449,7 +513,10 @@ impl Node {
             tick_us,
             salt,
             election_ticks: ticks(config.election),
-            survives: region.survives(),
+            survives: match only {
+                Some(_) => Survives::PowerLoss,
+                None => region.survives(),
+            },
             region: region.describe(),
             pool,
         };
@@ -460,7 +527,7 @@ impl Node {
             config.cluster_id
         );
         if boot.survives != Survives::PowerLoss {
-            tracing::warn!(survives = %boot.survives, "the log region does not survive power loss");
+            tracing::warn!(survives = %boot.survives, "the log region does not survive power loss; --durability flash would");
         }
         let workers = platform.workers().map_err(io("starting worker threads"))?;
         Node::assemble(config, port, logs, store, workers.0, boot)

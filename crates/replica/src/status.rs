@@ -1,7 +1,8 @@
 //! What a replica tells about itself: counters for INFO and metrics, and the status that `ctl` shows.
 
-use cyclone_consensus::Role;
+use cyclone_consensus::{FlashStatus, Role};
 
+use crate::flash::Durability;
 use crate::node::Node;
 
 /// Events since the start. Each only grows.
@@ -60,6 +61,8 @@ pub struct LogStatus {
     pub used_bytes: u64,
     /// Size of the ring's record area.
     pub capacity_bytes: u64,
+    /// The second level, if there is one.
+    pub flash: Option<FlashStatus>,
     /// Leader only: (replica, index it is known to hold, heard from lately).
     pub peers: Vec<(u64, u64, bool)>,
 }
@@ -71,6 +74,8 @@ pub struct Status {
     pub id: u64,
     /// The cluster.
     pub cluster_id: u128,
+    /// What an acknowledgement waits for: `nvm` or `flash`.
+    pub durability: &'static str,
     /// `power-loss`, `process-crash` or `nothing`.
     pub survives: String,
     /// What the region is, for people.
@@ -107,6 +112,7 @@ impl Node {
                 flushed: self.store.flushed(log.id),
                 used_bytes: status.used_bytes,
                 capacity_bytes: status.capacity_bytes,
+                flash: log.group.flash_status(self.now_us()),
                 peers: status
                     .peers
                     .iter()
@@ -117,6 +123,12 @@ impl Node {
         Status {
             id: self.config.id,
             cluster_id: self.config.cluster_id,
+            durability: self
+                .config
+                .flash
+                .as_ref()
+                .map_or(Durability::Nvm, |flash| flash.durability)
+                .name(),
             survives: self.survives.to_string(),
             region: self.region_description.clone(),
             logs: logs.collect(),

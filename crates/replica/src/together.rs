@@ -50,9 +50,14 @@ impl Node {
         }
     }
 
-    /// Hands leadership of all logs to the follower that has most of log 0.
+    /// Hands leadership of all logs over, for good: the replica is about to stop.
     pub fn resign(&mut self) {
         self.colocation.leave();
+        self.hand_over();
+    }
+
+    /// Hands leadership of all logs to the follower that has most of log 0.
+    pub(crate) fn hand_over(&mut self) {
         let peers = self.logs[0].group.status().peers;
         let best = peers
             .iter()

@@ -12,11 +12,11 @@ use crate::node::{Done, Node, NodeError};
 use crate::requests::Ticket;
 
 /// Fill of the log from which on it is trimmed.
-const TRIM_AT: f64 = 0.25;
+pub(crate) const TRIM_AT: f64 = 0.25;
 /// Fill from which on the store is asked to flush.
-const FLUSH_AT: f64 = 0.4;
+pub(crate) const FLUSH_AT: f64 = 0.4;
 /// Fill from which on lagging followers no longer hold entries back.
-const LAGGARDS_UNTIL: f64 = 0.7;
+pub(crate) const LAGGARDS_UNTIL: f64 = 0.7;
 
 /// Places of the logs' ends that are remembered.
 const MARKS: usize = 256;
@@ -58,12 +58,18 @@ impl Node {
     /// after that they are brought up with a checkpoint.
     pub(crate) fn trim(&mut self) -> Result<(), NodeError> {
         let mut flush = false;
+        self.give_way();
         // What is being fetched may lie behind what was applied; the log must not lose what is in between.
         if self.snapshots.is_fetching() {
             return Ok(());
         }
         let frames_used = self.port.frames_used();
         for log in &mut self.logs {
+            if log.group.flash().is_some() {
+                let flushed = self.store.flushed(log.id);
+                flush |= crate::flash::trim_levels(log, flushed, self.now.steady_us)?;
+                continue;
+            }
             let fullness = log.group.fullness();
             // Large payloads lie in frames, which may run short before the log does.
             let used = fullness.max(frames_used);
@@ -231,9 +237,11 @@ impl Node {
         &self.config
     }
 
-    /// Descriptors that are readable when packets wait.
+    /// Descriptors that are readable when packets wait, or when flash has something to tell.
     pub fn port_descriptors(&self) -> Vec<RawFd> {
-        self.port.fds()
+        let mut descriptors = self.port.fds();
+        descriptors.extend(self.flash_descriptors());
+        descriptors
     }
 
     /// A clean end: the store takes over what it has not written, so that the next start replays little.

@@ -21,6 +21,10 @@ pub struct Options {
     pub engine: String,
     /// Size of each region.
     pub nvm_bytes: u64,
+    /// `nvm` or `flash`: with a second level of this kind in the node's directory; none if not given.
+    pub durability: Option<String>,
+    /// Bytes of each second level.
+    pub flash_bytes: u64,
     /// `udp` or `tcp`.
     pub transport: String,
     /// `authenticated`, `encrypted` or `off`.
@@ -49,6 +53,8 @@ impl Default for Options {
             replicas: 3,
             engine: "rocksdb".into(),
             nvm_bytes: 128 << 20,
+            durability: None,
+            flash_bytes: 256 << 20,
             transport: "udp".into(),
             security: "authenticated".into(),
             first_port: 7101,
@@ -171,6 +177,12 @@ impl LocalCluster {
                     data: directory.join(format!("node{}", member.id)),
                     nvm: regions.join(format!("node{}.nvm", member.id)),
                     nvm_bytes: options.nvm_bytes,
+                    flash: options
+                        .durability
+                        .as_ref()
+                        .map(|_| directory.join(format!("node{}", member.id)).join("flash")),
+                    flash_bytes: options.flash_bytes,
+                    durability: options.durability.clone().unwrap_or_else(|| "nvm".into()),
                     engine: options.engine.clone(),
                     polling: options.polling.clone(),
                     interface: None,

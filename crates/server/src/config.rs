@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use cyclone_replica::{Config, Engine, Member, Network, Polling, Security, Transport};
+use cyclone_replica::{
+    Config, Durability, Engine, FlashConfig, Member, Network, Polling, Security, Transport,
+};
 use cyclone_wire::client::ReadMode;
 use serde::{Deserialize, Serialize};
 
@@ -76,6 +78,15 @@ pub struct Node {
     /// Size of the region in bytes.
     #[serde(default = "default_nvm_bytes")]
     pub nvm_bytes: u64,
+    /// Directory of the log's second level on flash; none if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash: Option<PathBuf>,
+    /// Bytes of the second level.
+    #[serde(default = "default_flash_bytes")]
+    pub flash_bytes: u64,
+    /// What an acknowledgement waits for: `nvm` (default) or `flash`.
+    #[serde(default = "nvm")]
+    pub durability: String,
     /// `rocksdb` (default), `memory` or `echo`.
     #[serde(default = "rocksdb")]
     pub engine: String,
@@ -213,6 +224,12 @@ fn rocksdb() -> String {
 fn adaptive() -> String {
     "adaptive".into()
 }
+fn nvm() -> String {
+    "nvm".into()
+}
+fn default_flash_bytes() -> u64 {
+    1 << 30
+}
 fn default_nvm_bytes() -> u64 {
     Config::DEFAULT_NVM_BYTES
 }
@@ -266,6 +283,9 @@ impl File {
                 data: PathBuf::new(),
                 nvm: PathBuf::new(),
                 nvm_bytes: default_nvm_bytes(),
+                flash: None,
+                flash_bytes: default_flash_bytes(),
+                durability: nvm(),
                 engine: rocksdb(),
                 polling: adaptive(),
                 interface: None,
@@ -279,6 +299,27 @@ impl File {
             timing: Timing::default(),
             reads: Reads::default(),
         })
+    }
+
+    fn flash(&self) -> Result<Option<FlashConfig>> {
+        let durability = match self.node.durability.as_str() {
+            "nvm" => Durability::Nvm,
+            "flash" => Durability::Flash,
+            other => bail!("node.durability = {other:?}: expected \"nvm\" or \"flash\""),
+        };
+        match (&self.node.flash, durability) {
+            (None, Durability::Flash) => {
+                bail!(
+                    "node.durability = \"flash\" needs node.flash, the directory of the log on flash"
+                )
+            }
+            (None, Durability::Nvm) => Ok(None),
+            (Some(directory), durability) => Ok(Some(FlashConfig {
+                directory: directory.clone(),
+                bytes: self.node.flash_bytes,
+                durability,
+            })),
+        }
     }
 
     /// Turns the text into a checked configuration for the replica.
@@ -319,6 +360,7 @@ impl File {
             max_value_bytes: self.limits.max_value_bytes,
             max_pending: self.limits.max_pending,
             block_cache_bytes: self.limits.block_cache_bytes,
+            flash: self.flash()?,
             lease_reads: self.reads.lease,
             clock_drift_ppm: self.reads.clock_drift_ppm,
             follower_staleness: match self.reads.follower_staleness_ms {

@@ -28,6 +28,10 @@ struct NodeStatus {
     log_used_bytes: u64,
     log_capacity_bytes: u64,
     durability: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    flash_state: String,
+    flash_used_bytes: u64,
+    flash_capacity_bytes: u64,
     survives: String,
     region: String,
 }
@@ -58,6 +62,9 @@ fn status_of(address: SocketAddr, password: Option<&str>) -> NodeStatus {
         log_used_bytes: number("cyclone_log0_used_bytes"),
         log_capacity_bytes: number("cyclone_log0_capacity_bytes"),
         durability: text("cyclone_durability"),
+        flash_state: text("cyclone_log0_flash_state"),
+        flash_used_bytes: number("cyclone_log0_flash_used_bytes"),
+        flash_capacity_bytes: number("cyclone_log0_flash_capacity_bytes"),
         survives: text("cyclone_survives"),
         region: text("cyclone_region"),
     }
@@ -107,9 +114,16 @@ pub fn status(connect: SocketAddr, password: Option<&str>, json: bool) -> Result
             println!("{:<22}   - unreachable: {error}", node.address);
             continue;
         }
+        let flash = match node.flash_state.as_str() {
+            "" => String::new(),
+            state => format!(
+                ", flash {state}, {:.1}% used",
+                100.0 * node.flash_used_bytes as f64 / node.flash_capacity_bytes.max(1) as f64
+            ),
+        };
         let fill = 100.0 * node.log_used_bytes as f64 / node.log_capacity_bytes.max(1) as f64;
         println!(
-            "{:<22} {:>3} {:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {}",
+            "{:<22} {:>3} {:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {}{flash}",
             node.address,
             node.id,
             node.role,

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod config;
 pub mod ctl;
 pub mod demo;
+pub mod logtool;
 pub mod netlab;
 pub mod pmkv;
 pub mod resp;

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use cyclone::{bench, cluster, config, ctl, demo, pmkv, serve};
+use cyclone::{bench, cluster, config, ctl, demo, logtool, pmkv, serve};
 use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
 
@@ -24,11 +24,13 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run one node of a cluster.
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Three replicas on this machine: load, kill -9 of the leader, failover, return, proof that nothing is lost.
     Demo(Demo),
     /// Look at a running cluster.
     Ctl(Ctl),
+    /// Look at what a stopped node's region and flash hold.
+    Log(logtool::Arguments),
     /// Measure.
     Bench(Bench),
     /// Start a cluster on this machine and leave it running; prints a JSON line that describes it.
@@ -68,6 +70,15 @@ struct Serve {
     /// Overrides node.nvm.
     #[arg(long)]
     nvm: Option<PathBuf>,
+    /// Overrides node.flash: directory of the log's second level.
+    #[arg(long)]
+    flash: Option<PathBuf>,
+    /// Overrides node.flash_bytes.
+    #[arg(long)]
+    flash_bytes: Option<u64>,
+    /// Overrides node.durability: nvm or flash.
+    #[arg(long)]
+    durability: Option<String>,
     /// Overrides node.engine: rocksdb, memory or echo. With pmkv, the log-structured store, --config is the cluster's file
     /// and --id says which of its servers this is (docs/pmkv.md).
     #[arg(long)]
@@ -276,6 +287,7 @@ fn run(cli: Cli) -> Result<()> {
                     json,
                 },
         }) => ctl::status(connect, password.as_deref(), json),
+        Command::Log(arguments) => logtool::run(&arguments),
         Command::Bench(Bench {
             command:
                 BenchCommand::Put {
@@ -385,6 +397,13 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     }
     if let Some(nvm) = &arguments.nvm {
         file.node.nvm.clone_from(nvm);
+    }
+    if let Some(flash) = &arguments.flash {
+        file.node.flash = Some(flash.clone());
+    }
+    file.node.flash_bytes = arguments.flash_bytes.unwrap_or(file.node.flash_bytes);
+    if let Some(durability) = &arguments.durability {
+        file.node.durability.clone_from(durability);
     }
     if let Some(engine) = &arguments.engine {
         file.node.engine.clone_from(engine);

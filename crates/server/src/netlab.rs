@@ -308,6 +308,9 @@ impl<'a> LabCluster<'a> {
                 data: self.directory.join(format!("node{}", node + 1)),
                 nvm: self.regions.join(format!("node{}.nvm", node + 1)),
                 nvm_bytes: options.nvm_bytes,
+                flash: None,
+                flash_bytes: 0,
+                durability: "nvm".into(),
                 engine: options.engine.clone(),
                 polling: options.polling.clone(),
                 interface: xdp.then(|| {

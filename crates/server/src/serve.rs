@@ -144,7 +144,10 @@ impl Backend for Behind<'_> {
                 "cyclone_role".to_owned(),
                 if leads { "leader" } else { status.logs[0].role }.to_owned(),
             ),
-            ("cyclone_durability".to_owned(), "nvm".to_owned()),
+            (
+                "cyclone_durability".to_owned(),
+                status.durability.to_owned(),
+            ),
             ("cyclone_survives".to_owned(), status.survives.clone()),
             ("cyclone_region".to_owned(), status.region.clone()),
         ];
@@ -163,6 +166,20 @@ impl Backend for Behind<'_> {
             add("flushed", log.flushed);
             add("used_bytes", log.used_bytes);
             add("capacity_bytes", log.capacity_bytes);
+            if let Some(flash) = &log.flash {
+                add("flash_first", flash.first);
+                add("flash_durable", flash.durable);
+                add("flash_used_bytes", flash.used_bytes.0);
+                add("flash_capacity_bytes", flash.used_bytes.1);
+                add("flash_writes", flash.stats.writes);
+                add("flash_write_errors", flash.stats.write_errors);
+                let state = match flash.unreadable {
+                    true => "unreadable",
+                    false => flash.state.name(),
+                };
+                let name = format!("cyclone_log{}_flash_state", log.log);
+                ours.push((name, state.to_owned()));
+            }
         }
         for log in &status.logs {
             for (id, matched, alive) in &log.peers {

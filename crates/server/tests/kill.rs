@@ -227,22 +227,40 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[test]
 fn killed_replicas_lose_nothing() {
-    kill_and_check(1);
+    kill_and_check(1, None, 50);
 }
 
 #[test]
 fn killed_replicas_with_several_logs_keep_gangs_whole() {
-    kill_and_check(4);
+    kill_and_check(4, None, 50);
 }
 
-fn kill_and_check(logs: u16) {
+/// With a second level: what the ring has let go of comes back from flash.
+#[test]
+fn killed_replicas_with_a_second_level_lose_nothing() {
+    kill_and_check(1, Some("nvm"), 12);
+}
+
+/// The same, where entries that come back belong to gangs.
+#[test]
+fn killed_replicas_with_several_logs_and_a_second_level_keep_gangs_whole() {
+    kill_and_check(4, Some("nvm"), 12);
+}
+
+/// Flash as the only durable level: the regions of killed nodes are removed before they start again.
+#[test]
+fn killed_replicas_that_lose_their_memory_lose_nothing() {
+    kill_and_check(1, Some("flash"), 12);
+}
+
+fn kill_and_check(logs: u16, durability: Option<&str>, default_kills: u64) {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let number = |name: &str| {
         std::env::var(name)
             .ok()
             .and_then(|text| text.parse::<u64>().ok())
     };
-    let kills = number("CYCLONE_KILLS").unwrap_or(50);
+    let kills = number("CYCLONE_KILLS").unwrap_or(default_kills);
     let seed = number("CYCLONE_SEED").unwrap_or_else(|| {
         u64::from_le_bytes(
             cyclone::cluster::random_key().expect("random")[..8]
@@ -255,7 +273,14 @@ fn kill_and_check(logs: u16) {
     let options = Options {
         // Of this process, below the ephemeral ones: test programs may run side by side.
         first_port: 10_000 + (std::process::id() % 900) as u16 * 10,
-        nvm_bytes: (32 << 20) * u64::from(logs),
+        // Small enough with a second level that the ring lets go of entries.
+        nvm_bytes: if durability.is_some() {
+            20 << 20
+        } else {
+            32 << 20
+        } * u64::from(logs),
+        durability: durability.map(str::to_owned),
+        flash_bytes: (64 << 20) * u64::from(logs),
         logs,
         executable: Some(PathBuf::from(env!("CARGO_BIN_EXE_cyclone"))),
         ..Options::default()
@@ -311,6 +336,11 @@ fn kill_and_check(logs: u16) {
             std::thread::sleep(Duration::from_millis(choice.draw() % 200));
         }
         for &victim in &victims {
+            if durability == Some("flash") {
+                let region = format!("node{}.nvm", cluster.nodes[victim].id);
+                // Killed while starting, it may not have made one yet.
+                let _ = std::fs::remove_file(cluster.regions.join(region));
+            }
             cluster.start(victim, false).expect("started again");
         }
         wait_for_progress(&acked, Duration::from_secs(20), &story);

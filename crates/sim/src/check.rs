@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use cyclone_consensus::{Decision, GangBook};
 use cyclone_replica::Node;
 use cyclone_store::{EntryInput, FakeDisk, KvMachine, Limits, Mode, StateMachine};
+use cyclone_wal::flash::FlashMode;
 use cyclone_wire::gang::Head;
 
 /// A committed entry, as the first replica to commit it had it.
@@ -23,6 +24,8 @@ struct Seen {
     leads: bool,
     /// Index and term of the log's end: all of it is durable once a step is over.
     last: (u64, u64),
+    /// Some of this is not durable yet, and has not been told.
+    forgettable: bool,
     /// Checked up to here in this life.
     commit: u64,
 }
@@ -217,6 +220,11 @@ impl LogChecks {
         (seen.leads, seen.commit) = (false, 0);
         self.made += 1;
         let (last, term) = seen.last;
+        if seen.forgettable {
+            // Where flash is the only durable level, nobody has been told yet of what is not durable there.
+            (seen.term, seen.vote) = (group.term(), group.vote());
+            return Ok(());
+        }
         if !interrupted && last >= group.first_index() {
             let found = group.entry_term(last);
             require(found == Some(term), || {
@@ -264,6 +272,10 @@ impl LogChecks {
         let elected = leads && (!seen.leads || term > seen.term);
         (seen.term, seen.vote, seen.leads) = (term, vote, leads);
         let last = group.last_index();
+        let only = group
+            .flash()
+            .filter(|flash| flash.mode() == FlashMode::Only);
+        seen.forgettable = only.is_some_and(|flash| !flash.is_settled(last));
         seen.last = (last, group.entry_term(last).unwrap_or(0));
         if elected {
             self.elected(node)?;
@@ -366,7 +378,8 @@ impl LogChecks {
             return Ok(());
         };
         self.scratch.clear();
-        group.copy_payload(index, &mut self.scratch);
+        // What only flash holds is compared when it is applied again: the stores are, in the end.
+        let in_memory = group.copy_payload(index, &mut self.scratch);
         let next = self.committed.len() as u64 + 1;
         require(index <= next, || {
             format!("replica {id} commits entry {index}, but {next} is the next that anybody may")
@@ -387,7 +400,8 @@ impl LogChecks {
         }
         let known = &self.committed[index as usize - 1];
         self.made += 1;
-        require(known.term == term && known.payload == self.scratch, || {
+        let alike = !in_memory || known.payload == self.scratch;
+        require(known.term == term && alike, || {
             format!(
                 "replica {id} commits entry {index} of term {term}; another entry was committed there in term {}",
                 known.term

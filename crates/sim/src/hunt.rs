@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use cyclone_replica::Durability;
+
 use crate::plan::{Kind, Plan, Struck};
 use crate::run::run;
 use crate::world::{Failure, Report};
@@ -16,15 +18,26 @@ pub struct Changes {
     pub duration_ms: Option<u64>,
     /// Fewer clients.
     pub clients: Option<u64>,
+    /// Another number of logs.
+    pub logs: Option<u16>,
+    /// Flash in every plan.
+    pub flash: Option<Durability>,
 }
 
 impl Changes {
     /// The seed's plan, changed.
     pub fn plan(&self, seed: u64) -> Plan {
-        let mut plan = self
-            .without
-            .iter()
-            .fold(Plan::draw(seed), |plan, &kind| plan.without(kind));
+        let mut plan = Plan::draw(seed);
+        if let Some(logs) = self.logs {
+            // The images are of one log.
+            plan.old_format &= logs == 1;
+            plan.with_logs(logs);
+        }
+        if let Some(durability) = self.flash {
+            plan = plan.with_flash(durability);
+        }
+        let without = self.without.iter();
+        let mut plan = without.fold(plan, |plan, &kind| plan.without(kind));
         if let Some(duration_ms) = self.duration_ms {
             plan.duration_us = plan.duration_us.min(duration_ms * 1000);
         }
@@ -46,6 +59,9 @@ impl Changes {
         }
         words.extend(self.duration_ms.map(|ms| format!("--duration-ms {ms}")));
         words.extend(self.clients.map(|clients| format!("--clients {clients}")));
+        words.extend(self.logs.map(|logs| format!("--logs {logs}")));
+        let flash = self.flash.map(Durability::name);
+        words.extend(flash.map(|flash| format!("--flash {flash}")));
         words.extend(planted.map(|bug| format!("--planted {bug}")));
         words.join(" ")
     }

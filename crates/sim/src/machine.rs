@@ -11,9 +11,12 @@ use cyclone_packet::{Driver, Security};
 use cyclone_pmem::{CrashSim, Outcome, Pool, Region, RegionError};
 use cyclone_replica::identity::{Identity, IdentityError};
 use cyclone_replica::{
-    Config, Engine, JobRunner, Member, Network, Node, Now, Platform, Polling, StartError, Transport,
+    Config, Durability, Engine, FlashConfig, JobRunner, Member, Network, Node, Now, Platform,
+    Polling, StartError, Transport,
 };
 use cyclone_store::{FakeDisk, KvMachine, Limits, StateMachine};
+
+use cyclone_wal::flash::{DeviceError, FlashDevice, SimDisk};
 
 use crate::net::Net;
 use crate::plan::Plan;
@@ -119,6 +122,10 @@ pub struct Machine {
     pub clock: Clock,
     /// The store's disk.
     pub disk: FakeDisk,
+    /// The logs' flash, where the plan has it: an area for each.
+    flash: Vec<SimDisk>,
+    /// Until when the flash misbehaves.
+    flash_calm_us: u64,
     /// Counts processes; events for an earlier one are stale.
     pub life: u64,
     /// Whether memory or disk was damaged since the last successful start: a refusal to start is then right.
@@ -186,16 +193,31 @@ impl Machine {
             max_value_bytes: plan.max_value_bytes,
             max_pending: 4096,
             block_cache_bytes: 0,
+            flash: plan.flash.map(|durability| FlashConfig {
+                directory: PathBuf::from("simulated"),
+                bytes: FlashConfig::MIN_BYTES * u64::from(plan.logs),
+                durability,
+            }),
             // A lease rests on clocks that keep to what is said of them.
             lease_reads: plan.rates.jump_us == 0 && plan.drift_ppm <= 100_000,
             clock_drift_ppm: plan.drift_ppm.min(100_000) as u32,
             follower_staleness: None,
         };
+        let areas = plan.flash.map_or(0, |_| u64::from(plan.logs));
+        let flash = (0..areas)
+            .map(|log| {
+                let area = SimDisk::new(FlashConfig::MIN_BYTES, plan.seed ^ id ^ log << 32);
+                area.faults(|faults| faults.torn_pages = true);
+                area
+            })
+            .collect();
         Machine {
             id,
             power: Power::Off,
             clock: Clock::draw(plan, &mut random),
             disk: FakeDisk::default(),
+            flash,
+            flash_calm_us: 0,
             life: 0,
             damaged: false,
             interrupted: false,
@@ -315,6 +337,7 @@ impl Machine {
     /// Runs the replica once, or one of its waiting jobs.
     pub fn run(&mut self, sim_us: u64, job: Option<usize>) -> Result<usize, Fault> {
         let now = self.clock.now(self.clock_read_us.take().unwrap_or(sim_us));
+        self.strike_flash(now.steady_us);
         let Power::On(process) = &mut self.power else {
             return Ok(0);
         };
@@ -332,6 +355,40 @@ impl Machine {
             Err(panic) => Err(Fault::Panic(panic_text(&panic))),
             Ok(Err(error)) => Err(Fault::Error(error.to_string())),
             Ok(Ok(work)) => Ok(work),
+        }
+    }
+
+    /// Now and then the flash hangs or fails for a while.
+    fn strike_flash(&mut self, now_us: u64) {
+        if self.config.flash.is_none() {
+            return;
+        }
+        // Or the clock has jumped back, and it would last too long.
+        let over = now_us >= self.flash_calm_us || now_us + 5_000_000 < self.flash_calm_us;
+        if self.flash_calm_us > 0 && over {
+            self.calm_flash();
+        }
+        if self.flash_calm_us == 0 && self.random.chance(0.0005) {
+            self.flash_calm_us = now_us + self.random.within(1_000, 4_000_000);
+            let until_us = self.flash_calm_us;
+            let kind = self.random.below(3);
+            for area in &self.flash {
+                area.faults(|faults| match kind {
+                    0 => faults.hang_until_us = until_us,
+                    1 => faults.write_error = Some(DeviceError::Io(5)),
+                    _ => faults.write_error = Some(DeviceError::NoSpace),
+                });
+            }
+        }
+    }
+
+    fn calm_flash(&mut self) {
+        self.flash_calm_us = 0;
+        for area in &self.flash {
+            area.faults(|faults| {
+                faults.write_error = None;
+                faults.hang_until_us = 0;
+            });
         }
     }
 
@@ -369,10 +426,29 @@ impl Machine {
                 (false, _) => Outcome::Newest,
             });
             self.region = Some(memory);
+            self.stop_flash(power_lost, seed);
         }
         self.life += 1;
         self.clock_read_us = None;
         net.remove(address(self.id));
+    }
+
+    fn stop_flash(&mut self, power_lost: bool, seed: u64) {
+        for (area, log) in self.flash.iter().zip(0u64..) {
+            match power_lost {
+                true => {
+                    area.crash(seed.rotate_left(log as u32));
+                }
+                false => area.settle(),
+            }
+        }
+        // A new process begins at a time of its own: what hung is over.
+        self.calm_flash();
+        let only = self.config.flash.as_ref();
+        if power_lost && only.is_some_and(|flash| flash.durability == Durability::Flash) {
+            // Memory that keeps its bytes is what this mode does without.
+            self.region = None;
+        }
     }
 
     /// Flips a bit of what is persisted. Answers whether anything was.
@@ -426,6 +502,8 @@ fn is_refusal(error: &StartError) -> bool {
             | StartError::Ring { .. }
             | StartError::Superblock { .. }
             | StartError::StoreBehind { .. }
+            | StartError::Flash { .. }
+            | StartError::FlashLost { .. }
     )
 }
 
@@ -472,6 +550,14 @@ impl Platform for Parts<'_> {
             .disk
             .open(move || memory.as_ref().is_some_and(CrashSim::has_crashed));
         Ok(Arc::new(KvMachine::open(kv, config.logs, limits)?))
+    }
+
+    fn flash(&mut self, _: &Config, log: u16) -> Result<Box<dyn FlashDevice>, StartError> {
+        let memory = self.memory.clone();
+        let lost = move || memory.as_ref().is_some_and(CrashSim::has_crashed);
+        Ok(Box::new(
+            self.machine.flash[usize::from(log)].device_of(lost),
+        ))
     }
 
     fn driver(&mut self, config: &Config, _: &Pool) -> Result<Box<dyn Driver>, StartError> {

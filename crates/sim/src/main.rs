@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
+use cyclone_replica::Durability;
 use cyclone_sim::hunt::{self, Changes, Range, Totals};
 use cyclone_sim::{Kind, images};
 #[cfg(feature = "planted")]
@@ -69,6 +70,12 @@ struct Run {
     /// At most this many clients.
     #[arg(long)]
     clients: Option<u64>,
+    /// Give every plan so many logs.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
+    logs: Option<u16>,
+    /// Give every plan flash: nvm, as a second level, or flash, as the only durable one.
+    #[arg(long, value_parser = durability)]
+    flash: Option<Durability>,
     /// Plant a bug (in builds with the feature `planted`).
     #[arg(long)]
     planted: Option<String>,
@@ -78,6 +85,12 @@ struct Run {
     /// Print totals as JSON.
     #[arg(long)]
     json: bool,
+}
+
+fn durability(name: &str) -> Result<Durability, String> {
+    let mut known = [Durability::Nvm, Durability::Flash].into_iter();
+    let found = known.find(|durability| durability.name() == name);
+    found.ok_or_else(|| "neither nvm nor flash".to_owned())
 }
 
 fn main() -> ExitCode {
@@ -141,6 +154,8 @@ fn seeds(run: &Run) -> anyhow::Result<ExitCode> {
         without: run.without.clone(),
         duration_ms: run.duration_ms,
         clients: run.clients,
+        logs: run.logs,
+        flash: run.flash,
     };
     if let Some(only) = &run.only {
         changes.without = Kind::ALL

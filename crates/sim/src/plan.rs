@@ -4,6 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use cyclone_replica::Durability;
+
 use crate::random::Random;
 
 macro_rules! kinds {
@@ -87,6 +89,8 @@ kinds! {
     Forget = "forget",
     /// More than one physical log.
     Logs = "logs",
+    /// Flash below the log, as a second level or as the only durable one.
+    Flash = "flash",
 }
 
 impl fmt::Display for Kind {
@@ -210,6 +214,8 @@ pub struct Plan {
     pub hot: bool,
     /// Whether to start from checked-in images.
     pub old_format: bool,
+    /// The log's second level, or its only durable one, with faults of its own.
+    pub flash: Option<Durability>,
 }
 
 const SECOND: u64 = 1_000_000;
@@ -292,9 +298,14 @@ impl Plan {
             late_us: *random.pick(&[0, 0, heartbeat_us / 8, heartbeat_us / 2]),
             hot: random.chance(0.3),
             old_format: random.chance(0.1),
+            flash: None,
         };
         // Drawn apart: what else is drawn does not depend on it.
         plan.with_logs(*Random::new(seed ^ 0x6c6f_6773).pick(&[1, 1, 1, 1, 2, 4]));
+        let mut apart = Random::new(seed ^ 0x0066_6c61_7368);
+        if !plan.old_format && apart.chance(1.0 / 6.0) {
+            plan.flash = Some(*apart.pick(&[Durability::Nvm, Durability::Flash]));
+        }
         if crowd {
             plan.duration_us = plan.duration_us.min(10 * election_us);
             (plan.think_us, plan.callers_us) = (plan.duration_us / 2, 0);
@@ -308,6 +319,15 @@ impl Plan {
             plan.fit();
         }
         plan
+    }
+
+    /// The same plan with flash, and its faults.
+    pub fn with_flash(self, durability: Durability) -> Plan {
+        Plan {
+            flash: Some(durability),
+            old_format: false,
+            ..self
+        }
     }
 
     /// Gives the cluster so many logs, and each of them a region of the size one would have had.
@@ -364,6 +384,7 @@ impl Plan {
             Kind::Large => self.large > 0.0,
             Kind::Forget => self.max_sessions < 10_000,
             Kind::Logs => self.logs > 1,
+            Kind::Flash => self.flash.is_some(),
         }
     }
 
@@ -402,6 +423,7 @@ impl Plan {
             Kind::Large => self.large = 0.0,
             Kind::Forget => self.max_sessions = 10_000,
             Kind::Logs => self.with_logs(1),
+            Kind::Flash => self.flash = None,
         }
         self
     }

@@ -208,6 +208,7 @@ impl World {
             Kind::Late,
             Kind::Forget,
             Kind::Logs,
+            Kind::Flash,
         ] {
             if world.plan.has(kind) {
                 world.struck.note(kind);

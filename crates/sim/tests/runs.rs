@@ -1,9 +1,10 @@
 //! Whole runs: the fixed seeds, and what a run must be for a failure to be repeatable.
 
+use cyclone_replica::Durability;
 use cyclone_sim::{Kind, Plan, run};
 
 /// Seeds with a story: each failed once, or is the first to fail when the bug that it is named after is planted again
-/// (`make mutants` prints them). docs/testing.md tells the stories. They were found with one log.
+/// (`make mutants` prints them). docs/testing.md tells the stories. They were found with one log, without flash.
 const STORIES: &[(u64, &str)] = &[
     (2, "memory written in the wrong order"),
     (12, "a disk that refuses a write in the middle of a step"),
@@ -27,12 +28,31 @@ const STORIES: &[(u64, &str)] = &[
 fn seeds_with_a_story_hold() {
     let place = tempfile::tempdir().expect("temporary directory");
     for &(seed, story) in STORIES {
-        let plan = Plan::draw(seed).without(Kind::Logs);
+        let plan = Plan::draw(seed).without(Kind::Logs).without(Kind::Flash);
         if let Err(failure) = run(&plan, place.path(), false) {
             panic!(
-                "seed {seed} ({story}) fails again after {} µs: {}\nrepeat it with: cyclone-sim run --seed {seed} --without logs --trace",
+                "seed {seed} ({story}) fails again after {} µs: {}\nrepeat it with: cyclone-sim run --seed {seed} --without logs,flash --trace",
                 failure.at_us, failure.what
             );
+        }
+    }
+}
+
+/// The same faults and those of flash: pages torn by power failures, writes that hang or fail; as the only durable level,
+/// every power failure takes the region.
+#[test]
+fn runs_with_flash_hold() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    for durability in [Durability::Nvm, Durability::Flash] {
+        for seed in 1..=12 {
+            println!("seed {seed} with {durability:?}");
+            let plan = Plan::draw(seed).with_flash(durability);
+            if let Err(failure) = run(&plan, place.path(), false) {
+                panic!(
+                    "seed {seed} with {durability:?} fails after {} µs: {}",
+                    failure.at_us, failure.what
+                );
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The log in byte-addressable memory: a ring of pointer slots at records, two-slot hard state, recovery; and the
 //! superblock that says whose region it is. Knows neither sockets nor Raft; has no clock.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+pub mod flash;
 mod recover;
 pub mod ring;
 pub mod superblock;

@@ -8,6 +8,7 @@ pub mod codec;
 pub mod command;
 mod command_codec;
 pub mod envelope;
+pub mod flash;
 pub mod gang;
 pub mod glob;
 pub mod planted;

@@ -1,0 +1,373 @@
+//! The second level in a node: opening it at the start, moving it on with every step, trimming it, and stepping down
+//! when it hangs. //= cyclone §3
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use cyclone_pmem::{Pool, Region};
+use cyclone_store::StateMachine;
+use cyclone_wal::flash::{
+    FlashError, FlashIdentity, FlashLog, FlashMode, FlashSpec, FlashState, RebuildError,
+};
+use cyclone_wal::{HardState, Ring, superblock};
+
+use crate::config::Config;
+use crate::identity::Identity;
+use crate::node::{Node, NodeError};
+use crate::physical::PhysicalLog;
+use crate::platform::Platform;
+use crate::start::{Layout, Memory, StartError};
+use crate::upkeep::{FLUSH_AT, LAGGARDS_UNTIL, TRIM_AT};
+
+/// How an entry becomes durable before it is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// Flushed in the region at a majority; flash is the second level.
+    Nvm,
+    /// Written through to flash at a majority; the region is only a cache, and its loss no amnesia.
+    Flash,
+}
+
+impl Durability {
+    /// Its name in configuration and status.
+    pub fn name(self) -> &'static str {
+        match self {
+            Durability::Nvm => "nvm",
+            Durability::Flash => "flash",
+        }
+    }
+}
+
+/// The flash logs of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlashConfig {
+    /// Directory of the areas, one file per physical log.
+    pub directory: PathBuf,
+    /// Bytes of all areas together; fixed at creation.
+    pub bytes: u64,
+    /// What an acknowledgement waits for.
+    pub durability: Durability,
+}
+
+impl FlashConfig {
+    /// Bytes of one log's area at least.
+    pub const MIN_BYTES: u64 = 16 << 20;
+
+    pub(crate) fn mode(&self) -> FlashMode {
+        match self.durability {
+            Durability::Nvm => FlashMode::Second,
+            Durability::Flash => FlashMode::Only,
+        }
+    }
+
+    /// The area of a log.
+    pub fn area(&self, log: u16) -> PathBuf {
+        self.directory.join(format!("log-{log}.flash"))
+    }
+}
+
+/// A leader whose flash makes no progress for this long hands over.
+const HAND_OVER_AFTER_US: u64 = 1_000_000;
+
+fn spec(config: &Config, flash: &FlashConfig, log: u16) -> FlashSpec {
+    FlashSpec::new(log, flash.mode(), flash.bytes / u64::from(config.logs))
+}
+
+fn at(flash: &FlashConfig, log: u16) -> impl Fn(FlashError) -> StartError {
+    let path = flash.area(log).display().to_string();
+    move |source| StartError::Flash {
+        path: path.clone(),
+        source,
+    }
+}
+
+/// Opens the second levels below rings that have been opened, or makes them where nothing is missing without them.
+pub(crate) fn second_levels(
+    config: &Config,
+    platform: &mut dyn Platform,
+    memory: &Memory,
+    store: &dyn StateMachine,
+) -> Result<Vec<Option<FlashLog>>, StartError> {
+    let Some(flash) = &config.flash else {
+        return Ok(memory.rings.iter().map(|_| None).collect());
+    };
+    let who = identity(config, memory.incarnation);
+    let mut levels = Vec::new();
+    for (log, ring) in (0..config.logs).zip(&memory.rings) {
+        let (applied, _) = store.applied(log);
+        let (spec, failed) = (spec(config, flash, log), at(flash, log));
+        let opened = FlashLog::open(platform.flash(config, log)?, spec, &who);
+        let mut level = match opened {
+            Err(FlashError::NotFormatted) => {
+                let first = ring.first_index();
+                if applied + 1 < first {
+                    return Err(StartError::FlashLost {
+                        path: flash.area(log).display().to_string(),
+                        what: format!("entries {} to {} were there", applied + 1, first - 1),
+                    });
+                }
+                let after = (first - 1, ring.term(first - 1).unwrap_or(0));
+                let tag = platform.random()?;
+                let device = platform.flash(config, log)?;
+                FlashLog::create(device, spec, &who, tag, after, ring.hard_state())
+                    .map_err(&failed)?
+            }
+            opened => opened.map_err(&failed)?.0,
+        };
+        level.join(ring, applied).map_err(&failed)?;
+        describe(log, &level);
+        levels.push(Some(level));
+    }
+    Ok(levels)
+}
+
+fn describe(log: u16, level: &FlashLog) {
+    tracing::info!(
+        log,
+        first = level.first_index(),
+        last = level.last_index(),
+        mode = ?level.mode(),
+        device = level.describe(),
+        "flash log"
+    );
+}
+
+fn identity(config: &Config, incarnation: u64) -> FlashIdentity {
+    FlashIdentity {
+        cluster: config.cluster_id,
+        replica: config.id,
+        incarnation,
+    }
+}
+
+/// Opens the flash logs of a replica that knows nothing else durable, or makes them for a new one.
+pub(crate) fn only_levels(
+    config: &Config,
+    flash: &FlashConfig,
+    platform: &mut dyn Platform,
+) -> Result<(Vec<FlashLog>, u64), StartError> {
+    let data = config.data.display().to_string();
+    let Some(known) = platform.identity(config)? else {
+        return new_levels(config, flash, platform);
+    };
+    let ours = Identity {
+        cluster: config.cluster_id,
+        replica: config.id,
+        logs: config.logs,
+        ..known
+    };
+    if known != ours {
+        let what = format!("{known:x?} in the directory, {ours:x?} in the configuration");
+        return Err(StartError::Mismatch { data, what });
+    }
+    let who = identity(config, known.incarnation);
+    let mut levels = Vec::new();
+    for log in 0..config.logs {
+        let opened = FlashLog::open(platform.flash(config, log)?, spec(config, flash, log), &who);
+        let level = match opened {
+            Err(FlashError::NotFormatted) => {
+                return Err(StartError::FlashLost {
+                    path: flash.area(log).display().to_string(),
+                    what: "it may hold votes and acknowledged writes that only it has".into(),
+                });
+            }
+            opened => opened.map_err(at(flash, log))?.0,
+        };
+        describe(log, &level);
+        levels.push(level);
+    }
+    Ok((levels, known.incarnation))
+}
+
+/// The areas of a new replica. What a bootstrap left that was cut off is made anew; what has lived is not touched.
+fn new_levels(
+    config: &Config,
+    flash: &FlashConfig,
+    platform: &mut dyn Platform,
+) -> Result<(Vec<FlashLog>, u64), StartError> {
+    let data = config.data.display().to_string();
+    if !config.bootstrap {
+        let nvm = flash.directory.display().to_string();
+        return Err(StartError::NotBootstrapped { data, nvm });
+    }
+    for log in 0..config.logs {
+        match FlashLog::inspect(platform.flash(config, log)?) {
+            Err(FlashError::NotFormatted) => {}
+            Ok((level, _)) if level.last_index() == 0 && level.hard_state().term == 0 => {}
+            Ok(_) => return Err(StartError::DataLost { data }),
+            Err(source) => return Err(at(flash, log)(source)),
+        }
+    }
+    let incarnation = platform.random()?;
+    let who = identity(config, incarnation);
+    let hard_state = HardState {
+        voters: config.members.iter().map(|member| member.id).collect(),
+        ..HardState::default()
+    };
+    let mut levels = Vec::new();
+    for log in 0..config.logs {
+        let (device, tag) = (platform.flash(config, log)?, platform.random()?);
+        let spec = spec(config, flash, log);
+        let level = FlashLog::create(device, spec, &who, tag, (0, 0), &hard_state)
+            .map_err(at(flash, log))?;
+        describe(log, &level);
+        levels.push(level);
+    }
+    let ours = Identity {
+        cluster: config.cluster_id,
+        replica: config.id,
+        incarnation,
+        logs: config.logs,
+    };
+    platform.write_identity(config, &ours)?;
+    Ok((levels, incarnation))
+}
+
+/// Fills the region from flash, whatever stood there.
+pub(crate) fn rebuild(
+    config: &Config,
+    region: &Region,
+    platform: &mut dyn Platform,
+    levels: &mut [FlashLog],
+    incarnation: u64,
+    store: &dyn StateMachine,
+) -> Result<Memory, StartError> {
+    let layout = Layout::of(config);
+    let frame_bytes = platform.frame_bytes(config)?;
+    let pool = Pool::new(
+        region.take(layout.frames_at, layout.frames_bytes)?,
+        frame_bytes,
+    );
+    let mut rings: Vec<Ring> = Vec::new();
+    for (log, level) in (0..config.logs).zip(levels) {
+        let area = region.take(layout.ring_at(log), layout.ring_bytes)?;
+        let (applied, _) = store.applied(log);
+        let ring = level
+            .rebuild(area, layout.ring_spec(log), Some(&pool), applied)
+            .map_err(|error| match error {
+                RebuildError::Ring(source) => StartError::Ring { log, source },
+                error @ RebuildError::Fetch(_) => StartError::FlashLost {
+                    path: level.describe(),
+                    what: error.to_string(),
+                },
+            })?;
+        tracing::info!(
+            log,
+            first = ring.first_index(),
+            last = ring.last_index(),
+            "log recovered from flash"
+        );
+        rings.push(ring);
+    }
+    // Should the node be started with another durability, the region says whose it is.
+    let who = superblock::Identity {
+        cluster: config.cluster_id,
+        replica: config.id,
+        logs: config.logs,
+        boot_id: platform.boot_id()?,
+        survives: region.survives(),
+        region_bytes: region.len(),
+        frame_bytes,
+    };
+    let mut head = region.take(0, cyclone_wire::ring::SUPERBLOCK_BYTES)?;
+    superblock::create(&mut head, &who, incarnation);
+    Ok(Memory {
+        rings,
+        pool,
+        incarnation,
+    })
+}
+
+impl Node {
+    /// Moves a log's second level on, and lets go of the messages that waited for it.
+    pub(crate) fn poll_flash(&mut self, log: usize) -> Result<usize, NodeError> {
+        let now_us = self.now.steady_us;
+        let group = &mut self.logs[log].group;
+        if group.flash().is_none() {
+            return Ok(0);
+        }
+        let (work, outbox) = group.poll_flash(now_us)?;
+        let sent = outbox.messages.len();
+        self.post(log, outbox.messages);
+        Ok(work + sent)
+    }
+
+    /// When a second level wants a step by itself.
+    pub(crate) fn flash_deadline_us(&self) -> u64 {
+        let deadlines = self.logs.iter().map(|log| log.group.flash_deadline_us());
+        deadlines.min().unwrap_or(u64::MAX)
+    }
+
+    /// Readable when flash has something to tell.
+    pub(crate) fn flash_descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
+        let levels = self.logs.iter().filter_map(|log| log.group.flash());
+        levels.filter_map(FlashLog::descriptor)
+    }
+
+    /// A leader that cannot get on because of its flash gives way to a follower that perhaps can.
+    pub(crate) fn give_way(&mut self) {
+        let now_us = self.now.steady_us;
+        let stuck = |log: &PhysicalLog| {
+            log.group.flash_status(now_us).is_some_and(|status| {
+                let since = status.state.since_us();
+                let long =
+                    since.is_some_and(|since| now_us.saturating_sub(since) > HAND_OVER_AFTER_US);
+                // As the second level it is missed only once memory is full.
+                long && (status.only || log.is_starved()) && log.group.is_leader()
+            })
+        };
+        if now_us >= self.next_handover_us && self.logs.iter().any(stuck) {
+            self.next_handover_us = now_us + HAND_OVER_AFTER_US;
+            tracing::warn!("flash makes no progress: handing leadership over");
+            self.hand_over();
+        }
+    }
+}
+
+/// Trims both levels of a log; answers whether the store should flush.
+///
+/// The ring lets go of what is durable on flash; flash of what the store has flushed. Followers that lag hold flash back,
+/// but only while there is room: after that they are brought up with a checkpoint.
+pub(crate) fn trim_levels(
+    log: &mut PhysicalLog,
+    flushed: u64,
+    now_us: u64,
+) -> Result<bool, NodeError> {
+    let Some(status) = log.group.flash_status(now_us) else {
+        return Ok(false);
+    };
+    let group = log.group.status();
+    let used = log.group.fullness();
+    if used >= TRIM_AT {
+        // Followers that are a little behind are fed from memory.
+        let entries = (group.last - log.group.replay_through()) as f64;
+        let keep = if log.is_starved() {
+            0.0
+        } else {
+            entries * TRIM_AT / used
+        };
+        let through = group.last.saturating_sub(keep as u64);
+        log.group.release(through.min(log.applied))?;
+    }
+    let full = matches!(status.state, FlashState::Full { .. });
+    if status.fill < TRIM_AT && !full {
+        return Ok(false);
+    }
+    let entries = (status.durable + 1 - status.first) as f64;
+    let keep = if full {
+        0.0
+    } else {
+        entries * TRIM_AT / status.fill
+    };
+    let mut through = flushed
+        .min(log.applied)
+        .min(status.durable.saturating_sub(keep as u64));
+    if status.fill < LAGGARDS_UNTIL && !full {
+        let slowest = group.peers.iter().map(|peer| peer.matched).min();
+        through = slowest.map_or(through, |slowest| through.min(slowest));
+    }
+    if through >= status.first {
+        log.group.trim(through)?;
+    }
+    Ok((status.fill >= FLUSH_AT || full) && log.applied > flushed)
+}

@@ -1,0 +1,326 @@
+//! Reading what a stopped node has, without changing a byte of it: the region from a copy, the flash areas as they are.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use cyclone_pmem::{Pool, Region, RegionError};
+use cyclone_wal::flash::{FlashLog, FlashMode, ThreadedFlash};
+use cyclone_wal::{HardState, Ring, superblock};
+use cyclone_wire::ring::{SUPERBLOCK_BYTES, Superblock};
+use rustix::fs::FlockOperation;
+
+use crate::flash::FlashConfig;
+use crate::start::Layout;
+
+/// Why nothing could be read at all.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// A file cannot be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A node is using it.
+    #[error("{path} is in use: stop the node first")]
+    InUse {
+        /// The file.
+        path: String,
+    },
+    /// The region's first page says nothing that can be understood.
+    #[error("{path} is no log region: {what}")]
+    NoRegion {
+        /// The region.
+        path: String,
+        /// What stands there.
+        what: String,
+    },
+    /// There is not enough memory for a copy of the region.
+    #[error("a copy of the region: {0}")]
+    Copy(#[from] RegionError),
+}
+
+/// Whose region it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The cluster.
+    pub cluster: u128,
+    /// The replica.
+    pub replica: u64,
+    /// The replica's incarnation.
+    pub incarnation: u64,
+    /// Number of physical logs.
+    pub logs: u16,
+}
+
+/// One level of one log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LevelReport {
+    /// `nvm` or `flash`.
+    pub level: &'static str,
+    /// Why it cannot be used, if it cannot.
+    pub error: Option<String>,
+    /// First index, present or to come.
+    pub first: u64,
+    /// Last index; one before the first when there is none.
+    pub last: u64,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Bytes there are.
+    pub capacity_bytes: u64,
+    /// Term, vote and commit index, where the level keeps them.
+    pub hard_state: Option<(u64, u64, u64)>,
+    /// Voters, where the level keeps them.
+    pub voters: Vec<u64>,
+    /// Entries that were read back and checked.
+    pub checked: u64,
+}
+
+/// One log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogReport {
+    /// The physical log.
+    pub log: u16,
+    /// Its levels.
+    pub levels: Vec<LevelReport>,
+    /// What is wrong with it.
+    pub problems: Vec<String>,
+}
+
+/// An entry of a level.
+pub struct EntryReport<'a> {
+    /// The physical log.
+    pub log: u16,
+    /// `nvm` or `flash`.
+    pub level: &'static str,
+    /// Its index.
+    pub index: u64,
+    /// Its term.
+    pub term: u64,
+    /// What the payload is.
+    pub kind: u8,
+    /// The payload.
+    pub payload: &'a [u8],
+}
+
+fn io_at(path: &Path) -> impl FnOnce(io::Error) -> InspectError {
+    let path = path.display().to_string();
+    move |source| match source.kind() {
+        io::ErrorKind::WouldBlock => InspectError::InUse { path },
+        _ => InspectError::Io { path, source },
+    }
+}
+
+/// A copy of a region, and whose it is.
+fn copy_region(path: &Path) -> Result<(Region, Owner), InspectError> {
+    let file = File::open(path).map_err(io_at(path))?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)
+        .map_err(|error| io_at(path)(error.into()))?;
+    let image = fs::read(path).map_err(io_at(path))?;
+    let none = |what: String| InspectError::NoRegion {
+        path: path.display().to_string(),
+        what,
+    };
+    let head = image
+        .get(..SUPERBLOCK_BYTES as usize)
+        .ok_or_else(|| none(format!("it has {} bytes", image.len())))?;
+    let block = Superblock::decode(head).map_err(|fault| none(format!("{fault:?}")))?;
+    if block.region_bytes != image.len() as u64 || block.logs == 0 {
+        return Err(none(format!(
+            "it says {} bytes and has {}",
+            block.region_bytes,
+            image.len()
+        )));
+    }
+    let owner = Owner {
+        cluster: block.cluster,
+        replica: block.replica,
+        incarnation: block.incarnation,
+        logs: block.logs,
+    };
+    Ok((Region::from_image(&image)?.0, owner))
+}
+
+/// Looks at a stopped node's region and flash areas (a directory); `each` gets every entry of both levels, or none if
+/// `entries` is false. An entry that stands in both levels is shown twice.
+///
+/// # Errors
+/// [`InspectError`]; what is wrong with a log is in its report.
+pub fn inspect(
+    nvm: Option<&Path>,
+    flash: Option<&Path>,
+    entries: bool,
+    mut each: impl FnMut(&EntryReport<'_>),
+) -> Result<(Option<Owner>, Vec<LogReport>), InspectError> {
+    let region = nvm.map(copy_region).transpose()?;
+    let owner = region.as_ref().map(|(_, owner)| owner.clone());
+    let logs = match &owner {
+        Some(owner) => owner.logs,
+        None => areas(flash),
+    };
+    let mut reports = Vec::new();
+    let pool = match &region {
+        Some((region, owner)) => Some(frames(region, owner.logs)?),
+        None => None,
+    };
+    for log in 0..logs {
+        let mut report = LogReport {
+            log,
+            ..LogReport::default()
+        };
+        let ring = match (&region, &pool) {
+            (Some((region, _)), Some(pool)) => {
+                look_at_ring(region, pool, logs, &mut report, entries, &mut each)?
+            }
+            _ => None,
+        };
+        if let Some(directory) = flash {
+            let area = FlashConfig {
+                directory: directory.to_owned(),
+                bytes: 0,
+                durability: crate::flash::Durability::Nvm,
+            }
+            .area(log);
+            look_at_flash(&area, ring, &mut report, entries, &mut each)?;
+        }
+        reports.push(report);
+    }
+    Ok((owner, reports))
+}
+
+/// How many areas lie in a directory.
+fn areas(flash: Option<&Path>) -> u16 {
+    let exists = |log: &u16| {
+        flash.is_some_and(|directory| directory.join(format!("log-{log}.flash")).exists())
+    };
+    (0..1024).take_while(exists).count() as u16
+}
+
+fn frames(region: &Region, logs: u16) -> Result<Pool, InspectError> {
+    let layout = Layout::divide(region.len(), logs);
+    let area = region.take(layout.frames_at, layout.frames_bytes)?;
+    let head = region.take(0, SUPERBLOCK_BYTES)?;
+    let none = || InspectError::NoRegion {
+        path: "the copied region".into(),
+        what: "its head is gone".into(),
+    };
+    let frame_bytes = superblock::frame_bytes(&head).ok_or_else(none)?;
+    Ok(Pool::new(area, frame_bytes))
+}
+
+fn hard(report: &mut LevelReport, state: &HardState) {
+    report.hard_state = Some((state.term, state.vote, state.commit));
+    report.voters.clone_from(&state.voters);
+}
+
+/// Answers the ring's first and last index, if it can be used.
+fn look_at_ring(
+    region: &Region,
+    pool: &Pool,
+    logs: u16,
+    report: &mut LogReport,
+    entries: bool,
+    each: &mut impl FnMut(&EntryReport<'_>),
+) -> Result<Option<(u64, u64)>, InspectError> {
+    let layout = Layout::divide(region.len(), logs);
+    let log = report.log;
+    let area = region.take(layout.ring_at(log), layout.ring_bytes)?;
+    let mut level = LevelReport {
+        level: "nvm",
+        ..LevelReport::default()
+    };
+    // Opening mends and wipes; this is a copy.
+    let found = match Ring::open(area, layout.ring_spec(log), Some(pool)) {
+        Err(error) => {
+            report.problems.push(format!("nvm: {error}"));
+            level.error = Some(error.to_string());
+            None
+        }
+        Ok((ring, recovered)) => {
+            (level.first, level.last) = (recovered.first, recovered.last);
+            (level.used_bytes, level.capacity_bytes) = (ring.used_bytes(), ring.capacity_bytes());
+            level.checked = recovered.last + 1 - recovered.first;
+            hard(&mut level, ring.hard_state());
+            let wanted = recovered.first..=recovered.last;
+            for entry in wanted.filter(|_| entries).filter_map(|at| ring.entry(at)) {
+                let payload: Vec<u8> = entry.segments().flatten().copied().collect();
+                each(&EntryReport {
+                    log,
+                    level: "nvm",
+                    index: entry.index,
+                    term: entry.term,
+                    kind: entry.kind,
+                    payload: &payload,
+                });
+            }
+            Some((recovered.first, recovered.last))
+        }
+    };
+    report.levels.push(level);
+    Ok(found)
+}
+
+fn look_at_flash(
+    area: &Path,
+    ring: Option<(u64, u64)>,
+    report: &mut LogReport,
+    entries: bool,
+    each: &mut impl FnMut(&EntryReport<'_>),
+) -> Result<(), InspectError> {
+    // Opening would make it.
+    fs::metadata(area).map_err(io_at(area))?;
+    let device = ThreadedFlash::open(area, u64::MAX >> 1).map_err(io_at(area))?;
+    let mut level = LevelReport {
+        level: "flash",
+        ..LevelReport::default()
+    };
+    let log = report.log;
+    match FlashLog::inspect(Box::new(device)) {
+        Err(error) => level.error = Some(error.to_string()),
+        Ok((mut flash, recovered)) => {
+            (level.first, level.last) = (recovered.first, recovered.last);
+            (level.used_bytes, level.capacity_bytes) = flash.used_bytes();
+            if flash.mode() == FlashMode::Only {
+                let state = flash.hard_state().clone();
+                hard(&mut level, &state);
+            } else if let Some((first, last)) = ring {
+                if recovered.last > last {
+                    let what = "memory is older than flash";
+                    report.problems.push(what.into());
+                }
+                if recovered.last + 1 < first {
+                    let (from, to) = (recovered.last + 1, first - 1);
+                    report.problems.push(format!(
+                        "entries {from} to {to} are in neither level: the store must have them"
+                    ));
+                }
+            }
+            // Opening has checked every entry; here they are read once more.
+            let mut checked = 0;
+            let read = flash.read_all(recovered.first, recovered.last, |entry| {
+                checked += 1;
+                if entries {
+                    each(&EntryReport {
+                        log,
+                        level: "flash",
+                        index: entry.index,
+                        term: entry.term,
+                        kind: entry.kind,
+                        payload: &entry.payload,
+                    });
+                }
+                true
+            });
+            level.checked = checked;
+            level.error = read.err().map(|error| error.to_string());
+        }
+    }
+    if let Some(error) = &level.error {
+        report.problems.push(format!("flash: {error}"));
+    }
+    report.levels.push(level);
+    Ok(())
+}

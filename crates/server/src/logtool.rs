@@ -1,0 +1,289 @@
+//! `cyclone log`: what a stopped node's region and flash hold, and whether it is whole. Nothing is changed.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use cyclone_replica::inspect::{self, EntryReport, LevelReport, LogReport, Owner};
+use cyclone_wire::batch;
+use serde::Serialize;
+
+use crate::config::{File, hex};
+
+/// `cyclone log`.
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Where the log is.
+#[derive(Args)]
+struct Place {
+    /// The node's configuration file.
+    #[arg(long, required_unless_present_any = ["nvm", "flash"])]
+    config: Option<PathBuf>,
+    /// The log region; overrides the file's.
+    #[arg(long)]
+    nvm: Option<PathBuf>,
+    /// The directory of the flash areas; overrides the file's.
+    #[arg(long)]
+    flash: Option<PathBuf>,
+    /// JSON instead of text; entries one per line.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Print the entries of both levels.
+    Dump {
+        #[command(flatten)]
+        place: Place,
+        /// Only this physical log.
+        #[arg(long)]
+        log: Option<u16>,
+        /// From this index on.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// Up to this index.
+        #[arg(long, default_value_t = u64::MAX)]
+        to: u64,
+        /// Payloads, too, in hexadecimal.
+        #[arg(long)]
+        payload: bool,
+    },
+    /// Read everything back and check it; fails if something is wrong.
+    Verify {
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Indexes, hard state and space of each level.
+    Stat {
+        #[command(flatten)]
+        place: Place,
+    },
+}
+
+#[derive(Serialize)]
+struct EntryLine {
+    log: u16,
+    level: &'static str,
+    index: u64,
+    term: u64,
+    kind: u8,
+    bytes: usize,
+    /// Commands in it; none if the payload is no batch of commands.
+    commands: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stamp_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<String>,
+}
+
+impl EntryLine {
+    fn of(entry: &EntryReport<'_>, payload: bool) -> EntryLine {
+        let header: Option<&[u8; batch::HEADER_BYTES]> = entry.payload.first_chunk();
+        let commands = header.map(|head| u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
+        let stamp = header.and_then(|head| head[4..].try_into().ok());
+        EntryLine {
+            log: entry.log,
+            level: entry.level,
+            index: entry.index,
+            term: entry.term,
+            kind: entry.kind,
+            bytes: entry.payload.len(),
+            commands: commands.or(entry.payload.is_empty().then_some(0)),
+            stamp_ms: stamp.map(u64::from_le_bytes),
+            payload: payload.then(|| hex(entry.payload)),
+        }
+    }
+
+    fn print(&self, json: bool) -> Result<()> {
+        if json {
+            println!("{}", serde_json::to_string(self)?);
+            return Ok(());
+        }
+        let commands = self
+            .commands
+            .map_or("-".to_owned(), |count| count.to_string());
+        println!(
+            "{:>3} {:<5} {:>12} {:>8} {:>9} {:>8}  {}",
+            self.log,
+            self.level,
+            self.index,
+            self.term,
+            self.bytes,
+            commands,
+            self.payload.as_deref().unwrap_or("")
+        );
+        Ok(())
+    }
+}
+
+#[derive(Serialize)]
+struct LevelLine {
+    level: &'static str,
+    first: u64,
+    last: u64,
+    used_bytes: u64,
+    capacity_bytes: u64,
+    term: Option<u64>,
+    vote: Option<u64>,
+    commit: Option<u64>,
+    voters: Vec<u64>,
+    checked: u64,
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct LogLine {
+    log: u16,
+    levels: Vec<LevelLine>,
+    problems: Vec<String>,
+}
+
+impl LogLine {
+    fn of(report: &LogReport) -> LogLine {
+        let level = |level: &LevelReport| LevelLine {
+            level: level.level,
+            first: level.first,
+            last: level.last,
+            used_bytes: level.used_bytes,
+            capacity_bytes: level.capacity_bytes,
+            term: level.hard_state.map(|state| state.0),
+            vote: level.hard_state.map(|state| state.1),
+            commit: level.hard_state.map(|state| state.2),
+            voters: level.voters.clone(),
+            checked: level.checked,
+            error: level.error.clone(),
+        };
+        LogLine {
+            log: report.log,
+            levels: report.levels.iter().map(level).collect(),
+            problems: report.problems.clone(),
+        }
+    }
+}
+
+impl Place {
+    fn paths(&self) -> Result<(Option<PathBuf>, Option<PathBuf>)> {
+        let Some(path) = &self.config else {
+            return Ok((self.nvm.clone(), self.flash.clone()));
+        };
+        let node = File::read(path)?.node;
+        // As the only durable level, flash says everything; the region need not even be there.
+        let only = node.durability == "flash";
+        let nvm = self.nvm.clone().or((!only).then_some(node.nvm));
+        Ok((nvm, self.flash.clone().or(node.flash)))
+    }
+
+    fn inspect(
+        &self,
+        entries: bool,
+        each: impl FnMut(&EntryReport<'_>),
+    ) -> Result<(Option<Owner>, Vec<LogReport>)> {
+        let (nvm, flash) = self.paths()?;
+        let found = inspect::inspect(nvm.as_deref(), flash.as_deref(), entries, each)?;
+        if found.1.is_empty() {
+            bail!("no flash area is there");
+        }
+        Ok(found)
+    }
+
+    fn print(&self, owner: Option<&Owner>, logs: &[LogReport]) {
+        if self.json {
+            let logs: Vec<LogLine> = logs.iter().map(LogLine::of).collect();
+            let owner = owner.map(|owner| {
+                serde_json::json!({
+                    "cluster": format!("{:032x}", owner.cluster),
+                    "replica": owner.replica,
+                    "incarnation": format!("{:016x}", owner.incarnation),
+                })
+            });
+            println!("{}", serde_json::json!({ "owner": owner, "logs": logs }));
+            return;
+        }
+        if let Some(owner) = owner {
+            println!(
+                "replica {} of cluster {:032x}",
+                owner.replica, owner.cluster
+            );
+        }
+        for log in logs {
+            for level in &log.levels {
+                print!(
+                    "log {} {:<5} entries {}..={} ({} checked), {} of {} bytes",
+                    log.log,
+                    level.level,
+                    level.first,
+                    level.last,
+                    level.checked,
+                    level.used_bytes,
+                    level.capacity_bytes
+                );
+                match level.hard_state {
+                    Some((term, vote, commit)) => println!(
+                        ", term {term}, vote {vote}, commit {commit}, voters {:?}",
+                        level.voters
+                    ),
+                    None => println!(),
+                }
+            }
+            for problem in &log.problems {
+                println!("log {} PROBLEM {problem}", log.log);
+            }
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What cannot be read; for `verify`, what is wrong.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    match &arguments.command {
+        Command::Dump {
+            place,
+            log,
+            from,
+            to,
+            payload,
+        } => {
+            if !place.json {
+                println!(
+                    "{:>3} {:<5} {:>12} {:>8} {:>9} {:>8}",
+                    "log", "level", "index", "term", "bytes", "commands"
+                );
+            }
+            let mut failed = Ok(());
+            let (_, logs) = place.inspect(true, |entry| {
+                let shown =
+                    log.is_none_or(|log| log == entry.log) && (*from..=*to).contains(&entry.index);
+                if shown && failed.is_ok() {
+                    failed = EntryLine::of(entry, *payload).print(place.json);
+                }
+            })?;
+            failed.context("printing an entry")?;
+            fail_on_problems(&logs)
+        }
+        Command::Verify { place } => {
+            let (owner, logs) = place.inspect(false, |_| {})?;
+            place.print(owner.as_ref(), &logs);
+            fail_on_problems(&logs)
+        }
+        Command::Stat { place } => {
+            let (owner, logs) = place.inspect(false, |_| {})?;
+            place.print(owner.as_ref(), &logs);
+            Ok(())
+        }
+    }
+}
+
+fn fail_on_problems(logs: &[LogReport]) -> Result<()> {
+    let problems: usize = logs.iter().map(|log| log.problems.len()).sum();
+    if problems > 0 {
+        bail!("{problems} problems found");
+    }
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! What the machine says about the device below a file: as far as it says anything.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// What is known; `None`: the machine does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlashFacts {
+    /// Whether writes may stay in a cache that loses them with the power.
+    pub volatile_cache: Option<bool>,
+    /// Largest write that the device itself promises to do whole or not at all, in bytes; 0: none.
+    pub atomic_bytes: Option<u64>,
+    /// Bytes that it writes at once, inside.
+    pub physical_block_bytes: Option<u64>,
+}
+
+fn queue_of(path: &Path) -> Option<PathBuf> {
+    let device = fs::metadata(path).ok()?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let disk = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+    // Of a partition the disk is one level up.
+    let own = disk.join("queue");
+    match own.is_dir() {
+        true => Some(own),
+        false => Some(disk.parent()?.join("queue")).filter(|queue| queue.is_dir()),
+    }
+}
+
+/// Asks the machine about the device that holds a file.
+pub fn probe(path: &Path) -> FlashFacts {
+    let Some(queue) = queue_of(path) else {
+        return FlashFacts::default();
+    };
+    let text = |name: &str| fs::read_to_string(queue.join(name)).ok();
+    let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
+    let cache = text("write_cache");
+    FlashFacts {
+        volatile_cache: cache.and_then(|text| match text.trim() {
+            "write back" => Some(true),
+            "write through" => Some(false),
+            _ => None,
+        }),
+        atomic_bytes: number("atomic_write_unit_max_bytes"),
+        physical_block_bytes: number("physical_block_size"),
+    }
+}
+
+impl FlashFacts {
+    /// Whether each write must be forced out of the device's cache.
+    pub fn needs_sync(&self) -> bool {
+        self.volatile_cache != Some(false)
+    }
+}
+
+impl fmt::Display for FlashFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.volatile_cache {
+            Some(true) => "volatile cache, forced out with every write",
+            Some(false) => "no volatile cache",
+            None => "cache unknown, forced out with every write",
+        })?;
+        match (self.atomic_bytes, self.physical_block_bytes) {
+            (Some(bytes), _) if bytes >= 4096 => f.write_str("; 4 KiB pages are written whole"),
+            (_, Some(bytes)) if bytes >= 4096 => {
+                f.write_str("; 4 KiB pages are probably written whole, torn ones are told")
+            }
+            _ => f.write_str("; pages may tear, torn ones are told"),
+        }
+    }
+}

@@ -1,0 +1,585 @@
+//! Formatting an area, and opening it after a restart or a crash.
+//!
+//! All pages are read. The log goes from the first page that is still needed to the last one that follows without a gap;
+//! a page that is missing, torn, stale or misplaced ends it. If any page found says that the missing one had been durable,
+//! that is damage and not a write cut short, and the log says so instead of shortening itself.
+
+use std::collections::VecDeque;
+
+use cyclone_wire::flash::{
+    FlashMode, FlashSuperblock, FlashSuperblockFault, PAGE_BYTES, PageHeader,
+};
+use cyclone_wire::ring::HardState;
+
+use super::assemble::{Assembler, Object, Step};
+use super::buffer::Buffers;
+use super::device::{Action, Completion, DeviceError, FlashDevice, Request};
+use super::fetch::Fetches;
+use super::log::{FlashLog, FlashStats};
+use super::spec::{FlashError, FlashIdentity, FlashSpec};
+use super::terms::Terms;
+
+/// What opening found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlashRecovered {
+    /// Index of the first entry, present or to come.
+    pub first: u64,
+    /// Index of the last entry; one before the first when there is none.
+    pub last: u64,
+    /// Pages of the log.
+    pub pages: u64,
+    /// Whole pages behind the log's end: of writes that had overtaken one that was cut short.
+    pub beyond: u64,
+}
+
+/// Names the requests that are waited for.
+const WAITED_FOR: u64 = u64::MAX;
+
+/// Reads or writes one piece and waits for it, with nothing else under way.
+fn blocking(
+    device: &mut dyn FlashDevice,
+    action: Action,
+    offset: u64,
+    buffer: super::buffer::Buffer,
+    len: usize,
+) -> Result<super::buffer::Buffer, FlashError> {
+    let request = Request {
+        token: WAITED_FOR,
+        action,
+        offset,
+        buffer,
+        len,
+    };
+    device
+        .submit(0, request)
+        .map_err(|_| DeviceError::Io(libc::EBUSY))?;
+    let mut done: Vec<Completion> = Vec::new();
+    loop {
+        device.poll(0, &mut done);
+        if let Some(completion) = done.pop() {
+            completion.result?;
+            return Ok(completion.buffer);
+        }
+        device.wait();
+    }
+}
+
+fn one_page() -> Result<super::buffer::Buffer, FlashError> {
+    let taken = Buffers::new(1, PAGE_BYTES).take();
+    // Just made, with one buffer in it.
+    taken.ok_or(FlashError::Device(DeviceError::Io(libc::ENOMEM)))
+}
+
+/// The area's superblock: either copy.
+///
+/// # Errors
+/// [`FlashError::NotFormatted`], [`FlashError::Damaged`], [`FlashError::VersionUnknown`], [`FlashError::Device`].
+fn superblock(device: &mut dyn FlashDevice) -> Result<FlashSuperblock, FlashError> {
+    let mut fault = None;
+    let mut blank = 0;
+    for copy in 0..2 {
+        let at = copy * PAGE_BYTES as u64;
+        let page = match blocking(device, Action::Read, at, one_page()?, PAGE_BYTES) {
+            Ok(page) => page,
+            // A file that has just been made has no bytes yet.
+            Err(FlashError::Device(DeviceError::Short { .. })) => {
+                blank += 1;
+                continue;
+            }
+            Err(error) => {
+                fault = Some(error);
+                continue;
+            }
+        };
+        match FlashSuperblock::decode(&page[..PAGE_BYTES]) {
+            Ok(block) => return Ok(block),
+            Err(FlashSuperblockFault::Blank) => blank += 1,
+            Err(FlashSuperblockFault::Version(found)) => {
+                fault = Some(FlashError::VersionUnknown(found));
+            }
+            Err(FlashSuperblockFault::Damaged) => fault = Some(FlashError::Damaged),
+        }
+    }
+    match blank {
+        2 => Err(FlashError::NotFormatted),
+        _ => Err(fault.unwrap_or(FlashError::Damaged)),
+    }
+}
+
+impl FlashLog {
+    /// Formats an area: `after` is index and term of the entry before the first one that it will take, `hard_state` what
+    /// an only level starts from, `tag` random. Blocks; the superblock is written last.
+    ///
+    /// # Errors
+    /// A shape that makes no sense, a device that fails.
+    pub fn create(
+        mut device: Box<dyn FlashDevice>,
+        spec: FlashSpec,
+        who: &FlashIdentity,
+        tag: u64,
+        after: (u64, u64),
+        hard_state: &HardState,
+    ) -> Result<FlashLog, FlashError> {
+        spec.check(device.bytes())?;
+        let bytes = spec.bytes.min(device.bytes());
+        let spec = FlashSpec { bytes, ..spec };
+        let block = FlashSuperblock {
+            cluster: who.cluster,
+            replica: who.replica,
+            incarnation: who.incarnation,
+            tag,
+            log: spec.log,
+            mode: spec.mode,
+            segment_bytes: spec.segment_bytes,
+            pages: spec.pages(),
+        };
+        let mut page = one_page()?;
+        page.fill(0);
+        for copy in 0..2 {
+            let at = copy * PAGE_BYTES as u64;
+            page = blocking(&mut *device, Action::Write, at, page, PAGE_BYTES)?;
+        }
+        let mut log = FlashLog::empty(device, block, spec);
+        log.terms = Terms::after(after.0, after.1);
+        (log.base, log.next_begin, log.durable_index) = (after.0, after.0 + 1, after.0);
+        log.reset_due = (after.0 > 0).then_some(after);
+        if spec.mode == FlashMode::Only {
+            log.set_hard_state(hard_state.clone());
+        }
+        log.life = 1;
+        log.first_words()?;
+        block.encode(&mut page[..PAGE_BYTES]);
+        for copy in [1, 0] {
+            let at = copy * PAGE_BYTES as u64;
+            page = log.write_waiting(at, page)?;
+        }
+        Ok(log)
+    }
+
+    /// Writes a page and waits for it, while other requests may be under way.
+    fn write_waiting(
+        &mut self,
+        offset: u64,
+        buffer: super::buffer::Buffer,
+    ) -> Result<super::buffer::Buffer, FlashError> {
+        let mut request = Request {
+            token: WAITED_FOR,
+            action: Action::Write,
+            offset,
+            buffer,
+            len: PAGE_BYTES,
+        };
+        while let Err(refused) = self.device.submit(0, request) {
+            request = refused;
+            self.device.wait();
+            self.poll(0);
+        }
+        let mut done: Vec<Completion> = Vec::new();
+        loop {
+            self.device.wait();
+            self.device.poll(0, &mut done);
+            let mut ours = None;
+            for completion in done.drain(..) {
+                match completion.token {
+                    WAITED_FOR => ours = Some(completion),
+                    _ => self.completed(completion, 0),
+                }
+            }
+            if let Some(ours) = ours {
+                ours.result?;
+                return Ok(ours.buffer);
+            }
+        }
+    }
+
+    /// Makes durable what a new log begins with.
+    fn first_words(&mut self) -> Result<(), FlashError> {
+        // Without a ring there are no entries: only hard state and reset can be written.
+        let due = |log: &FlashLog| log.reset_due.is_some() || log.hard_version > log.hard_written;
+        let mut now_us = 0;
+        while due(self) || self.durable < self.tail {
+            now_us += 1;
+            if due(self) {
+                self.pump_from(None, 0, now_us);
+                self.flush(now_us);
+            }
+            self.device.wait();
+            self.poll(now_us);
+            if let Some((_, error)) = self.failed_since {
+                return Err(error.into());
+            }
+            if self.grow_failed.is_some() {
+                return Err(DeviceError::NoSpace.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn empty(device: Box<dyn FlashDevice>, block: FlashSuperblock, spec: FlashSpec) -> FlashLog {
+        let segment = block.segment_bytes as usize;
+        // What lies before the log's pages in the file has been written, or will be in one go with the first growth.
+        let grown = device.grown_bytes().saturating_sub(segment as u64) / PAGE_BYTES as u64;
+        let segment_pages = (segment / PAGE_BYTES) as u64;
+        let buffers = Buffers::new(spec.outstanding.max(2) + 2, segment);
+        let mut device = device;
+        device.register(&buffers);
+        FlashLog {
+            buffers,
+            life: 0,
+            first: 0,
+            first_durable: 0,
+            first_told: 0,
+            first_proven: 0,
+            durable: 0,
+            tail: 0,
+            records_end: 0,
+            vouched: 0,
+            grown: grown.min(block.pages) / segment_pages * segment_pages,
+            growing: false,
+            grow_failed: None,
+            writes: VecDeque::new(),
+            filling: None,
+            current: None,
+            lows: VecDeque::new(),
+            next_begin: 1,
+            terms: Terms::after(0, 0),
+            base: 0,
+            ends: VecDeque::new(),
+            durable_index: 0,
+            hard_state: HardState::default(),
+            hard_version: 0,
+            hard_written: 0,
+            hard_told: (0, 0),
+            hard_owed: false,
+            commits: VecDeque::new(),
+            durable_commit: 0,
+            hard_due: false,
+            reset_due: None,
+            mark_due: false,
+            idle_since_us: 0,
+            polled_us: 0,
+            blocked: None,
+            failed_since: None,
+            next_token: 0,
+            fetches: Fetches::new(segment),
+            done: Vec::new(),
+            stats: FlashStats::default(),
+            device,
+            block,
+            spec,
+        }
+    }
+
+    /// Opens an area after a restart. Blocks while it is read. Nothing is written.
+    ///
+    /// # Errors
+    /// [`FlashError::Corrupt`] when something that was durable does not read back; whatever says that the area is not
+    /// this replica's.
+    pub fn open(
+        device: Box<dyn FlashDevice>,
+        spec: FlashSpec,
+        who: &FlashIdentity,
+    ) -> Result<(FlashLog, FlashRecovered), FlashError> {
+        spec.check(device.bytes())?;
+        FlashLog::open_checked(device, spec, |block| {
+            let found = FlashIdentity {
+                cluster: block.cluster,
+                replica: block.replica,
+                incarnation: block.incarnation,
+            };
+            if found != *who {
+                let expected = *who;
+                return Err(FlashError::Foreign { found, expected });
+            }
+            Ok(())
+        })
+    }
+
+    /// Opens whatever area is there, for looking at it.
+    ///
+    /// # Errors
+    /// As [`FlashLog::open`].
+    pub fn inspect(device: Box<dyn FlashDevice>) -> Result<(FlashLog, FlashRecovered), FlashError> {
+        let mut device = device;
+        let block = superblock(&mut *device)?;
+        let spec = FlashSpec {
+            segment_bytes: block.segment_bytes,
+            ..FlashSpec::new(block.log, block.mode, block.area_bytes())
+        };
+        FlashLog::open_checked(device, spec, |_| Ok(()))
+    }
+
+    fn open_checked(
+        mut device: Box<dyn FlashDevice>,
+        spec: FlashSpec,
+        check: impl FnOnce(&FlashSuperblock) -> Result<(), FlashError>,
+    ) -> Result<(FlashLog, FlashRecovered), FlashError> {
+        let block = superblock(&mut *device)?;
+        check(&block)?;
+        let asked = (spec.log, spec.mode, spec.segment_bytes, spec.pages());
+        let made = (block.log, block.mode, block.segment_bytes, block.pages);
+        if asked != made || block.area_bytes() > device.bytes() {
+            return Err(FlashError::WrongShape(Box::new(block)));
+        }
+        let mut log = FlashLog::empty(device, block, spec);
+        let headers = log.scan()?;
+        let beyond = log.find(&headers)?;
+        drop(headers);
+        log.walk()?;
+        let recovered = FlashRecovered {
+            first: log.terms.first(),
+            last: log.terms.next() - 1,
+            pages: log.tail - log.first,
+            beyond,
+        };
+        Ok((log, recovered))
+    }
+
+    /// Reads every segment once, many at a time, and hands its pages over in no particular order.
+    fn read_segments(
+        &mut self,
+        segments: impl Iterator<Item = u64>,
+        mut pages: impl FnMut(u64, &[u8]),
+    ) -> Result<(), FlashError> {
+        let segment = self.segment_pages();
+        let mut segments = segments.fuse().peekable();
+        let mut done = Vec::new();
+        let mut failed = None;
+        while segments.peek().is_some() || self.device.outstanding() > 0 {
+            while let Some(place) = segments.peek().copied() {
+                let Some(buffer) = self.buffers.take() else {
+                    break;
+                };
+                let request = Request {
+                    token: place,
+                    action: Action::Read,
+                    offset: self.block.page_at(place * segment),
+                    buffer,
+                    len: segment as usize * PAGE_BYTES,
+                };
+                if self.device.submit(0, request).is_err() {
+                    break;
+                }
+                segments.next();
+            }
+            self.device.poll(0, &mut done);
+            if done.is_empty() {
+                self.device.wait();
+            }
+            for completion in done.drain(..) {
+                match completion.result {
+                    Ok(()) => pages(completion.token, &completion.buffer),
+                    Err(error) => failed = Some(error),
+                }
+            }
+        }
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// The headers of all pages that are whole and in their place, by place.
+    fn scan(&mut self) -> Result<Vec<Option<PageHeader>>, FlashError> {
+        let (block, segment) = (self.block, self.segment_pages() as usize);
+        let mut headers = vec![None; block.pages as usize];
+        let grown = self.grown / segment as u64;
+        self.read_segments(0..grown, |place, bytes| {
+            let start = place as usize * segment;
+            for (page, bytes) in bytes.chunks_exact(PAGE_BYTES).enumerate() {
+                let at = start + page;
+                headers[at] = PageHeader::decode(bytes).filter(|header| {
+                    header.tag == block.tag
+                        && header.log == block.log
+                        && header.sequence % block.pages == at as u64
+                        && header.first.is_multiple_of(segment as u64)
+                });
+            }
+        })?;
+        Ok(headers)
+    }
+
+    /// Finds where the log begins and ends. Answers how many whole pages lie behind its end.
+    fn find(&mut self, headers: &[Option<PageHeader>]) -> Result<u64, FlashError> {
+        let pages = self.block.pages;
+        let all = || headers.iter().flatten();
+        let first = all().map(|header| header.first).max().unwrap_or(0);
+        let durable = all().map(|header| header.durable).max().unwrap_or(0);
+        let life = all().map(|header| header.life).max().unwrap_or(0);
+        let mut tail = first;
+        let mut previous = 0;
+        while tail < first + pages {
+            let header = headers[(tail % pages) as usize];
+            let Some(header) = header.filter(|header| header.sequence == tail) else {
+                break;
+            };
+            // Left over from before a crash: the page before it was written by a later life.
+            if header.life < previous {
+                break;
+            }
+            previous = header.life;
+            tail += 1;
+        }
+        if tail < durable {
+            let what = "it was durable, and is not there";
+            return Err(FlashError::Corrupt { page: tail, what });
+        }
+        if tail == first && (first > 0 || self.block.mode == FlashMode::Only) {
+            let what = "the log's first page is not there";
+            return Err(FlashError::Corrupt { page: tail, what });
+        }
+        let beyond = all().filter(|header| header.sequence > tail).count() as u64;
+        (self.first, self.first_durable, self.first_told) = (first, first, first);
+        (self.tail, self.durable) = (tail, tail);
+        (self.records_end, self.vouched) = (tail, durable);
+        self.life = life.checked_add(1).ok_or(FlashError::Damaged)?;
+        Ok(beyond)
+    }
+
+    /// Goes through the log's pages: which entries begin where, of which terms, and the hard state.
+    fn walk(&mut self) -> Result<(), FlashError> {
+        let (first, tail, segment) = (self.first, self.tail, self.segment_pages());
+        let mut walker = Walker {
+            assembler: Assembler::default(),
+            anchored: false,
+            reset: false,
+            hard: false,
+            pending: None,
+        };
+        // In order, one window of segments after the other.
+        let window = self.buffers.count() as u64;
+        let mut from = first / segment;
+        while from * segment < tail {
+            let until = (from + window).min(tail.div_ceil(segment));
+            let mut found: Vec<Option<Vec<u8>>> = vec![None; (until - from) as usize];
+            let places = self.block.pages / segment;
+            self.read_segments(
+                (from..until).map(|number| number % places),
+                |place, bytes| {
+                    let slot = (place + places - from % places) % places;
+                    found[slot as usize] = Some(bytes.to_vec());
+                },
+            )?;
+            for (number, bytes) in (from..until).zip(found) {
+                let bytes = bytes.unwrap_or_default();
+                for (page, bytes) in (number * segment..).zip(bytes.chunks_exact(PAGE_BYTES)) {
+                    if page < tail {
+                        self.walk_page(&mut walker, page, bytes)?;
+                    }
+                }
+            }
+            from = until;
+        }
+        if self.block.mode == FlashMode::Only && !walker.hard {
+            let (page, what) = (first, "no hard state is there");
+            return Err(FlashError::Corrupt { page, what });
+        }
+        walker.give_up(self);
+        self.settle_ends();
+        self.durable_index = self.terms.next() - 1;
+        let state = &self.hard_state;
+        (self.hard_told, self.durable_commit) = ((state.term, state.vote), state.commit);
+        (self.hard_written, self.hard_due) =
+            (self.hard_version, self.block.mode == FlashMode::Only);
+        Ok(())
+    }
+
+    fn walk_page(
+        &mut self,
+        walker: &mut Walker,
+        page: u64,
+        bytes: &[u8],
+    ) -> Result<(), FlashError> {
+        let corrupt = |what| FlashError::Corrupt { page, what };
+        let header = PageHeader::decode(bytes)
+            .filter(|header| header.sequence == page)
+            .ok_or(corrupt("it reads differently the second time"))?;
+        self.lows.push_back(self.next_begin);
+        let mut assembler = std::mem::take(&mut walker.assembler);
+        let fed = assembler.feed(&header, bytes, |step| match step {
+            Step::Begun(head) => {
+                walker.give_up(self);
+                let before = head.index.checked_sub(1).ok_or("an entry with index 0")?;
+                if !walker.anchored || (!walker.reset && before < self.base) {
+                    // The first of all: what stands before it is known from it. Those that it replaces may come first.
+                    self.terms = Terms::after(before, head.prev_term);
+                    (self.next_begin, self.base) = (head.index, before);
+                    self.ends.clear();
+                }
+                walker.anchored = true;
+                if head.index > self.terms.next() {
+                    return Err("an entry is missing before this one");
+                }
+                if head.index <= self.base || head.index < self.terms.first() {
+                    return Err("an entry from before the log's beginning");
+                }
+                if self.terms.get(head.index - 1) != Some(head.prev_term)
+                    || head.term < head.prev_term
+                {
+                    return Err("an entry that does not follow its predecessor");
+                }
+                walker.pending = Some(Pending {
+                    pages: self.lows.len(),
+                    changed: (0..self.lows.len())
+                        .rev()
+                        .map(|place| (place, self.lows[place]))
+                        .take_while(|(_, low)| *low > head.index)
+                        .collect(),
+                    next_begin: self.next_begin,
+                });
+                self.note_begin(head.index);
+                Ok(())
+            }
+            Step::Done(Object::Entry(entry)) => {
+                walker.pending = None;
+                self.note_end(page, entry.index, entry.term);
+                Ok(())
+            }
+            Step::Done(Object::HardState(state)) => {
+                walker.give_up(self);
+                walker.hard = true;
+                self.hard_state = state;
+                Ok(())
+            }
+            Step::Done(Object::Reset(index, term)) => {
+                walker.give_up(self);
+                (walker.anchored, walker.reset) = (true, true);
+                self.note_reset(index, term);
+                Ok(())
+            }
+        });
+        walker.assembler = assembler;
+        fed.map_err(corrupt)
+    }
+}
+
+struct Walker {
+    assembler: Assembler,
+    /// An entry or a reset has been met.
+    anchored: bool,
+    reset: bool,
+    /// A hard state has been met.
+    hard: bool,
+    pending: Option<Pending>,
+}
+
+/// An entry whose end has not been met: until then it replaces nothing.
+struct Pending {
+    /// Pages known when it began, and what was known of those that it changed.
+    pages: usize,
+    changed: Vec<(usize, u64)>,
+    next_begin: u64,
+}
+
+impl Walker {
+    /// The pending entry never ended: what it would have replaced counts.
+    fn give_up(&mut self, log: &mut FlashLog) {
+        let Some(pending) = self.pending.take() else {
+            return;
+        };
+        for (place, low) in pending.changed {
+            log.lows[place] = low;
+        }
+        for low in log.lows.iter_mut().skip(pending.pages) {
+            *low = pending.next_begin;
+        }
+        log.next_begin = pending.next_begin;
+    }
+}
