@@ -25,6 +25,8 @@ pub struct Options {
     pub durability: Option<String>,
     /// Bytes of each second level.
     pub flash_bytes: u64,
+    /// Where second levels lie, if not in the nodes' directories.
+    pub flash_directory: Option<PathBuf>,
     /// `udp` or `tcp`.
     pub transport: String,
     /// `authenticated`, `encrypted` or `off`.
@@ -55,6 +57,7 @@ impl Default for Options {
             nvm_bytes: 128 << 20,
             durability: None,
             flash_bytes: 256 << 20,
+            flash_directory: None,
             transport: "udp".into(),
             security: "authenticated".into(),
             first_port: 7101,
@@ -177,10 +180,10 @@ impl LocalCluster {
                     data: directory.join(format!("node{}", member.id)),
                     nvm: regions.join(format!("node{}.nvm", member.id)),
                     nvm_bytes: options.nvm_bytes,
-                    flash: options
-                        .durability
-                        .as_ref()
-                        .map(|_| directory.join(format!("node{}", member.id)).join("flash")),
+                    flash: options.durability.as_ref().map(|_| {
+                        let below = options.flash_directory.as_deref().unwrap_or(directory);
+                        below.join(format!("node{}", member.id)).join("flash")
+                    }),
                     flash_bytes: options.flash_bytes,
                     durability: options.durability.clone().unwrap_or_else(|| "nvm".into()),
                     engine: options.engine.clone(),

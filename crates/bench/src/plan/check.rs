@@ -145,6 +145,7 @@ fn fields(variant: &Variant) -> Result<()> {
         ("security", variant.security.is_some(), is(&[Cyclone])),
         ("reads", variant.reads.is_some(), is(&[Cyclone])),
         ("region_mib", variant.region_mib.is_some(), is(&[Cyclone])),
+        ("durability", variant.durability.is_some(), is(&[Cyclone])),
         ("election_ms", variant.election_ms.is_some(), is(&[Cyclone])),
         (
             "two_phase",
@@ -212,5 +213,6 @@ fn fields(variant: &Variant) -> Result<()> {
         &variant.security,
         &["authenticated", "encrypted", "off"],
     )?;
+    known("durability", &variant.durability, &["nvm", "flash"])?;
     known("reads", &variant.reads, &["index", "log", "weak", "lease"])
 }

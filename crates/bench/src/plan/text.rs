@@ -388,6 +388,8 @@ pub struct Variant {
     pub reads: Option<String>,
     /// cyclone: bytes of each log region, MiB.
     pub region_mib: Option<u64>,
+    /// cyclone: a second level of the log, on the disk: `nvm` (behind the region) or `flash` (what acknowledgements wait for).
+    pub durability: Option<String>,
     /// cyclone: shortest silence before an election, ms.
     pub election_ms: Option<u64>,
     /// cyclone, native: batches by two-phase commit from the client instead of ganged operations.

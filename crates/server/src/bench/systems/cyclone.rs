@@ -51,6 +51,7 @@ impl Cyclone {
                 logs: variant.logs.unwrap_or(defaults.logs),
                 burst: variant.burst.unwrap_or(defaults.burst),
                 lease_reads: variant.reads.as_deref() == Some("lease"),
+                durability: variant.durability.clone(),
                 election_ms: variant.election_ms,
                 ..Options::default()
             },
@@ -65,13 +66,15 @@ impl Cyclone {
 
 impl System for Cyclone {
     fn guarantee(&self) -> String {
-        let place = match self.options.replicas {
-            1 => "durable in the log region of its one replica".to_owned(),
-            replicas => format!(
-                "durable in the log regions of {} of {replicas} replicas",
-                replicas / 2 + 1
-            ),
+        let level = match self.options.durability.as_deref() {
+            Some("flash") => "on the flash",
+            _ => "in the log regions",
         };
+        let replicas = self.options.replicas;
+        let place = format!(
+            "durable {level} of {} of {replicas} replicas",
+            replicas / 2 + 1
+        );
         match self.options.engine.as_str() {
             "echo" => format!("{place}; the store does nothing"),
             _ => format!("{place}, and applied"),
@@ -89,7 +92,12 @@ impl System for Cyclone {
             Store::Disk => &scene.disk,
             Store::Memory => &scene.memory,
         };
-        let cluster = LocalCluster::create(directory, &self.options)?;
+        // The second level is for a disk, wherever the store is.
+        let options = Options {
+            flash_directory: Some(scene.disk.join("second-level")),
+            ..self.options.clone()
+        };
+        let cluster = LocalCluster::create(directory, &options)?;
         let running: Box<dyn Running> = match self.client() {
             Client::Embedded => Box::new(Inside::start(cluster, self.mode)?),
             _ => Box::new(Nodes::start(self, cluster)?),
