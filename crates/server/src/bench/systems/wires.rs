@@ -35,6 +35,7 @@ pub struct Wires {
 
 struct Wire {
     stream: TcpStream,
+    address: SocketAddr,
     /// Bytes to be sent.
     out: Vec<u8>,
     /// Whether the socket would not take all of them.
@@ -57,8 +58,7 @@ pub struct WireLane {
     idle: VecDeque<usize>,
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
-    pipeline: usize,
-    waits: Waits,
+    reach: Wires,
     /// Operations that wait for a connection: number, command, whether it writes.
     queue: VecDeque<(u64, Vec<u8>, bool)>,
     /// Buffers of commands that were sent.
@@ -78,23 +78,15 @@ impl WireLane {
             idle: VecDeque::new(),
             epoll,
             events: Vec::with_capacity(256),
-            pipeline,
-            waits: wires.waits,
+            reach: wires.clone(),
             queue: VecDeque::new(),
             spare: Vec::new(),
         };
         for number in 0..share.div_ceil(pipeline).max(1) {
-            let stream = TcpStream::connect(wires.address)
-                .with_context(|| format!("cannot connect to {}", wires.address))?;
-            stream.set_nodelay(true)?;
-            if !wires.greeting.is_empty() {
-                greet(&stream, &wires.greeting)?;
-            }
-            stream.set_nonblocking(true)?;
-            let data = epoll::EventData::new_u64(number as u64);
-            epoll::add(&lane.epoll, &stream, data, epoll::EventFlags::IN).context("epoll")?;
+            let stream = lane.connect(number)?;
             lane.wires.push(Wire {
                 stream,
+                address: wires.address,
                 out: Vec::new(),
                 stuck: false,
                 arrived: Vec::new(),
@@ -108,15 +100,35 @@ impl WireLane {
         Ok(lane)
     }
 
+    /// A connection to where the leader is, as far as is known.
+    fn connect(&self, number: usize) -> Result<TcpStream> {
+        let address = self.reach.address;
+        let stream =
+            TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?;
+        stream.set_nodelay(true)?;
+        if !self.reach.greeting.is_empty() {
+            greet(&stream, &self.reach.greeting)?;
+        }
+        stream.set_nonblocking(true)?;
+        let data = epoll::EventData::new_u64(number as u64);
+        epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN).context("epoll")?;
+        Ok(stream)
+    }
+
     /// Gives what waits to connections that are free.
     fn send(&mut self) -> Result<()> {
         while !self.queue.is_empty() {
             let Some(number) = self.idle.pop_front() else {
                 return Ok(());
             };
+            if self.wires[number].address != self.reach.address {
+                // The old one leaves the epoll set as it is closed.
+                self.wires[number].stream = self.connect(number)?;
+                self.wires[number].address = self.reach.address;
+            }
             let wire = &mut self.wires[number];
             let mut writes = false;
-            while wire.tokens.len() < self.pipeline
+            while wire.tokens.len() < self.reach.pipeline.max(1)
                 && let Some((token, mut command, write)) = self.queue.pop_front()
             {
                 wire.tokens.push(token);
@@ -127,7 +139,7 @@ impl WireLane {
             }
             wire.missing = wire.tokens.len();
             wire.refused = false;
-            wire.wait = writes && self.waits == Waits::OneReplica;
+            wire.wait = writes && self.reach.waits == Waits::OneReplica;
             if wire.wait {
                 array(&mut wire.out, &[b"WAIT", b"1", WAIT_MS]);
                 wire.missing += 1;
@@ -187,6 +199,13 @@ impl WireLane {
             taken += len;
             wire.missing -= 1;
             match answer {
+                Answer::Error(text) if text.starts_with("MOVED ") => {
+                    let place = text.rsplit(' ').next().unwrap_or_default();
+                    self.reach.address = place
+                        .parse()
+                        .with_context(|| format!("the server says {text}"))?;
+                    wire.refused = true;
+                }
                 Answer::Error(text) if !retryable(&text) => bail!("the server says {text}"),
                 Answer::Error(_) => wire.refused = true,
                 Answer::Number(replicas) if wire.wait && wire.missing == 0 => {
@@ -426,6 +445,40 @@ mod tests {
         assert_eq!(tokens, [0, 1, 2, 3, 4, 5]);
         let outcomes = done.iter().map(|done| done.outcome).collect();
         (outcomes, server.join().expect("server"))
+    }
+
+    #[test]
+    fn a_lane_follows_the_leader() {
+        let there = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let moved = format!("-MOVED 7 {}\r\n", there.local_addr().expect("address"));
+        let here = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let wires = Wires {
+            address: here.local_addr().expect("address"),
+            pipeline: 1,
+            waits: Waits::Never,
+            greeting: Vec::new(),
+        };
+        let first = std::thread::spawn(move || {
+            let (mut stream, _) = here.accept().expect("a client");
+            let mut buffer = [0; 1000];
+            assert!(stream.read(&mut buffer).expect("a command") > 0);
+            stream.write_all(moved.as_bytes()).expect("answered");
+        });
+        let second = serve(there, 0);
+        let mut lane = WireLane::open(&wires, 1).expect("a lane");
+        let key = cyclone_bench::workload::Key::new(1, 8);
+        for expected in [Outcome::Refused, Outcome::Done] {
+            lane.submit(1, Request::Read(key)).expect("taken");
+            let mut done = Vec::new();
+            while done.is_empty() {
+                lane.poll(Duration::from_secs(10), &mut done)
+                    .expect("polled");
+            }
+            assert_eq!(done[0].outcome, expected);
+        }
+        drop(lane);
+        first.join().expect("the first server");
+        assert!(!second.join().expect("the second server").is_empty());
     }
 
     #[test]
