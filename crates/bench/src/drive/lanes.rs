@@ -109,6 +109,10 @@ pub fn run(lanes: &dyn Lanes, job: &mut Job<'_>, processes: &[Process]) -> Resul
             Pace::Closed => Pace::Closed,
             Pace::Open(per_second) => Pace::Open(per_second / count as f64),
         },
+        first_due_ns: match job.pace {
+            Pace::Closed => 0,
+            Pace::Open(per_second) => (number as f64 * 1e9 / per_second.max(1e-3)) as u64,
+        },
         warm_up_ns: job.warm_up.as_nanos() as u64,
         measure_ns: job.measure.as_nanos() as u64,
         drain_ns: job.drain.as_nanos() as u64,

@@ -108,6 +108,8 @@ pub struct Turn {
     pub inflight: usize,
     /// When they begin.
     pub pace: Pace,
+    /// In the open loop, when the first is due: lanes take turns, they do not send together.
+    pub first_due_ns: u64,
     /// Time before measuring, ns.
     pub warm_up_ns: u64,
     /// Time measured, ns.
@@ -179,7 +181,7 @@ pub fn drive(
             })
             .collect(),
         free: (0..turn.inflight.max(1)).rev().collect(),
-        due: 0.0,
+        due: turn.first_due_ns as f64,
         seen: Seen {
             operations: 0,
             refused: 0,

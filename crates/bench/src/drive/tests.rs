@@ -103,6 +103,7 @@ fn turn(pace: Pace, inflight: usize) -> Turn {
     Turn {
         inflight,
         pace,
+        first_due_ns: 0,
         warm_up_ns: 100 * MS,
         measure_ns: 1000 * MS,
         drain_ns: 1000 * MS,
