@@ -20,6 +20,7 @@ need redis-tools command -v redis-cli
 need iproute2 command -v ip
 need util-linux command -v taskset
 need python3-venv installed python3-venv
+need openssl command -v openssl
 # For the tests of the configuration manager's stores (features etcd and zookeeper); etcd's client generates code with protoc.
 need etcd-server command -v etcd
 need zookeeper installed zookeeper

@@ -21,6 +21,31 @@ pub enum Outcome {
     TooLarge,
     /// There is no room for more values; nothing was done, and deletions are taken. Answered with `-OOM`.
     Full,
+    /// Refused for this reason; nothing was done. Answered with `-ERR` and the text.
+    Refused(String),
+}
+
+/// What a client may ask about snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotRequest {
+    /// Make one of everything that is applied at this node; the answer describes it.
+    Begin,
+    /// A piece of a file.
+    Read {
+        /// The snapshot.
+        id: u64,
+        /// The file's place in the description.
+        file: u32,
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        length: u32,
+    },
+    /// It is no longer needed.
+    End {
+        /// The snapshot.
+        id: u64,
+    },
 }
 
 /// Who serves a slot.
@@ -99,6 +124,11 @@ pub trait Backend {
 
     /// Submits a computation of the hash of this node's whole state; its answer is `Reply::Bytes`.
     fn submit_digest(&mut self, ticket: u64);
+
+    /// Submits a request about snapshots. Answers false where there are none: then no outcome comes.
+    fn submit_snapshot(&mut self, _ticket: u64, _request: SnapshotRequest) -> bool {
+        false
+    }
 
     /// Hands over outcomes that are ready. Called during [`Gateway::step`](crate::Gateway::step), so a command that
     /// is answered at once costs no second round. A backend that uses `Gateway::complete` leaves this alone.

@@ -9,6 +9,9 @@ use mio::net::TcpListener;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::login::Users;
+use crate::stream::Tls;
+
 /// File descriptors left for everything but client connections.
 const RESERVED_FILES: u64 = 256;
 /// Connections the kernel keeps until they are accepted; it may allow fewer (net.core.somaxconn).
@@ -19,8 +22,12 @@ const BACKLOG: i32 = 16 * 1024;
 pub struct GatewayConfig {
     /// Where to listen; port 0 lets the system choose.
     pub listen: SocketAddr,
-    /// Passwords of the user `default`, any of which is accepted; none: no authentication.
+    /// Passwords of the user `default`, any of which is accepted; none, and no users: no authentication.
     pub passwords: Vec<Vec<u8>>,
+    /// Users with hashed passwords.
+    pub users: Users,
+    /// Certificate and key; without them the port speaks in the clear.
+    pub tls: Option<Tls>,
     /// Most connections at a time; lowered if the system allows fewer open files.
     pub max_clients: usize,
     /// Longest key, in bytes.
@@ -55,6 +62,8 @@ impl GatewayConfig {
         GatewayConfig {
             listen,
             passwords: Vec::new(),
+            users: Users::default(),
+            tls: None,
             max_clients: 20_000,
             max_key_bytes: 64 * 1024,
             max_value_bytes: 1024 * 1024,
@@ -69,6 +78,11 @@ impl GatewayConfig {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             settings: Vec::new(),
         }
+    }
+
+    /// Whether everybody may do everything without a password.
+    pub(crate) fn is_open(&self) -> bool {
+        self.passwords.is_empty() && self.users.is_empty()
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -135,6 +149,9 @@ pub enum GatewayError {
     /// The event queue refused the listening socket.
     #[error("cannot poll the Redis socket: {0}")]
     Poll(#[source] io::Error),
+    /// The thread that checks passwords cannot be started.
+    #[error("cannot start the thread that checks passwords: {0}")]
+    Logins(#[source] io::Error),
     /// A setting is out of range.
     #[error("{setting} = {value} is not between {least} and {most}")]
     Setting {

@@ -1,18 +1,19 @@
 //! One client: its socket, what it sent, what it is owed.
 
 use std::collections::VecDeque;
-use std::io::{self, Write as _};
+use std::io;
 use std::net::SocketAddr;
 
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::reply::{Failure, Reply};
 use cyclone_wire::resp::{Protocol, RequestParser, encode};
-use mio::net::TcpStream;
 
 use crate::backend::{Backend, Outcome, Route};
 use crate::command::transaction::{Extra, Multi, Watches, encode_parts};
 use crate::config::GatewayConfig;
+use crate::login::Checking;
 use crate::slab::{SEQ_MASK, ticket};
+use crate::stream::Stream;
 
 /// A buffer that grew beyond this is given back once empty.
 pub(crate) const KEPT_BUFFER: usize = 64 * 1024;
@@ -72,7 +73,7 @@ pub(crate) enum ReplyMode {
 /// Why a connection's next command may not begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stall {
-    /// Too much is in flight or unsent, or WAIT is not over.
+    /// Too much is in flight or unsent, or WAIT or AUTH is not over.
     Full,
     /// A write behind unanswered reads.
     BehindReads,
@@ -120,6 +121,8 @@ pub(crate) struct Session {
     /// Answer what is pending, then hang up.
     pub(crate) closing: bool,
     pub(crate) waiting: Option<Waiting>,
+    /// An AUTH that the login thread looks at.
+    pub(crate) checking: Option<Checking>,
     /// Between MULTI and EXEC.
     pub(crate) multi: Option<Box<Multi>>,
     pub(crate) watches: Watches,
@@ -163,6 +166,7 @@ impl Session {
             no_touch: false,
             closing: false,
             waiting: None,
+            checking: None,
             multi: None,
             watches: Watches::default(),
             extra: None,
@@ -286,7 +290,12 @@ impl Session {
         self.in_flight() >= config.max_in_flight
             || self.request_bytes >= config.max_query_buffer
             || self.unsent() >= config.output_pause_bytes
-            || self.waiting.is_some()
+            || self.waits()
+    }
+
+    /// Whether a command of the gateway's own is not over.
+    pub(crate) fn waits(&self) -> bool {
+        self.waiting.is_some() || self.checking.is_some()
     }
 
     /// Bytes of replies that the client has not taken.
@@ -315,6 +324,7 @@ fn held(outcome: &Outcome) -> usize {
     }
     match outcome {
         Outcome::Done(reply) => size(reply),
+        Outcome::Refused(reason) => reason.len() + 32,
         _ => 32,
     }
 }
@@ -343,6 +353,7 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
             encode::error(out, "TRYAGAIN not done: leadership changed, retry")
         }
         Outcome::Full => encode::error(out, "OOM memory is full: only deletions are taken"),
+        Outcome::Refused(reason) => encode::error(out, format!("ERR {reason}")),
         Outcome::TooLarge => encode::error(out, "ERR command is longer than the node's limit"),
     }
 }
@@ -408,7 +419,7 @@ pub(crate) enum Flushed {
 
 /// A connection and its socket.
 pub(crate) struct Connection {
-    pub(crate) stream: TcpStream,
+    pub(crate) stream: Stream,
     pub(crate) parser: RequestParser,
     /// Bytes received and not yet executed, from `input_at` on.
     pub(crate) input: Vec<u8>,
@@ -430,6 +441,8 @@ pub(crate) struct Connection {
     pub(crate) blocked_since_us: Option<u64>,
     /// Our side is shut; until when the peer's rest is read and dropped, lest a reset destroy our last reply.
     pub(crate) linger_until_us: Option<u64>,
+    /// Until when keys must be agreed on.
+    pub(crate) handshake_until_us: Option<u64>,
 }
 
 impl Connection {
@@ -444,13 +457,18 @@ impl Connection {
         }
     }
 
+    /// Whether something waits for the socket.
+    pub(crate) fn has_output(&self) -> bool {
+        self.session.has_output() || self.stream.wants_write()
+    }
+
     pub(crate) fn write(&mut self, now_us: u64) -> Flushed {
         let session = &mut self.session;
         while session.has_output() {
             if !self.writable {
                 return Flushed::Part;
             }
-            match (&self.stream).write(&session.out[session.sent..]) {
+            match self.stream.write(&session.out[session.sent..]) {
                 Ok(0) => return Flushed::Gone,
                 Ok(written) => {
                     session.sent += written;
@@ -473,6 +491,15 @@ impl Connection {
         }
         session.out.clear();
         session.sent = 0;
+        match self.stream.flush() {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.writable = false;
+                self.blocked_since_us.get_or_insert(now_us);
+                return Flushed::Part;
+            }
+            Err(_) => return Flushed::Gone,
+        }
         self.blocked_since_us = None;
         Flushed::All
     }

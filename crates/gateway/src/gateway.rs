@@ -1,27 +1,37 @@
 //! The step object: accepting, completing, flushing, closing. Reading and running commands: `pump.rs`.
 
-use std::io::{self, Write as _};
-use std::net::{Shutdown, SocketAddr};
+mod upkeep;
 
-use cyclone_wire::resp::{RequestParser, encode};
+use std::collections::VecDeque;
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+
+use cyclone_wire::resp::RequestParser;
 use mio::event::Event;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Registry, Token};
 
-use crate::backend::{Backend, Outcome, Route};
+use crate::backend::{Backend, Outcome};
 use crate::config::{GatewayConfig, GatewayError, clients_allowed, listen};
-use crate::connection::{Connection, Flushed, KEPT_BUFFER, Session, Stall};
+use crate::connection::{Connection, Flushed, KEPT_BUFFER, Session};
+use crate::login::Logins;
 use crate::slab::{MAX_CONNECTIONS, Slab};
+use crate::stream::Stream;
 
 /// Connections accepted per step, so that a storm of them does not hold up the loop.
 const ACCEPTS_PER_STEP: usize = 256;
 /// Times a step runs commands that the step itself has unblocked.
 const ROUNDS_PER_STEP: usize = 16;
+/// Offset of the login thread's token, behind those of connections.
+const LOGINS: usize = MAX_CONNECTIONS + 1;
 const SPARE_BUFFERS: usize = 64;
 const SCRATCH_BYTES: usize = 256 * 1024;
 const ACCEPT_RETRY_US: u64 = 100_000;
 const LINGER_US: u64 = 1_000_000;
-const SWEEP_US: u64 = 1_000_000;
+/// Time for agreeing on keys.
+const HANDSHAKE_US: u64 = 10_000_000;
+/// Handshakes moved per step: each may cost a signature, up to milliseconds, and heartbeats must not wait for many.
+const HANDSHAKES_PER_STEP: usize = 4;
 
 /// Counters since the gateway was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +52,13 @@ pub struct Stats {
     pub slow_readers: u64,
     /// Connections dropped because nothing came from them.
     pub idle: u64,
+    /// Connections dropped because no keys were agreed on: no TLS, no common version, no acceptable certificate, no
+    /// answer.
+    pub tls_failed: u64,
+    /// Logins that were right.
+    pub logins: u64,
+    /// Logins that were wrong.
+    pub logins_refused: u64,
 }
 
 /// What commands see of the gateway.
@@ -54,6 +71,8 @@ pub(crate) struct Shared {
     pub(crate) max_clients: usize,
     /// Places of connections in WAIT.
     pub(crate) waiting: Vec<u32>,
+    /// Where there are hashed passwords: who checks them.
+    pub(crate) logins: Option<Logins>,
 }
 
 /// Serves Redis clients; see the crate's documentation for how to drive it.
@@ -72,6 +91,10 @@ pub struct Gateway {
     pub(crate) scratch: Vec<u8>,
     /// Empty output buffers: idle connections hold none.
     pub(crate) spare: Vec<Vec<u8>>,
+    /// Places of connections whose handshakes wait for a later step, in order.
+    pub(crate) shaking: VecDeque<u32>,
+    /// How many handshakes this step may still move.
+    pub(crate) handshakes_left: usize,
     drained: Vec<(u64, Outcome)>,
     accept_ready: bool,
     accept_retry_us: Option<u64>,
@@ -81,7 +104,7 @@ pub struct Gateway {
 
 impl Gateway {
     /// Listens, and registers with the event queue under tokens from `token_base` on: its own and one per
-    /// connection, at most 2^20 + 1. Raises the limit on open files as far as it may.
+    /// connection, and one more, at most 2^20 + 2. Raises the limit on open files as far as it may.
     pub fn new(
         config: GatewayConfig,
         registry: &Registry,
@@ -99,6 +122,13 @@ impl Gateway {
             .register(&mut listener, Token(token_base), Interest::READABLE)
             .map_err(GatewayError::Poll)?;
         let max_clients = clients_allowed(config.max_clients);
+        let logins = match config.users.is_empty() {
+            true => None,
+            false => Some(
+                Logins::start(config.users.clone(), &registry, Token(token_base + LOGINS))
+                    .map_err(GatewayError::Logins)?,
+            ),
+        };
         let shared = Shared {
             stats: Stats::default(),
             local,
@@ -106,6 +136,7 @@ impl Gateway {
             connected: 0,
             max_clients,
             waiting: Vec::new(),
+            logins,
             config,
         };
         Ok(Gateway {
@@ -119,6 +150,8 @@ impl Gateway {
             dirty: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES],
             spare: Vec::new(),
+            shaking: VecDeque::new(),
+            handshakes_left: 0,
             drained: Vec::new(),
             accept_ready: true,
             accept_retry_us: None,
@@ -156,6 +189,12 @@ impl Gateway {
             self.accept_ready = true;
             return true;
         }
+        if offset == LOGINS
+            && let Some(logins) = &mut self.shared.logins
+        {
+            logins.hear();
+            return true;
+        }
         if offset > MAX_CONNECTIONS {
             return false;
         }
@@ -173,7 +212,7 @@ impl Gateway {
             && let Some(connection) = self.slab.get_mut(index)
         {
             connection.writable = true;
-            if connection.session.has_output() {
+            if connection.has_output() {
                 self.list_dirty(index);
             }
         }
@@ -182,7 +221,10 @@ impl Gateway {
 
     /// Whether a step would do something though no event comes: the loop must not block.
     pub fn has_work(&self) -> bool {
-        self.accept_ready || !self.ready.is_empty() || !self.dirty.is_empty()
+        self.accept_ready
+            || !self.ready.is_empty()
+            || !self.dirty.is_empty()
+            || !self.shaking.is_empty()
     }
 
     /// Microseconds from `now_us` until [`Gateway::step`] is due even without events.
@@ -211,7 +253,14 @@ impl Gateway {
             self.shared.started_us = now_us;
         }
         let commands_before = self.shared.stats.commands;
-        let mut work = self.accept(now_us);
+        self.handshakes_left = HANDSHAKES_PER_STEP;
+        let mut work = self.accept(now_us) + self.answer_logins(backend);
+        for _ in 0..HANDSHAKES_PER_STEP {
+            if let Some(index) = self.shaking.pop_front() {
+                self.pump(index, true, now_us, backend);
+                work += 1;
+            }
+        }
         for round in 0..ROUNDS_PER_STEP {
             if round > 0 && self.ready.is_empty() {
                 break;
@@ -318,13 +367,12 @@ impl Gateway {
                 if (1..=KEPT_BUFFER).contains(&out.capacity()) && self.spare.len() < SPARE_BUFFERS {
                     self.spare.push(out);
                 }
-                let finished =
-                    connection.session.in_flight() == 0 && connection.session.waiting.is_none();
+                let finished = connection.session.in_flight() == 0 && !connection.session.waits();
                 if finished && connection.ended && connection.stalled.is_none() {
                     return false;
                 }
                 if finished && connection.session.closing && connection.linger_until_us.is_none() {
-                    if connection.stream.shutdown(Shutdown::Write).is_err() {
+                    if connection.stream.shutdown().is_err() {
                         return false;
                     }
                     connection.linger_until_us = Some(now_us + LINGER_US);
@@ -416,13 +464,20 @@ impl Gateway {
     fn admit(&mut self, mut stream: TcpStream, peer: SocketAddr, now_us: u64) {
         if self.slab.len() >= self.shared.max_clients {
             self.shared.stats.rejected += 1;
-            // A courtesy; the socket is closed either way.
-            let _ = stream.write(b"-ERR max number of clients reached\r\n");
+            if self.shared.config.tls.is_none() {
+                // A courtesy; the socket is closed either way.
+                let _ = stream.write(b"-ERR max number of clients reached\r\n");
+            }
             return;
         }
         // Neither is needed for correctness.
         let _ = stream.set_nodelay(true);
         let _ = rustix::net::sockopt::set_socket_keepalive(&stream, true);
+        let tls = self.shared.config.tls.as_ref();
+        let Ok(mut stream) = Stream::new(stream, tls) else {
+            self.shared.stats.tls_failed += 1;
+            return;
+        };
         let place = self.slab.reserve();
         let token = Token(self.token_base + 1 + place.0 as usize);
         if self
@@ -436,10 +491,11 @@ impl Gateway {
         let id = self.next_id;
         self.next_id += 1;
         self.shared.stats.connections += 1;
-        let trusted = self.shared.config.passwords.is_empty();
+        let trusted = self.shared.config.is_open();
         let mut parser = RequestParser::new(self.shared.config.limits());
         parser.set_trusted(trusted);
         let local = stream.local_addr().unwrap_or(self.shared.local);
+        let shakes = stream.is_handshaking();
         let connection = Connection {
             stream,
             parser,
@@ -455,83 +511,10 @@ impl Gateway {
             in_dirty: false,
             blocked_since_us: None,
             linger_until_us: None,
+            handshake_until_us: shakes.then_some(now_us + HANDSHAKE_US),
         };
         self.slab.put(place.0, Box::new(connection));
         self.shared.connected = self.slab.len();
         self.list_ready(place.0);
-    }
-
-    /// Answers WAITs that are satisfied, late, or whose node no longer leads.
-    fn answer_waits(&mut self, now_us: u64, backend: &dyn Backend) {
-        if self.shared.waiting.is_empty() {
-            return;
-        }
-        let leads = backend.route(0) == Route::Local;
-        let mut still = std::mem::take(&mut self.shared.waiting);
-        still.retain(|index| {
-            let Some(connection) = self.slab.get_mut(*index) else {
-                return false;
-            };
-            let Some(waiting) = connection.session.waiting else {
-                return false;
-            };
-            let acked = backend.replicas_acked(waiting.mark);
-            if leads && acked < waiting.replicas && now_us < waiting.deadline_us {
-                return true;
-            }
-            connection.session.waiting = None;
-            let out = &mut connection.session.out;
-            if leads {
-                encode::int(out, acked as i64);
-            } else {
-                encode::error(
-                    out,
-                    "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
-                );
-            }
-            // What came behind WAIT may run now.
-            connection.stalled = Some(Stall::Full);
-            self.list_dirty(*index);
-            false
-        });
-        self.shared.waiting = still;
-    }
-
-    /// Drops connections that linger, do not take their replies, or have been idle for too long,
-    /// or wait for ever for nobody.
-    fn sweep(&mut self, now_us: u64) {
-        self.next_sweep_us = now_us + SWEEP_US;
-        let (stall_us, idle_us) = (
-            self.shared.config.output_stall_us,
-            self.shared.config.idle_timeout_us,
-        );
-        for index in self.slab.indexes() {
-            let Some(connection) = self.slab.get_mut(index) else {
-                continue;
-            };
-            let stuck = connection
-                .blocked_since_us
-                .is_some_and(|since| now_us.saturating_sub(since) >= stall_us);
-            let lingered = connection
-                .linger_until_us
-                .is_some_and(|until| now_us >= until);
-            let quiet = connection.session.in_flight() == 0 && connection.session.waiting.is_none();
-            let idle = idle_us > 0
-                && quiet
-                && now_us.saturating_sub(connection.session.active_us) >= idle_us;
-            let forever = connection
-                .session
-                .waiting
-                .is_some_and(|waiting| waiting.deadline_us == u64::MAX);
-            let deserted = connection.ending && forever;
-            if !(stuck || lingered || idle || deserted) {
-                continue;
-            }
-            self.shared.stats.slow_readers += u64::from(stuck);
-            self.shared.stats.idle += u64::from(idle && !stuck && !lingered);
-            if let Some(connection) = self.slab.take(index) {
-                self.close(connection);
-            }
-        }
     }
 }

@@ -22,9 +22,15 @@ mod connection;
 pub mod fake;
 mod gateway;
 mod info;
+mod login;
 mod pump;
 mod slab;
+mod stream;
 
-pub use backend::{Backend, InfoSection, Outcome, Route, SlotRange, Topology, TopologyNode};
+pub use backend::{
+    Backend, InfoSection, Outcome, Route, SlotRange, SnapshotRequest, Topology, TopologyNode,
+};
 pub use config::{GatewayConfig, GatewayError};
 pub use gateway::{Gateway, Stats};
+pub use login::{Users, UsersError, hash_password};
+pub use stream::{Tls, TlsError, install_crypto};

@@ -1,6 +1,6 @@
 //! Reading from a connection and running what it asks, as far as its limits allow.
 
-use std::io::{self, Read as _};
+use std::io;
 
 use cyclone_wire::resp::{Excess, Parsed, RequestParser, encode};
 
@@ -45,12 +45,22 @@ impl Gateway {
             return;
         };
         connection.in_ready = false;
+        let shakes = connection.stream.is_handshaking();
+        if shakes && may_read && connection.readable {
+            if self.handshakes_left == 0 {
+                connection.in_ready = true;
+                self.shaking.push_back(index);
+                return self.slab.put(index, connection);
+            }
+            self.handshakes_left -= 1;
+        }
         let lives = if connection.linger_until_us.is_some() {
             self.discard(&mut connection)
         } else {
             self.serve(&mut connection, may_read, now_us, backend)
         };
         if !lives {
+            self.shared.stats.tls_failed += u64::from(shakes);
             return self.close(connection);
         }
         let lingering = connection.linger_until_us.is_some();
@@ -61,7 +71,7 @@ impl Gateway {
             connection.in_ready = true;
             self.later.push(index);
         }
-        if connection.session.has_output() || connection.ended || connection.session.closing {
+        if connection.has_output() || connection.ended || connection.session.closing {
             self.list_dirty_taken(&mut connection);
         }
         self.slab.put(index, connection);
@@ -101,7 +111,7 @@ impl Gateway {
         now_us: u64,
         backend: &mut dyn Backend,
     ) -> bool {
-        let count = match (&connection.stream).read(scratch) {
+        let count = match connection.stream.read(scratch) {
             Ok(0) => {
                 // Half-closed: what is pending is still answered.
                 connection.ended = true;
@@ -116,8 +126,8 @@ impl Gateway {
             }
             Err(_) => return false,
         };
-        // A short read has emptied the socket, unless the end of the stream stands behind it.
-        connection.readable = count == scratch.len() || connection.ending;
+        connection.readable =
+            connection.stream.may_have_more(count, scratch.len()) || connection.ending;
         connection.session.active_us = now_us;
         self.shared.stats.input_bytes += count as u64;
         if !connection.input.is_empty() {
@@ -310,6 +320,11 @@ impl Gateway {
                 session.push_submitted(is_read, shape, slot, input.len(), quiet);
             }
             Flow::Waits => self.shared.waiting.push(session.index),
+            Flow::Checks => {
+                if let Some(checking) = &mut session.checking {
+                    checking.quiet = quiet;
+                }
+            }
             Flow::HangUp => return Ran::HangUp,
         }
         Ran::All
@@ -317,7 +332,7 @@ impl Gateway {
 
     /// Reads and drops what the peer still sends; answers whether to go on.
     fn discard(&mut self, connection: &mut Connection) -> bool {
-        match (&connection.stream).read(&mut self.scratch) {
+        match connection.stream.read(&mut self.scratch) {
             Ok(0) => false,
             Ok(_) => true,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

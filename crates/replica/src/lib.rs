@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod answers;
+mod backup;
 mod clients;
 mod clock;
 mod config;
@@ -40,6 +41,7 @@ mod node;
 mod physical;
 mod platform;
 mod reads;
+pub mod repair;
 mod requests;
 mod run;
 mod send;
@@ -50,13 +52,14 @@ mod together;
 mod upkeep;
 mod workers;
 
+pub use backup::{BackupError, BackupReply, BackupRequest};
 pub use config::{Config, ConfigError, Engine, Member, Network, Polling, Transport};
 pub use cyclone_consensus::FlashStatus;
 pub use cyclone_packet::Security;
 pub use embed::{Embedded, EmbeddedError};
 pub use flash::{Durability, FlashConfig};
 pub use node::{Node, NodeError, Now};
-pub use platform::{JobRunner, Platform};
+pub use platform::{JobRunner, Platform, open_store};
 pub use requests::{Outcome, Ticket};
 pub use run::{COMPANION, Companion, Reactor, now};
 pub use start::StartError;

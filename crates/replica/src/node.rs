@@ -19,6 +19,7 @@ use cyclone_wire::raftmsg::RaftKind;
 use cyclone_wire::reply::Reply;
 
 use crate::answers::Unchecked;
+use crate::backup::Backups;
 use crate::clients::ClientReplies;
 use crate::clock::Steady;
 use crate::config::Config;
@@ -77,6 +78,7 @@ pub(crate) enum Done {
     },
     Flushed(Result<(), ApplyError>),
     Snapshot(crate::snapshot::Done),
+    Backup(crate::backup::Done),
 }
 
 /// What is found out at a start and does not change.
@@ -108,6 +110,7 @@ pub struct Node {
     pub(crate) store: Arc<dyn StateMachine>,
     pub(crate) workers: Workers<Done>,
     pub(crate) snapshots: Snapshots,
+    pub(crate) backups: Backups,
     pub(crate) counters: Counters,
     pub(crate) survives: Survives,
     pub(crate) region_description: String,
@@ -159,6 +162,7 @@ impl Node {
         } = boot;
         let clients = ClientReplies::new(config.network.burst);
         let snapshots = Snapshots::new(config.data.join("snapshots"), salt & 0xffff_ffff)?;
+        let backups = Backups::new(config.data.join("backup"), salt)?;
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
         Ok(Node {
             unchecked: Vec::new(),
@@ -176,6 +180,7 @@ impl Node {
             store,
             workers,
             snapshots,
+            backups,
             counters: Counters::default(),
             survives,
             region_description: region,
@@ -539,6 +544,7 @@ impl Node {
                     result?;
                 }
                 Done::Snapshot(done) => self.snapshot_done(done)?,
+                Done::Backup(done) => self.backup_done(done),
             }
         }
         Ok(work)
@@ -560,6 +566,7 @@ impl Node {
         self.keep_in_touch()?;
         self.trim()?;
         self.snapshot_upkeep();
+        self.backup_upkeep();
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 //! is another.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use cyclone_packet::{Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver, XdpOptions};
@@ -120,6 +121,52 @@ fn xdp_options(config: &Config) -> XdpOptions {
     }
 }
 
+/// Opens the store of a configuration's engine in a directory.
+///
+/// # Errors
+/// When it does not open, or the engine is not part of this program.
+pub fn open_store(config: &Config, directory: &Path) -> Result<Arc<dyn StateMachine>, StartError> {
+    let limits = Limits {
+        max_value_bytes: config.max_value_bytes,
+        max_sessions: Limits::MAX_SESSIONS,
+    };
+    Ok(match config.engine {
+        Engine::Echo => Arc::new(Echo::new(config.logs)),
+        Engine::Memory => Arc::new(KvMachine::open(
+            MemoryKv::open(Some(directory))?,
+            config.logs,
+            limits,
+        )?),
+        #[cfg(feature = "rocksdb")]
+        Engine::RocksDb => {
+            let options = cyclone_store::RocksOptions {
+                block_cache_bytes: config.block_cache_bytes,
+                ..Default::default()
+            };
+            Arc::new(KvMachine::open(
+                cyclone_store::RocksKv::open(directory, &options)?,
+                config.logs,
+                limits,
+            )?)
+        }
+        #[cfg(not(feature = "rocksdb"))]
+        Engine::RocksDb => return Err(StartError::EngineMissing("rocksdb")),
+    })
+}
+
+/// The kernel's boot id.
+pub(crate) fn boot_id() -> Result<[u8; 16], StartError> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let text = fs::read_to_string(path).map_err(io(path))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16)
+        .map(u128::to_be_bytes)
+        .map_err(|_| StartError::Io {
+            what: format!("{path} reads {text:?}"),
+            source: std::io::ErrorKind::InvalidData.into(),
+        })
+}
+
 /// This machine.
 pub(crate) struct Os {
     waker: Arc<Waker>,
@@ -147,33 +194,7 @@ impl Platform for Os {
     }
 
     fn store(&mut self, config: &Config) -> Result<Arc<dyn StateMachine>, StartError> {
-        let limits = Limits {
-            max_value_bytes: config.max_value_bytes,
-            max_sessions: Limits::MAX_SESSIONS,
-        };
-        let directory = config.data.join("store");
-        Ok(match config.engine {
-            Engine::Echo => Arc::new(Echo::new(config.logs)),
-            Engine::Memory => Arc::new(KvMachine::open(
-                MemoryKv::open(Some(&directory))?,
-                config.logs,
-                limits,
-            )?),
-            #[cfg(feature = "rocksdb")]
-            Engine::RocksDb => {
-                let options = cyclone_store::RocksOptions {
-                    block_cache_bytes: config.block_cache_bytes,
-                    ..Default::default()
-                };
-                Arc::new(KvMachine::open(
-                    cyclone_store::RocksKv::open(&directory, &options)?,
-                    config.logs,
-                    limits,
-                )?)
-            }
-            #[cfg(not(feature = "rocksdb"))]
-            Engine::RocksDb => return Err(StartError::EngineMissing("rocksdb")),
-        })
+        open_store(config, &config.data.join("store"))
     }
 
     fn flash(&mut self, config: &Config, log: u16) -> Result<Box<dyn FlashDevice>, StartError> {
@@ -246,15 +267,7 @@ impl Platform for Os {
     }
 
     fn boot_id(&mut self) -> Result<[u8; 16], StartError> {
-        let path = "/proc/sys/kernel/random/boot_id";
-        let text = fs::read_to_string(path).map_err(io(path))?;
-        let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        u128::from_str_radix(&digits, 16)
-            .map(u128::to_be_bytes)
-            .map_err(|_| StartError::Io {
-                what: format!("{path} reads {text:?}"),
-                source: std::io::ErrorKind::InvalidData.into(),
-            })
+        boot_id()
     }
 
     fn workers(&mut self) -> std::io::Result<JobRunner> {

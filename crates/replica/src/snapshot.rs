@@ -103,7 +103,7 @@ impl Snapshots {
 }
 
 /// Names and lengths of a directory's files, in the order in which they are numbered.
-fn list_files(directory: &Path) -> io::Result<Vec<(String, u64)>> {
+pub(crate) fn list_files(directory: &Path) -> io::Result<Vec<(String, u64)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::config::{Cluster, File, Limits, MemberEntry, Node, Reads, Timing, hex};
+use crate::config::{
+    Cluster, File, Limits, MemberEntry, Metrics, Node, Reads, RedisPort, Timing, hex,
+};
 
 /// What kind of cluster to start.
 #[derive(Clone, Debug)]
@@ -169,6 +171,7 @@ impl LocalCluster {
             client_key: hex(&client_key),
             security: options.security.clone(),
             transport: options.transport.clone(),
+            restored_from: None,
             members: members.clone(),
         };
         let mut nodes = Vec::new();
@@ -204,6 +207,8 @@ impl LocalCluster {
                     lease: options.lease_reads,
                     ..Reads::default()
                 },
+                redis: RedisPort::default(),
+                metrics: Metrics::default(),
             };
             let config = directory.join(format!("node{}.toml", member.id));
             fs::write(&config, toml::to_string(&file)?)

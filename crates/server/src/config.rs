@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cyclone_gateway::{Tls, Users};
 use cyclone_replica::{
     Config, Durability, Engine, FlashConfig, Member, Network, Polling, Security, Transport,
 };
 use cyclone_wire::client::ReadMode;
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde::{Deserialize, Serialize};
+use sha2::Sha256;
 
 /// The file as written. Field meanings and units: docs/configuration.md.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -28,6 +31,75 @@ pub struct File {
     /// How reads are answered; every field has a default.
     #[serde(default)]
     pub reads: Reads,
+    /// The Redis port's protection; every field may be left out.
+    #[serde(default)]
+    pub redis: RedisPort,
+    /// Figures for Prometheus.
+    #[serde(default)]
+    pub metrics: Metrics,
+}
+
+/// The Redis port's protection.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RedisPort {
+    /// PEM file of the certificate with its chain; with it the port speaks TLS and nothing else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_certificate: Option<PathBuf>,
+    /// PEM file of its key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_key: Option<PathBuf>,
+    /// PEM file of the authority that must have signed clients' certificates; without it they need none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_client_authority: Option<PathBuf>,
+    /// File of users with hashed passwords, as `cyclone ctl hash-password` prints them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub users: Option<PathBuf>,
+}
+
+impl RedisPort {
+    /// Reads the certificate and key, if any.
+    ///
+    /// # Errors
+    /// When only one of them is given, or they cannot be used.
+    pub fn tls(&self) -> Result<Option<Tls>> {
+        match (&self.tls_certificate, &self.tls_key) {
+            (Some(certificate), Some(key)) => {
+                let authority = self.tls_client_authority.as_deref();
+                Ok(Some(
+                    Tls::from_files(certificate, key, authority).context("TLS")?,
+                ))
+            }
+            (None, None) if self.tls_client_authority.is_none() => Ok(None),
+            _ => bail!("redis.tls_certificate and redis.tls_key must be given together"),
+        }
+    }
+
+    /// Reads the users, if any.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or names nobody: that would open the port to everybody.
+    pub fn users(&self) -> Result<Users> {
+        let Some(path) = &self.users else {
+            return Ok(Users::default());
+        };
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read redis.users = {}", path.display()))?;
+        let users = Users::parse(&text).with_context(|| path.display().to_string())?;
+        if users.is_empty() {
+            bail!("redis.users = {}: it names no user", path.display());
+        }
+        Ok(users)
+    }
+}
+
+/// Figures for Prometheus.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Metrics {
+    /// Where to serve `/metrics` over HTTP; nowhere if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
 }
 
 /// What all nodes of the cluster share.
@@ -49,8 +121,43 @@ pub struct Cluster {
     /// `udp` (default), `tcp` or `xdp`.
     #[serde(default = "udp")]
     pub transport: String,
+    /// For a cluster made from a snapshot: which one, 32 hexadecimal digits; for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored_from: Option<String>,
     /// The voters.
     pub members: Vec<MemberEntry>,
+}
+
+impl Cluster {
+    /// The snapshot that the cluster was made from.
+    ///
+    /// # Errors
+    /// When it is not 32 hexadecimal digits.
+    pub fn restored_from(&self) -> Result<Option<u128>> {
+        self.restored_from
+            .as_deref()
+            .map(|text| parse_number("cluster.restored_from", text))
+            .transpose()
+    }
+
+    /// The nodes' key in use. Nodes that do not begin with the same snapshot must not understand each other: they
+    /// would elect leaders over logs that do not fit.
+    fn used_node_key(&self, security: Security) -> Result<[u8; 32]> {
+        let key = parse_key("cluster.node_key", &self.node_key)?;
+        let Some(snapshot) = self.restored_from()? else {
+            return Ok(key);
+        };
+        if security == Security::Off {
+            bail!(
+                "cluster.restored_from needs a cluster.security other than \"off\": nothing else would keep nodes that are \
+                 not restored apart"
+            );
+        }
+        let mut mac = Hmac::<Sha256>::new_from_slice(&key).context("cluster.node_key")?;
+        mac.update(b"cyclone restored from ");
+        mac.update(&snapshot.to_le_bytes());
+        Ok(mac.finalize().into_bytes().into())
+    }
 }
 
 /// One voter.
@@ -276,6 +383,7 @@ impl File {
                 client_key,
                 security: authenticated(),
                 transport: udp(),
+                restored_from: None,
                 members: members.iter().map(member).collect::<Result<_>>()?,
             },
             node: Node {
@@ -298,6 +406,8 @@ impl File {
             limits: Limits::default(),
             timing: Timing::default(),
             reads: Reads::default(),
+            redis: RedisPort::default(),
+            metrics: Metrics::default(),
         })
     }
 
@@ -350,7 +460,9 @@ impl File {
                 burst: self.node.burst,
             },
             security: parse_security(&self.cluster.security)?,
-            node_key: parse_key("cluster.node_key", &self.cluster.node_key)?,
+            node_key: self
+                .cluster
+                .used_node_key(parse_security(&self.cluster.security)?)?,
             client_key: parse_key("cluster.client_key", &self.cluster.client_key)?,
             polling: parse_polling(&self.node.polling)?,
             pin_cpu: self.node.pin_cpu,
@@ -368,7 +480,7 @@ impl File {
                 ms => Some(Duration::from_millis(ms)),
             },
         };
-        if config.node_key == config.client_key {
+        if self.cluster.node_key == self.cluster.client_key {
             bail!(
                 "cluster.node_key and cluster.client_key are the same: clients could then forge node messages"
             );
@@ -386,6 +498,15 @@ pub fn parse_engine(text: &str) -> Result<Engine> {
         "echo" => Engine::Echo,
         other => bail!("engine {other:?} is unknown: expected \"rocksdb\", \"memory\" or \"echo\""),
     })
+}
+
+/// The same the other way round.
+pub fn engine_name(engine: Engine) -> &'static str {
+    match engine {
+        Engine::RocksDb => "rocksdb",
+        Engine::Memory => "memory",
+        Engine::Echo => "echo",
+    }
 }
 
 /// `udp`, `tcp` or `xdp`.
@@ -423,14 +544,18 @@ pub fn parse_security(text: &str) -> Result<Security> {
 }
 
 fn parse_cluster_id(text: &str) -> Result<u128> {
+    parse_number("cluster.id", text)
+}
+
+/// Parses 32 hexadecimal digits.
+pub(crate) fn parse_number(field: &str, text: &str) -> Result<u128> {
     if text.len() != 32 {
         bail!(
-            "cluster.id must be 32 hexadecimal digits, not {} characters",
+            "{field} must be 32 hexadecimal digits, not {} characters",
             text.len()
         );
     }
-    u128::from_str_radix(text, 16)
-        .with_context(|| format!("cluster.id {text:?} is not hexadecimal"))
+    u128::from_str_radix(text, 16).with_context(|| format!("{field} {text:?} is not hexadecimal"))
 }
 
 /// Parses 64 hexadecimal digits. The value is a secret and never part of the error.

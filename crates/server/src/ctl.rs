@@ -1,13 +1,14 @@
 //! `cyclone ctl status`: what every node of a cluster says of itself.
 
 use std::collections::HashMap;
+use std::io::{BufRead as _, Read as _};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::resp;
+use crate::resp::{self, Access};
 
 /// One node's line.
 #[derive(Serialize)]
@@ -36,10 +37,10 @@ struct NodeStatus {
     region: String,
 }
 
-fn status_of(address: SocketAddr, password: Option<&str>) -> NodeStatus {
+fn status_of(address: SocketAddr, access: &Access) -> NodeStatus {
     let patience = Duration::from_secs(2);
-    let info = resp::connect_with(address, password, patience)
-        .and_then(|mut open| resp::info_of(&mut open));
+    let info =
+        resp::connect_with(address, access, patience).and_then(|mut open| resp::info_of(&mut open));
     let (info, error) = match info {
         Ok(info) => (info, None),
         Err(error) => (HashMap::new(), Some(format!("{error:#}"))),
@@ -71,8 +72,8 @@ fn status_of(address: SocketAddr, password: Option<&str>) -> NodeStatus {
 }
 
 /// The Redis ports of all nodes, as one of them knows them.
-fn addresses(connect: SocketAddr, password: Option<&str>) -> Result<Vec<SocketAddr>> {
-    let mut connection = resp::connect_with(connect, password, Duration::from_secs(2))?;
+pub(crate) fn addresses(connect: SocketAddr, access: &Access) -> Result<Vec<SocketAddr>> {
+    let mut connection = resp::connect_with(connect, access, Duration::from_secs(2))?;
     let nodes: String = redis::cmd("CLUSTER")
         .arg("NODES")
         .query(&mut connection)
@@ -95,11 +96,37 @@ fn addresses(connect: SocketAddr, password: Option<&str>) -> Result<Vec<SocketAd
     Ok(found)
 }
 
+/// `cyclone ctl hash-password`: reads a password from standard input, up to the first line's end, and prints its hash.
+///
+/// # Errors
+/// An empty or overlong password.
+pub fn hash_password(user: Option<&str>) -> Result<()> {
+    let mut line = String::new();
+    std::io::stdin()
+        .lock()
+        .take(4096)
+        .read_line(&mut line)
+        .context("standard input")?;
+    let password = line.trim_end_matches(['\r', '\n']);
+    if password.is_empty() {
+        bail!("no password on standard input");
+    }
+    let hash = cyclone_gateway::hash_password(password.as_bytes())?;
+    match user {
+        Some(user) if user.is_empty() || user.contains([':', '\n']) => {
+            bail!("user {user:?}: a name is not empty and has no colon")
+        }
+        Some(user) => println!("{user}:{hash}"),
+        None => println!("{hash}"),
+    }
+    Ok(())
+}
+
 /// Prints the status of all nodes.
-pub fn status(connect: SocketAddr, password: Option<&str>, json: bool) -> Result<()> {
-    let nodes: Vec<NodeStatus> = addresses(connect, password)?
+pub fn status(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
+    let nodes: Vec<NodeStatus> = addresses(connect, access)?
         .into_iter()
-        .map(|address| status_of(address, password))
+        .map(|address| status_of(address, access))
         .collect();
     if json {
         println!("{}", serde_json::json!({ "nodes": nodes }));

@@ -1,13 +1,18 @@
 //! What the `cyclone` program is made of; a library so that tests can start real clusters.
 #![forbid(unsafe_code)]
 
+pub mod backup;
 pub mod bench;
 pub mod cluster;
 pub mod config;
+pub mod control;
 pub mod ctl;
 pub mod demo;
 pub mod logtool;
+pub mod members;
+pub mod metrics;
 pub mod netlab;
 pub mod pmkv;
+pub mod repair;
 pub mod resp;
 pub mod serve;

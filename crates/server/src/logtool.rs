@@ -1,4 +1,5 @@
-//! `cyclone log`: what a stopped node's region and flash hold, and whether it is whole. Nothing is changed.
+//! `cyclone log`: what a stopped node's region and flash hold, and whether it is whole. Nothing is changed, except by
+//! `repair` when told to.
 
 use std::path::PathBuf;
 
@@ -63,6 +64,8 @@ enum Command {
         #[command(flatten)]
         place: Place,
     },
+    /// Say what is damaged and what would mend it; with --apply do it. Only what loses nothing, unless told otherwise.
+    Repair(crate::repair::Arguments),
 }
 
 #[derive(Serialize)]
@@ -272,6 +275,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             place.print(owner.as_ref(), &logs);
             fail_on_problems(&logs)
         }
+        Command::Repair(arguments) => crate::repair::run(arguments),
         Command::Stat { place } => {
             let (owner, logs) = place.inspect(false, |_| {})?;
             place.print(owner.as_ref(), &logs);

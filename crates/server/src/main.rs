@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
-use cyclone::{bench, cluster, config, ctl, demo, logtool, pmkv, serve};
+use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, serve};
 use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
 
@@ -28,8 +28,8 @@ enum Command {
     /// Three replicas on this machine: load, kill -9 of the leader, failover, return, proof that nothing is lost.
     Demo(Demo),
     /// Look at a running cluster.
-    Ctl(Ctl),
-    /// Look at what a stopped node's region and flash hold.
+    Ctl(control::Arguments),
+    /// Look at what a stopped node's region and flash hold, and mend it.
     Log(logtool::Arguments),
     /// Measure.
     Bench(Bench),
@@ -101,9 +101,24 @@ struct Serve {
     /// Overrides node.queues: how many of the interface's queues to use.
     #[arg(long)]
     queues: Option<u32>,
+    /// Overrides metrics.listen: serve figures for Prometheus at this address, over HTTP.
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+    /// How to write the log to standard error.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
     /// End when the parent process ends.
     #[arg(long, hide = true)]
     end_with_parent: bool,
+}
+
+/// How a log is written.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum LogFormat {
+    /// A line for people.
+    Text,
+    /// A JSON object per line.
+    Json,
 }
 
 #[derive(Args)]
@@ -126,28 +141,6 @@ struct Demo {
     /// Number of physical logs.
     #[arg(long, default_value_t = 1)]
     logs: u16,
-}
-
-#[derive(Args)]
-struct Ctl {
-    #[command(subcommand)]
-    command: CtlCommand,
-}
-
-#[derive(Subcommand)]
-enum CtlCommand {
-    /// Role, indexes and durability of every node.
-    Status {
-        /// The Redis port of any node.
-        #[arg(long, default_value = "127.0.0.1:7101")]
-        connect: SocketAddr,
-        /// The Redis password, if one is set.
-        #[arg(long)]
-        password: Option<String>,
-        /// JSON instead of a table.
-        #[arg(long)]
-        json: bool,
-    },
 }
 
 #[derive(Args)]
@@ -279,14 +272,7 @@ fn run(cli: Cli) -> Result<()> {
             },
             &stop_flag()?,
         ),
-        Command::Ctl(Ctl {
-            command:
-                CtlCommand::Status {
-                    connect,
-                    password,
-                    json,
-                },
-        }) => ctl::status(connect, password.as_deref(), json),
+        Command::Ctl(arguments) => arguments.run(),
         Command::Log(arguments) => logtool::run(&arguments),
         Command::Bench(Bench {
             command:
@@ -365,14 +351,7 @@ fn run(cli: Cli) -> Result<()> {
 }
 
 fn serve_node(arguments: &Serve) -> Result<()> {
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("CYCLONE_LOG")
-                .unwrap_or_else(|_| "info".into()),
-        )
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .init();
+    write_log(arguments.log_format);
     if arguments.engine.as_deref() == Some("pmkv") {
         return serve_pmkv(arguments);
     }
@@ -423,13 +402,32 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     if let Some(queues) = arguments.queues {
         file.node.queues = queues;
     }
+    if arguments.metrics.is_some() {
+        file.metrics.listen = arguments.metrics;
+    }
     if arguments.check {
         file.to_config(arguments.bootstrap)?;
+        file.redis.tls()?;
+        file.redis.users()?;
         println!("the configuration is valid");
         return Ok(());
     }
     end_with_parent(arguments)?;
     serve::run(&file, arguments.bootstrap, &*stop_flag()?)
+}
+
+/// Sends the log to standard error.
+fn write_log(format: LogFormat) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("CYCLONE_LOG")
+        .unwrap_or_else(|_| "info".into());
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_target(false).init(),
+        // The fields on the top level, so that collectors find them without a rule.
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
 }
 
 fn end_with_parent(arguments: &Serve) -> Result<()> {

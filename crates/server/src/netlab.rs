@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::cluster::random_key;
-use crate::config::{Cluster, File, Limits, MemberEntry, Node, Reads, Timing, hex};
+use crate::config::{
+    Cluster, File, Limits, MemberEntry, Metrics, Node, Reads, RedisPort, Timing, hex,
+};
 
 /// How machines are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,6 +277,7 @@ impl<'a> LabCluster<'a> {
             client_key: hex(&client_key),
             security: "authenticated".into(),
             transport: options.transport.clone(),
+            restored_from: None,
             members: nodes.iter().map(member).collect(),
         };
         let mut cluster = LabCluster {
@@ -326,6 +329,8 @@ impl<'a> LabCluster<'a> {
             },
             limits: Limits::default(),
             reads: Reads::default(),
+            redis: RedisPort::default(),
+            metrics: Metrics::default(),
             timing: Timing {
                 heartbeat_ms: 20,
                 election_ms: if node == 0 { 100 } else { 400 },

@@ -2,29 +2,93 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// A connection with the same limit on connecting, reading and writing.
-pub fn connect(address: SocketAddr, patience: Duration) -> Result<redis::Connection> {
-    connect_with(address, None, patience)
+/// What a node wants to see before it answers.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// Instead of `default`.
+    pub user: Option<String>,
+    /// Given first.
+    pub password: Option<String>,
+    /// Where the port speaks TLS.
+    pub tls: Option<Tls>,
 }
 
-/// The same, giving a password first.
+/// PEM texts for TLS.
+#[derive(Clone, Default)]
+pub struct Tls {
+    authority: Option<Vec<u8>>,
+    certificate: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tls")
+    }
+}
+
+impl Tls {
+    /// Reads the authority of the nodes' certificates (none: the system's) and this client's own certificate and key.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn read(authority: Option<&Path>, own: Option<(&Path, &Path)>) -> Result<Tls> {
+        let read = |path: &Path| {
+            std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        Ok(Tls {
+            authority: authority.map(read).transpose()?,
+            certificate: match own {
+                None => None,
+                Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+            },
+        })
+    }
+}
+
+fn client(address: SocketAddr, tls: Option<&Tls>) -> Result<redis::Client> {
+    let Some(tls) = tls else {
+        return redis::Client::open(format!("redis://{address}")).context("address");
+    };
+    cyclone_gateway::install_crypto();
+    let certificates = redis::TlsCertificates {
+        client_tls: tls.certificate.clone().map(|(client_cert, client_key)| {
+            redis::ClientTlsConfig {
+                client_cert,
+                client_key,
+            }
+        }),
+        root_cert: tls.authority.clone(),
+    };
+    redis::Client::build_with_tls(format!("rediss://{address}"), certificates).context("TLS")
+}
+
+/// A connection with the same limit on connecting, reading and writing.
+pub fn connect(address: SocketAddr, patience: Duration) -> Result<redis::Connection> {
+    connect_with(address, &Access::default(), patience)
+}
+
+/// The same for nodes that want to see something first.
 pub fn connect_with(
     address: SocketAddr,
-    password: Option<&str>,
+    access: &Access,
     patience: Duration,
 ) -> Result<redis::Connection> {
-    let client = redis::Client::open(format!("redis://{address}")).context("address")?;
-    let mut connection = client
+    let mut connection = client(address, access.tls.as_ref())?
         .get_connection_with_timeout(patience)
         .with_context(|| format!("cannot connect to {address}"))?;
     connection.set_read_timeout(Some(patience))?;
     connection.set_write_timeout(Some(patience))?;
-    if let Some(password) = password {
-        redis::cmd("AUTH")
+    if let Some(password) = &access.password {
+        let mut login = redis::cmd("AUTH");
+        if let Some(user) = &access.user {
+            login.arg(user);
+        }
+        login
             .arg(password)
             .query::<()>(&mut connection)
             .context("AUTH")?;

@@ -1,18 +1,25 @@
 //! `cyclone serve`: a replica and its Redis port in one event loop.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use cyclone_gateway::{
-    Backend, Gateway, GatewayConfig, InfoSection, Outcome, Route, Topology, TopologyNode,
+    Backend, Gateway, GatewayConfig, InfoSection, Outcome, Route, SnapshotRequest, Topology,
+    TopologyNode,
 };
-use cyclone_replica::{COMPANION, Companion, Config, Node, Now, Reactor};
+use cyclone_replica::{
+    BackupReply, BackupRequest, COMPANION, Companion, Config, Node, Now, Reactor,
+};
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
+use cyclone_wire::reply::Reply;
 use mio::event::Event;
 
+use crate::backup::shelf;
 use crate::config::File;
+use crate::metrics::{self, Desk, Sheet, figures};
 
 /// The gateway as the loop's companion.
 struct Redis {
@@ -83,6 +90,28 @@ impl Backend for Behind<'_> {
 
     fn submit_digest(&mut self, ticket: u64) {
         self.node.digest(ticket);
+    }
+
+    fn submit_snapshot(&mut self, ticket: u64, request: SnapshotRequest) -> bool {
+        self.node.backup(
+            ticket,
+            match request {
+                SnapshotRequest::Begin => BackupRequest::Begin,
+                SnapshotRequest::Read {
+                    id,
+                    file,
+                    offset,
+                    length,
+                } => BackupRequest::Read {
+                    id,
+                    file,
+                    offset,
+                    length,
+                },
+                SnapshotRequest::End { id } => BackupRequest::End { id },
+            },
+        );
+        true
     }
 
     fn route(&self, slot: u16) -> Route {
@@ -180,6 +209,15 @@ impl Backend for Behind<'_> {
                 let name = format!("cyclone_log{}_flash_state", log.log);
                 ours.push((name, state.to_owned()));
             }
+            let members = self.node.group(usize::from(log.log)).members();
+            for (list, ids) in [
+                ("voters", &members.voters),
+                ("voters_outgoing", &members.voters_outgoing),
+                ("learners", &members.learners),
+            ] {
+                let ids: Vec<String> = ids.iter().map(u64::to_string).collect();
+                ours.push((format!("cyclone_log{}_{list}", log.log), ids.join(",")));
+            }
         }
         for log in &status.logs {
             for (id, matched, alive) in &log.peers {
@@ -232,6 +270,36 @@ impl Backend for Behind<'_> {
     }
 }
 
+/// An answer about a snapshot, as `ctl snapshot save` reads it.
+fn described(config: &Config, reply: BackupReply) -> Reply {
+    // Indexes, terms and lengths are far below 2^63.
+    let pair = |a: Reply, b: u64| Reply::Array(vec![a, Reply::Int(b as i64)]);
+    match reply {
+        BackupReply::Ended => Reply::Ok,
+        BackupReply::Piece(bytes) => Reply::Array(vec![
+            Reply::Int(i64::from(crate::backup::crc32c(&bytes))),
+            Reply::Bytes(bytes),
+        ]),
+        BackupReply::Begun { id, applied, files } => Reply::Array(vec![
+            Reply::Int(id as i64),
+            Reply::Bytes(format!("{:032x}", config.cluster_id).into_bytes()),
+            Reply::Bytes(crate::config::engine_name(config.engine).into()),
+            Reply::Array(
+                applied
+                    .into_iter()
+                    .map(|(index, term)| pair(Reply::Int(index as i64), term))
+                    .collect(),
+            ),
+            Reply::Array(
+                files
+                    .into_iter()
+                    .map(|(name, length)| pair(Reply::Bytes(name.into_bytes()), length))
+                    .collect(),
+            ),
+        ]),
+    }
+}
+
 impl Redis {
     fn deliver(&mut self, now: Now, node: &mut Node) -> usize {
         let mut work = 0;
@@ -244,6 +312,14 @@ impl Redis {
                 cyclone_replica::Outcome::Lost => Outcome::Lost,
                 cyclone_replica::Outcome::Unknown => Outcome::Unknown,
                 cyclone_replica::Outcome::TooLarge => Outcome::TooLarge,
+            };
+            self.gateway.complete(ticket, outcome);
+        }
+        for (ticket, answer) in node.take_backups() {
+            work += 1;
+            let outcome = match answer {
+                Ok(reply) => Outcome::Done(described(node.config(), reply)),
+                Err(error) => Outcome::Refused(error.to_string()),
             };
             self.gateway.complete(ticket, outcome);
         }
@@ -289,20 +365,91 @@ impl Companion for Redis {
     }
 }
 
-/// A companion for a node without a Redis port: nothing is submitted in this process.
-struct Nobody;
+/// What shares the loop with the node: the Redis port, if there is one, and whoever asks for figures.
+struct Doors {
+    redis: Option<Redis>,
+    figures: Option<Arc<Desk>>,
+}
 
-impl Companion for Nobody {
-    fn ready(&mut self, _event: &Event) {}
-
-    fn step(&mut self, _now: Now, node: &mut Node) -> usize {
-        node.take_completions().count()
+impl Doors {
+    /// Answers who asks for figures.
+    fn tell(&self, node: &Node) {
+        let Some(desk) = self.figures.as_ref().filter(|desk| desk.is_asked()) else {
+            return;
+        };
+        let mut sheet = Sheet::default();
+        figures::of_node(&mut sheet, node);
+        if let Some(redis) = &self.redis {
+            figures::of_gateway(&mut sheet, &redis.gateway);
+        }
+        desk.answer(sheet);
     }
+}
+
+impl Companion for Doors {
+    fn ready(&mut self, event: &Event) {
+        if let Some(redis) = &mut self.redis {
+            redis.ready(event);
+        }
+    }
+
+    fn step(&mut self, now: Now, node: &mut Node) -> usize {
+        self.tell(node);
+        match &mut self.redis {
+            Some(redis) => redis.step(now, node),
+            // Nothing is submitted in this process.
+            None => node.take_completions().count(),
+        }
+    }
+
+    fn deadline_us(&mut self, now: Now) -> u64 {
+        self.redis
+            .as_mut()
+            .map_or(u64::MAX, |redis| redis.deadline_us(now))
+    }
+}
+
+fn open_redis(
+    file: &File,
+    config: &Config,
+    listen: SocketAddr,
+    registry: &mio::Registry,
+) -> Result<Redis> {
+    let mut settings = GatewayConfig::new(listen);
+    settings.passwords = file
+        .node
+        .password
+        .iter()
+        .map(|password| password.clone().into_bytes())
+        .collect();
+    settings.users = file.redis.users()?;
+    settings.tls = file.redis.tls()?;
+    settings.max_clients = file.limits.max_clients;
+    settings.read_mode = file.reads.mode()?;
+    settings.max_key_bytes = config.max_key_bytes;
+    settings.max_value_bytes = config.max_value_bytes;
+    settings.node_id = node_name(config.cluster_id, config.id);
+    settings.version = env!("CARGO_PKG_VERSION").to_owned();
+    // There is no append-only file: the replicated log is the log.
+    settings.settings = vec![
+        ("appendonly".to_owned(), "no".to_owned()),
+        ("save".to_owned(), String::new()),
+    ];
+    if settings.tls.is_none() && !listen.ip().is_loopback() && !settings.users.is_empty() {
+        tracing::warn!(%listen, "passwords cross the network in the clear: redis.tls_certificate is not set");
+    }
+    let gateway = Gateway::new(settings, registry, COMPANION)
+        .with_context(|| format!("cannot open the Redis port {listen}"))?;
+    Ok(Redis {
+        gateway,
+        listening: Arc::new(Listening::of(config)),
+    })
 }
 
 /// Runs a node until `stop`.
 pub fn run(file: &File, bootstrap: bool, stop: &AtomicBool) -> Result<()> {
     let config = file.to_config(bootstrap)?;
+    shelf::check(&config.data, file.cluster.restored_from()?)?;
     if let Some(cpu) = config.pin_cpu {
         pin(cpu)?;
     }
@@ -312,37 +459,23 @@ pub fn run(file: &File, bootstrap: bool, stop: &AtomicBool) -> Result<()> {
         .find(|member| member.id == config.id)
         .context("checked")?;
     let mut reactor = Reactor::new().context("epoll")?;
-    let mut companion: Box<dyn Companion> = match file.node.redis_listen.or(own.redis) {
-        None => Box::new(Nobody),
+    let redis = match file.node.redis_listen.or(own.redis) {
+        None => None,
+        Some(listen) => Some(open_redis(file, &config, listen, reactor.registry())?),
+    };
+    let figures = match file.metrics.listen {
+        None => None,
         Some(listen) => {
-            let mut settings = GatewayConfig::new(listen);
-            settings.passwords = file
-                .node
-                .password
-                .iter()
-                .map(|password| password.clone().into_bytes())
-                .collect();
-            settings.max_clients = file.limits.max_clients;
-            settings.read_mode = file.reads.mode()?;
-            settings.max_key_bytes = config.max_key_bytes;
-            settings.max_value_bytes = config.max_value_bytes;
-            settings.node_id = node_name(config.cluster_id, config.id);
-            settings.version = env!("CARGO_PKG_VERSION").to_owned();
-            // There is no append-only file: the replicated log is the log.
-            settings.settings = vec![
-                ("appendonly".to_owned(), "no".to_owned()),
-                ("save".to_owned(), String::new()),
-            ];
-            let gateway = Gateway::new(settings, reactor.registry(), COMPANION)
-                .with_context(|| format!("cannot open the Redis port {listen}"))?;
-            Box::new(Redis {
-                gateway,
-                listening: Arc::new(Listening::of(&config)),
-            })
+            let desk = Arc::new(Desk::new(reactor.waker()));
+            let address = metrics::serve(listen, Arc::clone(&desk))
+                .with_context(|| format!("cannot serve metrics at {listen}"))?;
+            tracing::info!(%address, "metrics");
+            Some(desk)
         }
     };
+    let mut doors = Doors { redis, figures };
     let mut node = Node::start(config, reactor.waker())?;
-    reactor.run(&mut node, &mut *companion, stop)?;
+    reactor.run(&mut node, &mut doors, stop)?;
     Ok(())
 }
 

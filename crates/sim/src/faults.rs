@@ -151,7 +151,8 @@ impl World {
     /// earlier.
     pub(crate) fn while_installing(&mut self, installing: bool) {
         if installing && self.plan.has(Kind::Kill) && self.random.chance(0.3) {
-            let delay_us = self.random.below(self.plan.job_us);
+            // Soon, most of the time: a new leader has to be there before the installation ends.
+            let delay_us = self.random.tail(50, self.plan.job_us);
             self.after(delay_us, Event::Depose);
         }
     }

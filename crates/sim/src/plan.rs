@@ -204,6 +204,8 @@ pub struct Plan {
     pub large: f64,
     /// Longest delay of a job.
     pub job_us: u64,
+    /// The machine, by place, whose jobs all take about so long: it flushes late and keeps a longer log than the others.
+    pub hoarder: Option<(usize, u64)>,
     /// Largest difference of wall clocks, ms.
     pub skew_ms: u64,
     /// Largest difference of steady clocks' rates, parts per million.
@@ -299,12 +301,18 @@ impl Plan {
             hot: random.chance(0.3),
             old_format: random.chance(0.1),
             flash: None,
+            hoarder: None,
         };
         // Drawn apart: what else is drawn does not depend on it.
         plan.with_logs(*Random::new(seed ^ 0x6c6f_6773).pick(&[1, 1, 1, 1, 2, 4]));
         let mut apart = Random::new(seed ^ 0x0066_6c61_7368);
-        if !plan.old_format && apart.chance(1.0 / 6.0) {
+        if !plan.old_format && apart.chance(0.1) {
             plan.flash = Some(*apart.pick(&[Durability::Nvm, Durability::Flash]));
+        }
+        let mut apart = Random::new(seed ^ 0x686f_6172_6465);
+        if plan.job_us > 2_000 && apart.chance(0.5) {
+            let longest_us = *apart.pick(&[SECOND, 4 * SECOND, 10 * SECOND]);
+            plan.hoarder = Some((apart.below(plan.nodes) as usize, longest_us));
         }
         if crowd {
             plan.duration_us = plan.duration_us.min(10 * election_us);
@@ -412,7 +420,7 @@ impl Plan {
             Kind::OldFormat => self.old_format = false,
             Kind::StoreError => rates.store_error_us = 0,
             Kind::StoreStall => rates.store_stall_us = 0,
-            Kind::SlowJob => self.job_us = 2_000,
+            Kind::SlowJob => (self.job_us, self.hoarder) = (2_000, None),
             Kind::Skew => self.skew_ms = 0,
             Kind::Drift => self.drift_ppm = 0,
             Kind::Jump => rates.jump_us = 0,

@@ -486,7 +486,12 @@ impl World {
         self.wake_at(position, due_us);
         while self.jobs[position] < waiting {
             self.jobs[position] += 1;
-            let delay_us = self.random.tail(50, self.machines[position].job_us);
+            let delay_us = match self.plan.hoarder {
+                Some((hoarder, longest_us)) if hoarder == position && self.rough => {
+                    self.random.within(longest_us / 8, longest_us)
+                }
+                _ => self.random.tail(50, self.machines[position].job_us),
+            };
             self.after(delay_us, Event::Job(position, life));
         }
     }

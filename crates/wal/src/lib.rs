@@ -4,11 +4,13 @@
 
 pub mod flash;
 mod recover;
+mod repair;
 pub mod ring;
 pub mod superblock;
 mod write;
 
 pub use cyclone_wire::ring::HardState;
 pub use recover::Recovered;
+pub use repair::Finding;
 pub use ring::{Batch, EntryView, NewEntry, Persisted, Ring, RingError, RingSpec};
 pub use superblock::{Identity, SuperblockError};

@@ -33,42 +33,8 @@ impl Ring {
         pool: Option<&Pool>,
     ) -> Result<(Ring, Recovered), RingError> {
         let mut ring = Ring::empty(area, spec, pool)?;
-        let corrupt = |what| RingError::Corrupt { index: 0, what };
-        // After the death of a process memory may show stores that have not left the caches; what is believed now must
-        // not be gone after a loss of power. Records need no flush: a slot is stored after they are durable.
-        ring.area.persist(0, ring.records_at);
-        ring.anchor = (0..2)
-            .filter_map(|slot| ring.read_anchor(slot))
-            .max_by_key(|anchor| anchor.seq)
-            .ok_or(corrupt("no anchor is whole"))?;
-        let Anchor {
-            log,
-            slots,
-            area_bytes,
-            ..
-        } = ring.anchor;
-        if (log, slots, area_bytes) != (spec.log, spec.slots, ring.area.len()) {
-            return Err(RingError::WrongShape {
-                log,
-                slots,
-                area: area_bytes,
-            });
-        }
-        (ring.hard_seq, ring.hard_state) = (0..2)
-            .filter_map(|slot| ring.read_hard_state(slot))
-            .max_by_key(|(seq, _)| *seq)
-            .ok_or(corrupt("no hard state is whole"))?;
-        if !ring.anchor.resetting {
-            ring.read_records()?;
-        }
+        ring.read_all()?;
         let last = ring.last_index();
-        // Before anything is wiped or mended: what is corrupt stays as it was found.
-        if last < ring.hard_state.commit {
-            return Err(RingError::Corrupt {
-                index: last + 1,
-                what: "the log ends below the durable commit index",
-            });
-        }
         ring.mend();
         let nulled = if ring.anchor.resetting {
             ring.finish_reset();
@@ -82,6 +48,48 @@ impl Ring {
             nulled,
         };
         Ok((ring, recovered))
+    }
+
+    /// Reads everything that is durable and checks it; changes nothing in the area.
+    pub(crate) fn read_all(&mut self) -> Result<(), RingError> {
+        let corrupt = |what| RingError::Corrupt { index: 0, what };
+        // After the death of a process memory may show stores that have not left the caches; what is believed now must
+        // not be gone after a loss of power. Records need no flush: a slot is stored after they are durable.
+        self.area.persist(0, self.records_at);
+        self.anchor = (0..2)
+            .filter_map(|slot| self.read_anchor(slot))
+            .max_by_key(|anchor| anchor.seq)
+            .ok_or(corrupt("no anchor is whole"))?;
+        let Anchor {
+            log,
+            slots,
+            area_bytes,
+            ..
+        } = self.anchor;
+        let spec = self.spec;
+        if (log, slots, area_bytes) != (spec.log, spec.slots, self.area.len()) {
+            return Err(RingError::WrongShape {
+                log,
+                slots,
+                area: area_bytes,
+            });
+        }
+        (self.hard_seq, self.hard_state) = (0..2)
+            .filter_map(|slot| self.read_hard_state(slot))
+            .max_by_key(|(seq, _)| *seq)
+            .ok_or(corrupt("no hard state is whole"))?;
+        if !self.anchor.resetting {
+            self.read_records()?;
+        }
+        let last = self.last_index();
+        // Before anything is wiped or mended: what is corrupt stays as it was found.
+        if last < self.hard_state.commit {
+            return Err(RingError::Corrupt {
+                index: last + 1,
+                what: "the log ends below the durable commit index",
+            });
+        }
+        Ok(())
     }
 
     fn read_anchor(&self, slot: u64) -> Option<Anchor> {
@@ -110,7 +118,7 @@ impl Ring {
         }
     }
 
-    fn read_records(&mut self) -> Result<(), RingError> {
+    pub(crate) fn read_records(&mut self) -> Result<(), RingError> {
         let mut index = self.anchor.first;
         let mut prev_term = self.anchor.prev_term;
         while self.free_slots() > 0 {

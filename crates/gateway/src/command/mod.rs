@@ -6,7 +6,8 @@ mod describe;
 mod expiry;
 mod keyspace;
 mod server;
-mod session;
+pub(crate) mod session;
+mod snapshot;
 mod strings;
 pub(crate) mod table;
 pub(crate) mod transaction;
@@ -40,6 +41,8 @@ pub(crate) enum Flow {
     },
     /// WAIT begins; it replies later.
     Waits,
+    /// A login is looked at; the reply comes later.
+    Checks,
     /// Hang up at once, without a word.
     HangUp,
 }
@@ -296,6 +299,7 @@ pub(crate) fn run(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
         Id::Command => Some(describe::run(context)),
         Id::Info | Id::Config | Id::Debug => Some(server::run(context, spec.id)),
         Id::Cluster => Some(cluster::run(context)),
+        Id::Cyclone => Some(snapshot::run(context)),
     };
     // None: a check failed and has answered its error.
     replied.unwrap_or(Flow::Replied)

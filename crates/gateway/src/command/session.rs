@@ -4,9 +4,13 @@ use cyclone_wire::resp::{Protocol, encode, parse_i64};
 
 use super::table::Id;
 use super::{Context, Flow, NOT_INTEGER};
-use crate::backend::Route;
-use crate::connection::ReplyMode;
+use crate::backend::{Backend, Route};
+use crate::connection::{ReplyMode, Session};
+use crate::gateway::Stats;
 use crate::info::REDIS_VERSION;
+use crate::login::{Asked, Checking, same_secret};
+
+const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 
 pub(super) const BAD_NAME: &str =
     "ERR Client names cannot contain spaces, newlines or special characters.";
@@ -36,7 +40,7 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
         Id::Reset => {
             let session = &mut *context.session;
             session.protocol = Protocol::Resp2;
-            session.authenticated = context.shared.config.passwords.is_empty();
+            session.authenticated = context.shared.config.is_open();
             session.name.clear();
             session.reply_mode = ReplyMode::On;
             session.readonly = false;
@@ -55,36 +59,83 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
     Flow::Replied
 }
 
-/// Compares without telling by the time taken where they differ.
-fn same_secret(a: &[u8], b: &[u8]) -> bool {
-    let longest = a.len().max(b.len());
-    let mut differ = u8::from(a.len() != b.len());
-    for index in 0..longest {
-        differ |= a.get(index).unwrap_or(&0) ^ b.get(index).unwrap_or(&0);
-    }
-    std::hint::black_box(differ) == 0
+/// What became of a login.
+enum Login {
+    Right,
+    /// Its refusal has been answered.
+    Refused,
+    Later,
 }
 
-/// Tries to log in; answers whether it worked.
-fn log_in(context: &mut Context<'_, '_>, user: &[u8], password: &[u8]) -> bool {
-    let passwords = &context.shared.config.passwords;
-    let known = passwords
+/// Tries to log in.
+fn log_in(context: &mut Context<'_, '_>, user: &[u8], password: &[u8]) -> Login {
+    let config = &context.shared.config;
+    let known = config
+        .passwords
         .iter()
         .fold(false, |known, one| same_secret(one, password) | known);
-    let good = user == b"default" && (known || passwords.is_empty());
-    if good {
+    if user == b"default" && (known || config.is_open()) {
         context.session.authenticated = true;
-    } else {
-        context.error("WRONGPASS invalid username-password pair or user is disabled.");
+        context.shared.stats.logins += 1;
+        return Login::Right;
     }
-    good
+    let asked = match &context.shared.logins {
+        Some(logins) => logins.ask(context.session.next_ticket(), user, password),
+        None => Asked::Wrong,
+    };
+    match asked {
+        Asked::Right => {
+            context.session.authenticated = true;
+            context.shared.stats.logins += 1;
+            Login::Right
+        }
+        Asked::Later => Login::Later,
+        Asked::Wrong => {
+            context.shared.stats.logins_refused += 1;
+            context.error(WRONG_PASSWORD);
+            Login::Refused
+        }
+        Asked::Busy => {
+            context.error("TRYAGAIN too many logins at a time, retry later");
+            Login::Refused
+        }
+    }
+}
+
+/// Answers a login that the thread has looked at.
+pub(crate) fn finish(
+    stats: &mut Stats,
+    session: &mut Session,
+    checking: Checking,
+    right: bool,
+    backend: &dyn Backend,
+) {
+    let before = session.out.len();
+    if right {
+        stats.logins += 1;
+        session.authenticated = true;
+        match checking.hello {
+            None => encode::ok(&mut session.out),
+            Some((protocol, name)) => {
+                let mut out = std::mem::take(&mut session.out);
+                greet(&mut out, session, protocol, name, backend);
+                session.out = out;
+            }
+        }
+    } else {
+        stats.logins_refused += 1;
+        encode::error(&mut session.out, WRONG_PASSWORD);
+    }
+    if checking.quiet {
+        session.out.truncate(before);
+    }
 }
 
 /// AUTH [user] password
 fn auth(context: &mut Context<'_, '_>) -> Flow {
     let args = context.args;
     let (user, password) = match args.len() {
-        2 if context.shared.config.passwords.is_empty() => {
+        2 if context.shared.config.is_open() => {
             return context.error(
                 "ERR AUTH <password> called without any password configured for the default user. Are you sure your \
                  configuration is correct?",
@@ -94,11 +145,20 @@ fn auth(context: &mut Context<'_, '_>) -> Flow {
         3 => (args.at(1), args.at(2)),
         _ => return context.error(super::SYNTAX),
     };
-    if log_in(context, user, password) {
-        context.ok()
-    } else {
-        Flow::Replied
+    match log_in(context, user, password) {
+        Login::Right => context.ok(),
+        Login::Refused => Flow::Replied,
+        Login::Later => check_later(context, None),
     }
+}
+
+/// The reply waits for the login thread; so does what the client sends meanwhile.
+fn check_later(context: &mut Context<'_, '_>, hello: Option<(Protocol, Option<Vec<u8>>)>) -> Flow {
+    context.session.checking = Some(Checking {
+        hello,
+        quiet: false,
+    });
+    Flow::Checks
 }
 
 /// Printable, without spaces: what names may consist of.
@@ -137,10 +197,14 @@ fn hello(context: &mut Context<'_, '_>) -> Flow {
             return context.error(text);
         }
     }
-    if let Some((user, password)) = login
-        && !log_in(context, user, password)
-    {
-        return Flow::Replied;
+    if let Some((user, password)) = login {
+        match log_in(context, user, password) {
+            Login::Right => {}
+            Login::Refused => return Flow::Replied,
+            Login::Later => {
+                return check_later(context, Some((protocol, name.map(<[u8]>::to_vec))));
+            }
+        }
     }
     if !context.session.authenticated {
         return context.error(
@@ -149,16 +213,34 @@ fn hello(context: &mut Context<'_, '_>) -> Flow {
              same time",
         );
     }
+    let name = name.map(<[u8]>::to_vec);
+    greet(
+        context.out,
+        context.session,
+        protocol,
+        name,
+        context.backend,
+    );
+    Flow::Replied
+}
+
+/// HELLO's reply.
+fn greet(
+    out: &mut Vec<u8>,
+    session: &mut Session,
+    protocol: Protocol,
+    name: Option<Vec<u8>>,
+    backend: &dyn Backend,
+) {
     if let Some(name) = name {
-        context.session.name = name.to_vec();
+        session.name = name;
     }
-    context.session.protocol = protocol;
-    let role = if context.backend.route(0) == Route::Local {
+    session.protocol = protocol;
+    let role = if backend.route(0) == Route::Local {
         "master"
     } else {
         "replica"
     };
-    let out = &mut *context.out;
     encode::map(out, protocol, 7);
     for (field, value) in [("server", "redis"), ("version", REDIS_VERSION)] {
         encode::bulk(out, field);
@@ -167,12 +249,11 @@ fn hello(context: &mut Context<'_, '_>) -> Flow {
     encode::bulk(out, "proto");
     encode::int(out, if protocol == Protocol::Resp3 { 3 } else { 2 });
     encode::bulk(out, "id");
-    encode::int(out, context.session.id as i64);
+    encode::int(out, session.id as i64);
     for (field, value) in [("mode", "cluster"), ("role", role)] {
         encode::bulk(out, field);
         encode::bulk(out, value);
     }
     encode::bulk(out, "modules");
     encode::array(out, 0);
-    Flow::Replied
 }

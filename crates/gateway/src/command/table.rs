@@ -16,6 +16,7 @@ pub(crate) enum Id {
     Cluster,
     Command,
     Config,
+    Cyclone,
     DbSize,
     Debug,
     Decr,

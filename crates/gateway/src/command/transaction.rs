@@ -286,7 +286,7 @@ fn replay(context: &mut Context<'_, '_>, multi: &Multi) -> (Vec<Part>, Vec<Vec<u
             };
             parts.push(match super::run(&mut inner, spec) {
                 Flow::Submitted { shape, .. } => Part::Next(shape),
-                Flow::Replied | Flow::Waits | Flow::HangUp => Part::Local(out),
+                Flow::Replied | Flow::Waits | Flow::Checks | Flow::HangUp => Part::Local(out),
             });
         }
         parser.advance();

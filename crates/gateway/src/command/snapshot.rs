@@ -1,0 +1,47 @@
+//! CYCLONE SNAPSHOT: what `cyclone ctl snapshot save` asks for.
+
+use super::{Context, Flow};
+use crate::backend::SnapshotRequest;
+use crate::connection::Shape;
+
+const USAGE: &str = "ERR expected CYCLONE SNAPSHOT BEGIN | READ id file offset length | END id";
+
+/// CYCLONE SNAPSHOT …
+pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
+    if !context.is(1, "snapshot") {
+        return context.unknown_subcommand("CYCLONE");
+    }
+    let Some(request) = parse(context) else {
+        return context.error(USAGE);
+    };
+    let ticket = context.session.next_ticket();
+    if !context.backend.submit_snapshot(ticket, request) {
+        return context.error("ERR this engine has no snapshots");
+    }
+    Flow::Submitted {
+        is_read: true,
+        shape: Shape::Plain,
+        slot: 0,
+    }
+}
+
+fn parse(context: &Context<'_, '_>) -> Option<SnapshotRequest> {
+    let args = context.args;
+    let number = |index: usize| {
+        std::str::from_utf8(args.at(index))
+            .ok()?
+            .parse::<u64>()
+            .ok()
+    };
+    match args.len() {
+        3 if context.is(2, "begin") => Some(SnapshotRequest::Begin),
+        4 if context.is(2, "end") => Some(SnapshotRequest::End { id: number(3)? }),
+        7 if context.is(2, "read") => Some(SnapshotRequest::Read {
+            id: number(3)?,
+            file: u32::try_from(number(4)?).ok()?,
+            offset: number(5)?,
+            length: u32::try_from(number(6)?).ok()?,
+        }),
+        _ => None,
+    }
+}

@@ -1,0 +1,113 @@
+//! What becomes due without anything read: logins looked at, WAITs over, connections to be dropped.
+
+use cyclone_wire::resp::encode;
+
+use super::Gateway;
+use crate::backend::{Backend, Route};
+use crate::command::session;
+use crate::connection::Stall;
+use crate::login::Logins;
+
+const SWEEP_US: u64 = 1_000_000;
+
+impl Gateway {
+    /// Answers AUTHs and HELLOs that the login thread has looked at; answers how many.
+    pub(super) fn answer_logins(&mut self, backend: &dyn Backend) -> usize {
+        let mut answered = 0;
+        while let Some((ticket, right)) = self.shared.logins.as_mut().and_then(Logins::next_answer)
+        {
+            answered += 1;
+            let Some((index, _, connection)) = self.slab.by_ticket(ticket) else {
+                continue;
+            };
+            let session = &mut connection.session;
+            let Some(checking) = session.checking.take() else {
+                continue;
+            };
+            session::finish(&mut self.shared.stats, session, checking, right, backend);
+            connection.parser.set_trusted(session.authenticated);
+            // What came behind AUTH may run now.
+            connection.stalled = Some(Stall::Full);
+            self.list_dirty(index);
+        }
+        answered
+    }
+
+    /// Answers WAITs that are satisfied, late, or whose node no longer leads.
+    pub(super) fn answer_waits(&mut self, now_us: u64, backend: &dyn Backend) {
+        if self.shared.waiting.is_empty() {
+            return;
+        }
+        let leads = backend.route(0) == Route::Local;
+        let mut still = std::mem::take(&mut self.shared.waiting);
+        still.retain(|index| {
+            let Some(connection) = self.slab.get_mut(*index) else {
+                return false;
+            };
+            let Some(waiting) = connection.session.waiting else {
+                return false;
+            };
+            let acked = backend.replicas_acked(waiting.mark);
+            if leads && acked < waiting.replicas && now_us < waiting.deadline_us {
+                return true;
+            }
+            connection.session.waiting = None;
+            let out = &mut connection.session.out;
+            if leads {
+                encode::int(out, acked as i64);
+            } else {
+                encode::error(
+                    out,
+                    "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+                );
+            }
+            // What came behind WAIT may run now.
+            connection.stalled = Some(Stall::Full);
+            self.list_dirty(*index);
+            false
+        });
+        self.shared.waiting = still;
+    }
+
+    /// Drops connections that linger, do not take their replies, or have been idle for too long,
+    /// or wait for ever for nobody.
+    pub(super) fn sweep(&mut self, now_us: u64) {
+        self.next_sweep_us = now_us + SWEEP_US;
+        let (stall_us, idle_us) = (
+            self.shared.config.output_stall_us,
+            self.shared.config.idle_timeout_us,
+        );
+        for index in self.slab.indexes() {
+            let Some(connection) = self.slab.get_mut(index) else {
+                continue;
+            };
+            let stuck = connection
+                .blocked_since_us
+                .is_some_and(|since| now_us.saturating_sub(since) >= stall_us);
+            let lingered = connection
+                .linger_until_us
+                .is_some_and(|until| now_us >= until);
+            let unshaken = connection
+                .handshake_until_us
+                .is_some_and(|until| now_us >= until && connection.stream.is_handshaking());
+            let quiet = connection.session.in_flight() == 0 && !connection.session.waits();
+            let idle = idle_us > 0
+                && quiet
+                && now_us.saturating_sub(connection.session.active_us) >= idle_us;
+            let forever = connection
+                .session
+                .waiting
+                .is_some_and(|waiting| waiting.deadline_us == u64::MAX);
+            let deserted = connection.ending && forever;
+            if !(stuck || lingered || idle || deserted || unshaken) {
+                continue;
+            }
+            self.shared.stats.slow_readers += u64::from(stuck);
+            self.shared.stats.tls_failed += u64::from(unshaken);
+            self.shared.stats.idle += u64::from(idle && !stuck && !lingered);
+            if let Some(connection) = self.slab.take(index) {
+                self.close(connection);
+            }
+        }
+    }
+}

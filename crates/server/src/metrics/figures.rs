@@ -1,0 +1,329 @@
+//! Which figures there are: each component's counters, once each, under a name that says the unit.
+
+use cyclone_gateway::Gateway;
+use cyclone_replica::Node;
+
+use super::{Kind, Labels, Sheet};
+
+/// Packet figures that go up and down.
+const PACKET_GAUGES: [&str; 4] = ["associations", "partials", "frames", "frames_free"];
+
+/// A replica's figures.
+pub fn of_node(sheet: &mut Sheet, node: &Node) {
+    let status = node.status();
+    let cluster = format!("{:032x}", status.cluster_id);
+    let id = status.id.to_string();
+    sheet.add(
+        Kind::Gauge,
+        "node_info",
+        "What this node is; always 1.",
+        &[
+            ("version", env!("CARGO_PKG_VERSION")),
+            ("cluster", &cluster),
+            ("id", &id),
+            ("survives", &status.survives),
+            ("region", &status.region),
+        ],
+        1,
+    );
+    let leads = u64::from(node.leads());
+    sheet.add(
+        Kind::Gauge,
+        "leader",
+        "Whether this node leads all logs and serves requests.",
+        &[],
+        leads,
+    );
+    of_logs(sheet, &status.logs);
+    of_counters(sheet, &status.counters);
+    for (name, value) in node.packet_stats() {
+        let kind = match PACKET_GAUGES.contains(&name) {
+            true => Kind::Gauge,
+            false => Kind::Counter,
+        };
+        let help = match name {
+            "frames" => "Frames for packets in the log region.",
+            "frames_free" => "Frames that hold nothing.",
+            "associations" => "Peers with which keys are agreed on.",
+            "partials" => "Messages of which only a part has come.",
+            name if name.ends_with("_bytes") || name.starts_with("bytes_") => {
+                "Bytes at the packet port, by what became of them; see docs/operations.md."
+            }
+            _ => {
+                "Datagrams, messages or events at the packet port, by name; see docs/operations.md."
+            }
+        };
+        sheet.add(kind, &format!("packet_{name}"), help, &[], value);
+    }
+}
+
+fn of_logs(sheet: &mut Sheet, logs: &[cyclone_replica::LogStatus]) {
+    for log in logs {
+        let number = log.log.to_string();
+        let labels = [("log", number.as_str())];
+        let mut gauge = |name: &str, help, value| {
+            sheet.add(Kind::Gauge, name, help, &labels, value);
+        };
+        gauge("log_term", "The log's current term.", log.term);
+        gauge(
+            "log_leader_id",
+            "The replica that leads the log; 0: unknown.",
+            log.leader.unwrap_or(0),
+        );
+        gauge(
+            "log_first_index",
+            "First index still in the ring.",
+            log.first,
+        );
+        gauge("log_last_index", "Last index in the ring.", log.last);
+        gauge("log_commit_index", "Commit index.", log.commit);
+        gauge("log_applied_index", "Applied index.", log.applied);
+        gauge(
+            "log_flushed_index",
+            "Index up to which the store survives a crash without the log.",
+            log.flushed,
+        );
+        gauge(
+            "log_used_bytes",
+            "Bytes of the ring in use.",
+            log.used_bytes,
+        );
+        gauge(
+            "log_capacity_bytes",
+            "Size of the ring's record area in bytes.",
+            log.capacity_bytes,
+        );
+        if let Some(flash) = &log.flash {
+            of_flash(sheet, &labels, flash);
+        }
+        for (peer, matched, alive) in &log.peers {
+            let peer = peer.to_string();
+            let labels = [("log", number.as_str()), ("peer", peer.as_str())];
+            sheet.add(
+                Kind::Gauge,
+                "peer_matched_index",
+                "Index up to which a replica is known to hold the log; told by its leader.",
+                &labels,
+                *matched,
+            );
+            sheet.add(
+                Kind::Gauge,
+                "peer_alive",
+                "Whether the leader has heard from the replica lately.",
+                &labels,
+                u64::from(*alive),
+            );
+        }
+    }
+}
+
+fn of_flash(sheet: &mut Sheet, labels: Labels<'_>, flash: &cyclone_replica::FlashStatus) {
+    let mut gauge = |name: &str, help, value| sheet.add(Kind::Gauge, name, help, labels, value);
+    gauge("flash_first_index", "First index on flash.", flash.first);
+    gauge(
+        "flash_durable_index",
+        "Index up to which the log is durable on flash.",
+        flash.durable,
+    );
+    gauge(
+        "flash_used_bytes",
+        "Bytes of the second level in use.",
+        flash.used_bytes.0,
+    );
+    gauge(
+        "flash_capacity_bytes",
+        "Bytes of the second level.",
+        flash.used_bytes.1,
+    );
+    let stats = &flash.stats;
+    let mut counter = |name: &str, help, value| sheet.add(Kind::Counter, name, help, labels, value);
+    counter("flash_writes", "Writes to flash.", stats.writes);
+    counter("flash_pages", "Pages written to flash.", stats.pages);
+    counter(
+        "flash_record_bytes",
+        "Bytes of records in the pages written to flash.",
+        stats.record_bytes,
+    );
+    counter(
+        "flash_write_errors",
+        "Writes to flash that failed and were tried again.",
+        stats.write_errors,
+    );
+    counter("flash_reads", "Reads from flash.", stats.reads);
+}
+
+fn of_counters(sheet: &mut Sheet, c: &cyclone_replica::Counters) {
+    let mut counter = |name: &str, help, value| sheet.add(Kind::Counter, name, help, &[], value);
+    counter(
+        "writes",
+        "Write commands that arrived, refused ones included.",
+        c.writes,
+    );
+    counter(
+        "reads",
+        "Reads that arrived, refused ones included.",
+        c.reads,
+    );
+    counter(
+        "refused_busy",
+        "Requests refused because a queue or the log was full.",
+        c.refused_busy,
+    );
+    counter(
+        "gangs",
+        "Operations over several logs that were taken in.",
+        c.gangs,
+    );
+    counter(
+        "gangs_aborted",
+        "Operations over several logs that a log did not take its share of.",
+        c.gangs_aborted,
+    );
+    counter(
+        "malformed_messages",
+        "Messages that did not parse or said nonsense.",
+        c.malformed,
+    );
+    counter(
+        "appends_dropped_full",
+        "Appends dropped because this replica's log was full.",
+        c.dropped_full,
+    );
+    counter(
+        "store_stalls",
+        "Times the store would have blocked the loop and a worker took over.",
+        c.store_stalls,
+    );
+    counter("slow_reads", "Reads that a worker had to do.", c.slow_reads);
+    counter(
+        "snapshots_installed",
+        "Checkpoints installed from another replica.",
+        c.snapshots_installed,
+    );
+    counter(
+        "snapshots_made",
+        "Checkpoints made for others.",
+        c.snapshots_made,
+    );
+    sheet.add(
+        Kind::Gauge,
+        "loop_longest_gap_microseconds",
+        "Longest time between two steps of the loop beyond a tick, since the start.",
+        &[],
+        c.longest_gap_us,
+    );
+}
+
+/// A Redis port's figures.
+pub fn of_gateway(sheet: &mut Sheet, gateway: &Gateway) {
+    let stats = gateway.stats();
+    let mut gauge = |name: &str, help, value| sheet.add(Kind::Gauge, name, help, &[], value);
+    gauge(
+        "redis_connections",
+        "Redis connections open now.",
+        gateway.connections() as u64,
+    );
+    gauge(
+        "redis_connections_most",
+        "Most Redis connections at a time.",
+        gateway.max_clients() as u64,
+    );
+    let mut counter = |name: &str, help, value| sheet.add(Kind::Counter, name, help, &[], value);
+    counter(
+        "redis_connections_accepted",
+        "Redis connections accepted and kept.",
+        stats.connections,
+    );
+    counter(
+        "redis_connections_rejected",
+        "Redis connections turned away because there were too many.",
+        stats.rejected,
+    );
+    counter(
+        "redis_connections_slow",
+        "Redis connections dropped because they did not take their replies.",
+        stats.slow_readers,
+    );
+    counter(
+        "redis_connections_idle",
+        "Redis connections dropped because nothing came from them.",
+        stats.idle,
+    );
+    counter(
+        "redis_commands",
+        "Redis requests understood, errors included.",
+        stats.commands,
+    );
+    counter(
+        "redis_input_bytes",
+        "Bytes read from Redis connections, before encryption.",
+        stats.input_bytes,
+    );
+    counter(
+        "redis_output_bytes",
+        "Bytes written to Redis connections, before encryption.",
+        stats.output_bytes,
+    );
+    counter(
+        "redis_protocol_errors",
+        "Redis connections closed because what they sent was not the protocol.",
+        stats.protocol_errors,
+    );
+    counter(
+        "redis_tls_failed",
+        "Connections dropped because no keys were agreed on.",
+        stats.tls_failed,
+    );
+    counter("redis_logins", "Logins that were right.", stats.logins);
+    counter(
+        "redis_logins_refused",
+        "Logins that were wrong.",
+        stats.logins_refused,
+    );
+}
+
+/// What the kernel says of this process, under the names that Prometheus clients use. Not from the event loop.
+pub(super) fn of_process(sheet: &mut Sheet) {
+    if let Some(pages) = word("/proc/self/statm", 1) {
+        let bytes = pages.saturating_mul(rustix::param::page_size() as u64);
+        sheet.add_as(
+            Kind::Gauge,
+            "process_resident_memory_bytes",
+            "Resident memory in bytes.",
+            &[],
+            bytes.to_string(),
+        );
+    }
+    // The command's name may hold spaces: fields are counted from behind it.
+    let ticks = std::fs::read_to_string("/proc/self/stat")
+        .ok()
+        .and_then(|stat| {
+            let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+            let at = |index: usize| fields.get(index)?.parse::<u64>().ok();
+            Some(at(11)? + at(12)?)
+        });
+    if let Some(used) = ticks {
+        let seconds = used as f64 / rustix::param::clock_ticks_per_second() as f64;
+        sheet.add_as(
+            Kind::Counter,
+            "process_cpu_seconds_total",
+            "CPU time used in seconds.",
+            &[],
+            seconds.to_string(),
+        );
+    }
+    if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
+        sheet.add_as(
+            Kind::Gauge,
+            "process_open_fds",
+            "Files open.",
+            &[],
+            open.count().to_string(),
+        );
+    }
+}
+
+fn word(path: &str, position: usize) -> Option<u64> {
+    let text = std::fs::read_to_string(path).ok()?;
+    text.split_whitespace().nth(position)?.parse().ok()
+}

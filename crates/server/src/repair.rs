@@ -1,0 +1,144 @@
+//! `cyclone log repair`: what could be done about a stopped node's damaged log; done only with `--apply`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use cyclone_replica::repair::{LogFinding, Report, repair};
+use cyclone_wal::Finding;
+
+use crate::config::File;
+
+/// `cyclone log repair`.
+#[derive(Args)]
+pub struct Arguments {
+    /// The stopped node's configuration file.
+    #[arg(long)]
+    config: PathBuf,
+    /// Do it; without this, only say what would be done.
+    #[arg(long)]
+    apply: bool,
+    /// Also give up entries that only this log holds. This node then denies what it has acknowledged: only when a majority of
+    /// the cluster is lost anyway, and nothing else is left.
+    #[arg(long)]
+    accept_loss: bool,
+    /// JSON instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+fn kind(finding: &Finding) -> &'static str {
+    match finding {
+        Finding::Sound { .. } => "sound",
+        Finding::Head { .. } => "head",
+        Finding::Tail { .. } => "tail",
+        Finding::Hopeless { .. } => "hopeless",
+    }
+}
+
+fn told(finding: &Finding) -> String {
+    match finding {
+        Finding::Sound { first, last } if last < first => "sound, and empty".to_owned(),
+        Finding::Sound { first, last } => format!("sound, entries {first} to {last}"),
+        Finding::Head {
+            error,
+            first,
+            held,
+            last,
+        } => format!(
+            "{error}.\n  The store holds everything up to {held} by itself, and entries {} to {last} are whole: the log can \
+             begin at {}\n  instead of {first}. Nothing is lost.",
+            held + 1,
+            held + 1
+        ),
+        Finding::Tail {
+            error,
+            from,
+            commit,
+        } => {
+            let certain = match commit >= from {
+                true => format!("acknowledged entries among them, {from} to {commit} for certain"),
+                false => "perhaps acknowledged ones among them".to_owned(),
+            };
+            format!(
+                "{error}.\n  Only this log holds what is damaged. With --accept-loss entries {from} and later are given up,\n  \
+                 {certain}. While a majority of the other replicas lives, do not: they have them, and\n  \
+                 this one would vote as if it had never heard of them."
+            )
+        }
+        Finding::Hopeless { error } => format!(
+            "{error}.\n  There is nothing to go by: this replica has lost its memory and must not come back under its old id."
+        ),
+    }
+}
+
+fn json(report: &Report) -> serde_json::Value {
+    let log = |log: &LogFinding| {
+        let mut line = serde_json::json!({ "log": log.log, "finding": kind(&log.finding) });
+        match &log.finding {
+            Finding::Sound { first, last } => {
+                line["first"] = (*first).into();
+                line["last"] = (*last).into();
+            }
+            Finding::Head {
+                error,
+                first,
+                held,
+                last,
+            } => {
+                line["error"] = error.to_string().into();
+                line["first"] = (*first).into();
+                line["held"] = (*held).into();
+                line["last"] = (*last).into();
+            }
+            Finding::Tail {
+                error,
+                from,
+                commit,
+            } => {
+                line["error"] = error.to_string().into();
+                line["from"] = (*from).into();
+                line["commit"] = (*commit).into();
+            }
+            Finding::Hopeless { error } => line["error"] = error.to_string().into(),
+        }
+        line
+    };
+    serde_json::json!({
+        "mended": report.mended,
+        "logs": report.logs.iter().map(log).collect::<Vec<_>>(),
+    })
+}
+
+/// Says what is damaged and what would mend it; with `--apply` does it.
+///
+/// # Errors
+/// What cannot be mended as told; a node that runs.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let file = File::read(&arguments.config)?;
+    let config = file.to_config(false)?;
+    let report = repair(&config, arguments.apply, arguments.accept_loss)
+        .with_context(|| format!("node {}", config.id))?;
+    if arguments.json {
+        println!("{}", json(&report));
+    } else {
+        for log in &report.logs {
+            println!("log {}: {}", log.log, told(&log.finding));
+        }
+    }
+    let mendable = |log: &LogFinding| log.is_mendable(arguments.accept_loss);
+    if !report.logs.iter().all(mendable) {
+        bail!("not all logs can be mended without loss; nothing was changed");
+    }
+    if !arguments.json {
+        println!(
+            "{}",
+            match (report.mended, arguments.apply) {
+                (true, true) => "every log reads back",
+                (true, false) => "nothing to do",
+                (false, _) => "nothing was changed; --apply does it",
+            }
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! Bit rot in the log of a stopped node, with real processes: `log repair` mends what the store holds without losing
+//! anything, and gives up what only the log holds only when told to.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{cluster, cyclone, first_port, refused, said, text};
+use cyclone::cluster::{LocalCluster, Options};
+use cyclone::resp;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn options(test: u16, replicas: usize, durability: Option<&str>) -> Options {
+    Options {
+        durability: durability.map(str::to_owned),
+        replicas,
+        nvm_bytes: 32 << 20,
+        // Calm: one leader throughout, also on a busy machine.
+        election_ms: Some(2000),
+        first_port: first_port(14_000, test),
+        ..Options::default()
+    }
+}
+
+fn value(number: usize) -> String {
+    format!("needle-{number:04}-{}", "x".repeat(50))
+}
+
+fn write(cluster: &mut LocalCluster, numbers: std::ops::Range<usize>) {
+    let leader = cluster
+        .wait_for_leader(Duration::from_secs(20))
+        .expect("a leader");
+    let mut connection = resp::connect(cluster.nodes[leader].redis, PATIENCE).expect("connected");
+    for number in numbers {
+        redis::cmd("SET")
+            .arg(number)
+            .arg(value(number))
+            .query::<()>(&mut connection)
+            .expect("SET");
+    }
+}
+
+fn read(cluster: &mut LocalCluster, number: usize) -> Option<String> {
+    let leader = cluster
+        .wait_for_leader(Duration::from_secs(20))
+        .expect("a leader");
+    let mut connection = resp::connect(cluster.nodes[leader].redis, PATIENCE).expect("connected");
+    redis::cmd("GET")
+        .arg(number)
+        .query(&mut connection)
+        .expect("GET")
+}
+
+/// Flips a bit wherever the region holds this value.
+fn rot(region: &Path, number: usize) {
+    let mut bytes = fs::read(region).expect("region");
+    let needle = value(number).into_bytes();
+    let mut found = 0;
+    for at in 0..bytes.len() - needle.len() {
+        if bytes[at..].starts_with(&needle) {
+            bytes[at + needle.len() - 1] ^= 1;
+            found += 1;
+        }
+    }
+    assert!(found > 0, "the region does not hold value {number}");
+    fs::write(region, bytes).expect("written");
+}
+
+fn is_same_everywhere(cluster: &LocalCluster) {
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let digests: Vec<Option<String>> = cluster
+            .nodes
+            .iter()
+            .map(|node| {
+                let mut connection = resp::connect(node.redis, PATIENCE).ok()?;
+                redis::cmd("DEBUG")
+                    .arg("DIGEST")
+                    .query(&mut connection)
+                    .ok()
+            })
+            .collect();
+        if digests[0].is_some() && digests.iter().all(|digest| *digest == digests[0]) {
+            return;
+        }
+        assert!(Instant::now() < until, "the replicas differ: {digests:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn what_the_store_holds_is_mended_without_loss() {
+    mended_without_loss(0, None);
+}
+
+#[test]
+fn the_same_with_a_second_level() {
+    mended_without_loss(3, Some("nvm"));
+}
+
+fn mended_without_loss(test: u16, durability: Option<&str>) {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(directory.path(), options(test, 3, durability));
+    cluster.start_all(true).expect("started");
+    write(&mut cluster, 0..200);
+    let config = cluster.nodes[0].config.clone();
+    let arguments = ["log", "repair", "--config", text(&config)];
+    refused(&arguments, &["in use"]);
+    // An orderly end flushes the store.
+    cluster.terminate(0).expect("ended");
+    let sound = said(&arguments);
+    assert!(
+        sound.contains("sound, entries") && sound.contains("nothing to do"),
+        "{sound}"
+    );
+    let region = cluster.regions.join("node1.nvm");
+    rot(&region, 100);
+    refused(
+        &["serve", "--config", text(&config)],
+        &["corrupt", "must not come back"],
+    );
+    let before = fs::read(&region).expect("region");
+    if durability.is_some() {
+        let lossy = [&arguments[..], &["--accept-loss", "--apply"]].concat();
+        refused(&lossy, &["second level"]);
+    }
+    let offer = said(&arguments);
+    assert!(
+        offer.contains("Nothing is lost") && offer.contains("--apply"),
+        "{offer}"
+    );
+    assert!(
+        fs::read(&region).expect("region") == before,
+        "an offer changes nothing"
+    );
+    let done = said(&[&arguments[..], &["--apply", "--json"]].concat());
+    let done: serde_json::Value = serde_json::from_str(&done).expect("JSON");
+    assert_eq!(done["mended"], true, "{done}");
+    assert_eq!(done["logs"][0]["finding"], "head", "{done}");
+    assert!(said(&arguments).contains("nothing to do"));
+    cluster.start(0, false).expect("started");
+    write(&mut cluster, 200..220);
+    is_same_everywhere(&cluster);
+    for number in [0, 99, 100, 101, 199, 219] {
+        assert_eq!(read(&mut cluster, number), Some(value(number)));
+    }
+}
+
+#[test]
+fn what_only_the_log_holds_is_given_up_only_when_told() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(directory.path(), options(1, 1, None));
+    cluster.start_all(true).expect("started");
+    write(&mut cluster, 0..200);
+    // The store has flushed nothing of it.
+    cluster.kill(0).expect("killed");
+    let config = cluster.nodes[0].config.clone();
+    let region = cluster.regions.join("node1.nvm");
+    rot(&region, 150);
+    let before = fs::read(&region).expect("region");
+    let arguments = ["log", "repair", "--config", text(&config)];
+    refused(&arguments, &["without loss", "nothing was changed"]);
+    let output = cyclone(&[&arguments[..], &["--apply"]].concat());
+    assert!(!output.status.success());
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        told.contains("--accept-loss") && told.contains("acknowledged"),
+        "{told}"
+    );
+    assert!(
+        fs::read(&region).expect("region") == before,
+        "a refusal changes nothing"
+    );
+    let lossy = [&arguments[..], &["--accept-loss"]].concat();
+    assert!(said(&lossy).contains("--apply does it"));
+    assert!(
+        fs::read(&region).expect("region") == before,
+        "an offer changes nothing"
+    );
+    said(&[&lossy[..], &["--apply"]].concat());
+    cluster.start(0, false).expect("started");
+    for number in [0, 100, 149] {
+        assert_eq!(read(&mut cluster, number), Some(value(number)));
+    }
+    for number in [150, 151, 199] {
+        assert_eq!(read(&mut cluster, number), None);
+    }
+    write(&mut cluster, 150..160);
+    assert_eq!(read(&mut cluster, 155), Some(value(155)));
+}
+
+#[test]
+fn nothing_is_mended_where_there_is_nothing_to_go_by() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(directory.path(), options(2, 1, None));
+    let config = cluster.nodes[0].config.clone();
+    let arguments = [
+        "log",
+        "repair",
+        "--config",
+        text(&config),
+        "--accept-loss",
+        "--apply",
+    ];
+    refused(&arguments, &["belongs to no replica"]);
+    cluster.start_all(true).expect("started");
+    write(&mut cluster, 0..10);
+    cluster.terminate(0).expect("ended");
+    let region = cluster.regions.join("node1.nvm");
+    let whole = fs::read(&region).expect("region");
+    // Anchor and hard state of the ring, both copies; then the superblock.
+    for range in [4096..4096 + 12288, 0..4096] {
+        let mut bytes = whole.clone();
+        bytes[range].fill(0xaa);
+        fs::write(&region, &bytes).expect("written");
+        refused(&arguments, &[]);
+        assert!(
+            fs::read(&region).expect("region") == bytes,
+            "a refusal changes nothing"
+        );
+    }
+    fs::remove_file(&region).expect("removed");
+    refused(&arguments, &["region"]);
+    assert!(!region.exists(), "no region is made");
+}
+
+#[test]
+fn a_region_that_is_only_a_cache_needs_no_mending() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(directory.path(), options(4, 1, Some("flash")));
+    cluster.start_all(true).expect("started");
+    write(&mut cluster, 0..50);
+    cluster.terminate(0).expect("ended");
+    let config = cluster.nodes[0].config.clone();
+    refused(
+        &["log", "repair", "--config", text(&config), "--apply"],
+        &["only a cache"],
+    );
+}

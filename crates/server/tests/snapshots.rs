@@ -1,0 +1,481 @@
+//! Snapshots for users, with real processes: saved from a cluster under load, restored into a new cluster. What was
+//! acknowledged before the save is there, batches over several logs are there whole or not at all, all replicas begin with
+//! the same state; and whatever does not fit is refused.
+
+mod common;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{cluster, configure, configure_one, cyclone, first_port, refused, said, text};
+use cyclone::cluster::{LocalCluster, Options};
+use cyclone::resp;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOGS: u16 = 3;
+const ACCOUNTS: u64 = 12;
+
+fn options(engine: &str, durability: Option<&str>, test: u16) -> Options {
+    Options {
+        durability: durability.map(str::to_owned),
+        engine: engine.into(),
+        logs: LOGS,
+        // Calm: one leader throughout, also on a busy machine.
+        election_ms: Some(2000),
+        nvm_bytes: (24 << 20) * u64::from(LOGS),
+        first_port: first_port(24_000, test),
+        ..Options::default()
+    }
+}
+
+fn leader(cluster: &mut LocalCluster) -> SocketAddr {
+    let leader = cluster
+        .wait_for_leader(Duration::from_secs(30))
+        .expect("a leader");
+    cluster.nodes[leader].redis
+}
+
+fn accounts() -> Vec<String> {
+    (0..ACCOUNTS).map(|n| format!("account:{n}")).collect()
+}
+
+fn sum(connection: &mut redis::Connection) -> i64 {
+    let balances: Vec<Option<i64>> = redis::cmd("MGET")
+        .arg(accounts())
+        .query(connection)
+        .expect("MGET");
+    balances.into_iter().flatten().sum()
+}
+
+/// Moves money between accounts in several logs, each time by one batch, until told to stop.
+fn transfer(address: SocketAddr, stop: &AtomicBool, done: &AtomicU64) {
+    let mut connection = resp::connect(address, PATIENCE).expect("connected");
+    let mut round = 0_u64;
+    while !stop.load(Ordering::Relaxed) {
+        let (from, to) = (round % ACCOUNTS, (round * 7 + 1) % ACCOUNTS);
+        round += 1;
+        if from == to {
+            continue;
+        }
+        let result = redis::pipe()
+            .atomic()
+            .cmd("DECRBY")
+            .arg(format!("account:{from}"))
+            .arg(5)
+            .cmd("INCRBY")
+            .arg(format!("account:{to}"))
+            .arg(5)
+            .query::<(i64, i64)>(&mut connection);
+        if result.is_ok() {
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The state's hash at every node; waits until all are the same.
+fn digest(cluster: &LocalCluster) -> String {
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let digests: Vec<Option<String>> = cluster
+            .nodes
+            .iter()
+            .map(|node| {
+                let mut connection = resp::connect(node.redis, PATIENCE).ok()?;
+                redis::cmd("DEBUG")
+                    .arg("DIGEST")
+                    .query(&mut connection)
+                    .ok()
+            })
+            .collect();
+        if let Some(first) = &digests[0]
+            && digests.iter().all(|other| other.as_ref() == Some(first))
+        {
+            return first.clone();
+        }
+        assert!(Instant::now() < until, "the replicas differ: {digests:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn restore(snapshot: &Path, cluster: &LocalCluster) {
+    for node in &cluster.nodes {
+        let said = said(&[
+            "ctl",
+            "snapshot",
+            "restore",
+            text(snapshot),
+            "--config",
+            text(&node.config),
+        ]);
+        assert!(said.contains("--bootstrap"), "{said}");
+    }
+}
+
+fn restored_from(snapshot: &Path) -> String {
+    let shown = said(&["ctl", "snapshot", "show", text(snapshot), "--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+    format!(
+        "restored_from = {:?}",
+        shown["snapshot"].as_str().expect("an id")
+    )
+}
+
+fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut old = cluster(
+        &directory.path().join("old"),
+        options(engine, durability, test),
+    );
+    old.start_all(true).expect("started");
+    let address = leader(&mut old);
+    let mut connection = resp::connect(address, PATIENCE).expect("connected");
+    for number in 0..500 {
+        redis::cmd("SET")
+            .arg(format!("key:{number}"))
+            .arg("v".repeat(1 + number * 7 % 3000))
+            .query::<()>(&mut connection)
+            .expect("SET");
+    }
+    redis::cmd("SET")
+        .arg("timed")
+        .arg("x")
+        .arg("EX")
+        .arg(100_000)
+        .query::<()>(&mut connection)
+        .expect("SET EX");
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    let snapshot = directory.path().join("saved");
+    let before = std::thread::scope(|scope| {
+        scope.spawn(|| transfer(address, &stop, &done));
+        while done.load(Ordering::Relaxed) < 50 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Acknowledged before the save begins.
+        redis::cmd("SET")
+            .arg("last")
+            .arg("acknowledged")
+            .query::<()>(&mut connection)
+            .expect("SET");
+        let before = done.load(Ordering::Relaxed);
+        // Any node will do: the leader is found.
+        let any = old.nodes[0].redis.to_string();
+        let saved = said(&[
+            "ctl",
+            "snapshot",
+            "save",
+            text(&snapshot),
+            "--connect",
+            &any,
+        ]);
+        assert!(saved.contains("restored_from = "), "{saved}");
+        let at_end = done.load(Ordering::Relaxed);
+        while done.load(Ordering::Relaxed) < at_end + 20 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        stop.store(true, Ordering::Relaxed);
+        before
+    });
+    assert!(before >= 50);
+    assert_eq!(sum(&mut connection), 0);
+    // Later than the snapshot: must not be in the new cluster.
+    redis::cmd("SET")
+        .arg("later")
+        .arg("x")
+        .query::<()>(&mut connection)
+        .expect("SET");
+    let address = old.nodes[0].redis.to_string();
+    refused(
+        &[
+            "ctl",
+            "snapshot",
+            "save",
+            text(&snapshot),
+            "--connect",
+            &address,
+        ],
+        &["is there already"],
+    );
+    drop(old);
+
+    let mut new = cluster(
+        &directory.path().join("new"),
+        options(engine, durability, test),
+    );
+    configure(&new, "cluster", &restored_from(&snapshot));
+    restore(&snapshot, &new);
+    new.start_all(true).expect("started");
+    let address = leader(&mut new);
+    let first = digest(&new);
+    let mut connection = resp::connect(address, PATIENCE).expect("connected");
+    let get = |connection: &mut redis::Connection, key: &str| -> Option<String> {
+        redis::cmd("GET").arg(key).query(connection).expect("GET")
+    };
+    for number in 0..500 {
+        let value = get(&mut connection, &format!("key:{number}"));
+        assert_eq!(value, Some("v".repeat(1 + number * 7 % 3000)), "{number}");
+    }
+    assert_eq!(
+        get(&mut connection, "last").as_deref(),
+        Some("acknowledged")
+    );
+    assert_eq!(get(&mut connection, "later"), None);
+    let left: i64 = redis::cmd("TTL")
+        .arg("timed")
+        .query(&mut connection)
+        .expect("TTL");
+    assert!((90_000..=100_000).contains(&left), "{left}");
+    assert_eq!(sum(&mut connection), 0, "half a transfer was saved");
+    // It is a cluster like any other: it takes writes, and every replica comes back by itself.
+    redis::cmd("MSET")
+        .arg(&["key:1", "new", "key:2", "new", "key:3", "new"])
+        .query::<()>(&mut connection)
+        .expect("MSET");
+    let after = digest(&new);
+    assert_ne!(after, first);
+    for node in 0..new.nodes.len() {
+        new.kill(node).expect("killed");
+    }
+    new.start_all(false).expect("started");
+    let address = leader(&mut new);
+    // The hash covers the applied indexes, which the new leader's term has moved; the number of keys is the second part.
+    let keys = |digest: &str| digest.split('-').nth(1).map(str::to_owned);
+    assert_eq!(keys(&digest(&new)), keys(&after));
+    let mut connection = resp::connect(address, PATIENCE).expect("connected");
+    assert_eq!(get(&mut connection, "key:2").as_deref(), Some("new"));
+    // A snapshot of the restored cluster is one of its own.
+    let again = directory.path().join("again");
+    let address = address.to_string();
+    said(&[
+        "ctl",
+        "snapshot",
+        "save",
+        text(&again),
+        "--connect",
+        &address,
+    ]);
+    assert_ne!(restored_from(&again), restored_from(&snapshot));
+}
+
+#[test]
+fn a_snapshot_under_load_becomes_a_new_cluster() {
+    round_trip("rocksdb", None, 0);
+}
+
+#[test]
+fn the_same_in_memory() {
+    round_trip("memory", None, 1);
+}
+
+#[test]
+fn the_same_with_a_second_level() {
+    round_trip("rocksdb", Some("nvm"), 4);
+}
+
+#[test]
+fn the_same_with_flash_as_the_only_level() {
+    round_trip("rocksdb", Some("flash"), 5);
+}
+
+/// A small cluster's snapshot.
+fn saved(directory: &Path, test: u16) -> (PathBuf, LocalCluster) {
+    let mut old = cluster(
+        &directory.join("old"),
+        Options {
+            replicas: 1,
+            ..options("rocksdb", None, test)
+        },
+    );
+    old.start_all(true).expect("started");
+    let address = leader(&mut old);
+    let mut connection = resp::connect(address, PATIENCE).expect("connected");
+    redis::cmd("SET")
+        .arg("k")
+        .arg("v")
+        .query::<()>(&mut connection)
+        .expect("SET");
+    let snapshot = directory.join("saved");
+    let address = address.to_string();
+    said(&[
+        "ctl",
+        "snapshot",
+        "save",
+        text(&snapshot),
+        "--connect",
+        &address,
+    ]);
+    (snapshot, old)
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let (snapshot, old) = saved(directory.path(), 2);
+    let line = restored_from(&snapshot);
+    let new = |name: &str, options: Options| {
+        let new = cluster(
+            &directory.path().join(name),
+            Options {
+                replicas: 1,
+                ..options
+            },
+        );
+        let config = new.nodes[0].config.clone();
+        (new, config)
+    };
+    let restore = |config: &Path, snapshot: &Path, words: &[&str]| {
+        refused(
+            &[
+                "ctl",
+                "snapshot",
+                "restore",
+                text(snapshot),
+                "--config",
+                text(config),
+            ],
+            words,
+        );
+    };
+    // The configuration must say so.
+    let (_one, config) = new("one", options("rocksdb", None, 2));
+    restore(&config, &snapshot, &["restored_from", "[cluster]"]);
+    configure_one(
+        &config,
+        "cluster",
+        &format!("restored_from = \"{}\"", "0".repeat(32)),
+    );
+    restore(&config, &snapshot, &["but this is snapshot"]);
+    // Another number of logs, another engine.
+    let (_two, config) = new(
+        "two",
+        Options {
+            logs: 2,
+            ..options("rocksdb", None, 2)
+        },
+    );
+    configure_one(&config, "cluster", &line);
+    restore(&config, &snapshot, &["3 logs", "cluster.logs = 2"]);
+    let (_three, config) = new("three", options("memory", None, 2));
+    configure_one(&config, "cluster", &line);
+    restore(&config, &snapshot, &["engine rocksdb", "memory"]);
+    // The very cluster it is of: its nodes have run.
+    let own = old.nodes[0].config.clone();
+    configure_one(&own, "cluster", &line);
+    restore(
+        &own,
+        &snapshot,
+        &["is of cluster", "choose another cluster.id"],
+    );
+    // Damaged, cut off, something else: nothing is made.
+    let (four, config) = new("four", options("rocksdb", None, 2));
+    configure_one(&config, "cluster", &line);
+    let bytes = fs::read(&snapshot).expect("snapshot");
+    let bad = directory.path().join("bad");
+    let mut damaged = bytes.clone();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    for (bytes, words) in [
+        (&damaged[..], &["damaged"][..]),
+        (&bytes[..bytes.len() - 1], &["cut off"]),
+        (b"something else", &["not a snapshot"]),
+    ] {
+        fs::write(&bad, bytes).expect("written");
+        restore(&config, &bad, words);
+        refused(&["ctl", "snapshot", "show", text(&bad)], words);
+    }
+    let data = four.directory.join("node1");
+    assert!(!data.exists(), "a refused restore leaves nothing");
+    // A directory with something in it.
+    fs::create_dir_all(&data).expect("directory");
+    fs::write(data.join("precious"), "x").expect("written");
+    restore(&config, &snapshot, &["not empty", "precious"]);
+    fs::remove_file(data.join("precious")).expect("removed");
+    // A region with something in it.
+    let region = four.regions.join("node1.nvm");
+    fs::write(&region, [1; 8192]).expect("written");
+    restore(&config, &snapshot, &["log region", "not new"]);
+    fs::remove_file(&region).expect("removed");
+    // A restore that was cut off is neither started nor in the way.
+    fs::create_dir_all(data.join("restoring/files")).expect("directory");
+    fs::create_dir_all(data.join("store/gen-1")).expect("directory");
+    refused(
+        &["serve", "--config", text(&config), "--bootstrap"],
+        &["restore was cut off"],
+    );
+    let arguments = [
+        "ctl",
+        "snapshot",
+        "restore",
+        text(&snapshot),
+        "--config",
+        text(&config),
+    ];
+    said(&arguments);
+    refused(&arguments, &["not empty"]);
+}
+
+/// A node that was not restored does not start in a restored cluster; with a configuration that hides it, it is not
+/// understood by the others, however often it calls for an election.
+#[test]
+fn a_node_that_was_not_restored_takes_no_part() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let (snapshot, old) = saved(directory.path(), 3);
+    drop(old);
+    let line = restored_from(&snapshot);
+    let mut new = cluster(
+        &directory.path().join("new"),
+        Options {
+            first_port: first_port(24_000, 3) + 3,
+            ..options("rocksdb", None, 3)
+        },
+    );
+    // The first two hide it and begin with nothing: a majority that would elect one of them.
+    for node in [0, 1] {
+        let config = text(&new.nodes[node].config).to_owned();
+        let check = cyclone(&["serve", "--config", &config, "--check"]);
+        assert!(check.status.success());
+    }
+    let third = new.nodes[2].config.clone();
+    configure_one(&third, "cluster", &line);
+    refused(
+        &["serve", "--config", text(&third), "--bootstrap"],
+        &["was not restored"],
+    );
+    said(&[
+        "ctl",
+        "snapshot",
+        "restore",
+        text(&snapshot),
+        "--config",
+        text(&third),
+    ]);
+    new.start_all(true).expect("started");
+    let address = leader(&mut new);
+    assert_ne!(address, new.nodes[2].redis);
+    let mut connection = resp::connect(address, PATIENCE).expect("connected");
+    redis::cmd("SET")
+        .arg("k")
+        .arg("other")
+        .query::<()>(&mut connection)
+        .expect("SET");
+    std::thread::sleep(Duration::from_secs(1));
+    // The restored one still has exactly what the snapshot had, and knows no leader.
+    let info = resp::info(new.nodes[2].redis, PATIENCE).expect("INFO");
+    assert_eq!(info["cyclone_log0_leader"], "0", "{info:?}");
+    let shown = said(&["ctl", "snapshot", "show", text(&snapshot), "--json"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+    for log in 0..usize::from(LOGS) {
+        let applied = shown["logs"][log]["applied"].to_string();
+        assert_eq!(info[&format!("cyclone_log{log}_applied")], applied);
+    }
+    // Without the line it does not start again as if nothing had been.
+    new.kill(2).expect("killed");
+    let file = fs::read_to_string(&third).expect("configuration");
+    fs::write(&third, file.replace(&line, "")).expect("written");
+    refused(
+        &["serve", "--config", text(&third)],
+        &["was restored from", "on every node"],
+    );
+}

@@ -1,0 +1,167 @@
+//! Mending damaged rings: every single damaged byte, with every index that the store may hold. What is offered without
+//! loss keeps every entry above that index, the hard state, and the end; nothing is changed by looking.
+
+mod support;
+
+use cyclone_pmem::{Area, Payload, Pool, Region};
+use cyclone_wal::{Batch, Finding, HardState, NewEntry, Ring};
+
+use support::{FRAME_BYTES, FRAMES, RECORDS_AT, REGION_BYTES, RING_BYTES, SPEC, hard};
+
+const ENTRIES: u64 = 9;
+/// Trimmed before the damage.
+const TRIMMED: u64 = 2;
+
+fn term(index: u64) -> u64 {
+    1 + index / 4
+}
+
+fn payload(index: u64) -> Vec<u8> {
+    (0..20 + index * 13)
+        .map(|n| (n * 7 + index) as u8)
+        .collect()
+}
+
+fn state() -> HardState {
+    HardState {
+        vote: 2,
+        ..hard(term(ENTRIES) + 3, ENTRIES)
+    }
+}
+
+fn pool(region: &Region) -> Pool {
+    let frames = region.take(RING_BYTES, FRAMES * u64::from(FRAME_BYTES));
+    Pool::new(frames.unwrap(), FRAME_BYTES)
+}
+
+/// A ring with entries 3 to 9, all of them committed, as bytes.
+fn image() -> Vec<u8> {
+    let region = Region::anonymous(REGION_BYTES).unwrap();
+    let pool = pool(&region);
+    let area = region.take(0, RING_BYTES).unwrap();
+    let mut ring = Ring::create(area, SPEC, Some(&pool), &HardState::default()).unwrap();
+    for index in 1..=ENTRIES {
+        let body = Payload::from_vec(payload(index));
+        let entry = NewEntry {
+            index,
+            term: term(index),
+            kind: 1,
+            payload: &body,
+        };
+        let batch = Batch {
+            entries: &[entry],
+            hard_state: None,
+        };
+        let _durable = ring.persist(batch).unwrap();
+    }
+    ring.trim(TRIMMED).unwrap();
+    let batch = Batch {
+        entries: &[],
+        hard_state: Some(state()),
+    };
+    let _durable = ring.persist(batch).unwrap();
+    let area = ring.into_area();
+    area.bytes(0, RING_BYTES).to_vec()
+}
+
+/// A region of its own that begins with these bytes.
+fn placed(bytes: &[u8]) -> (Area, Pool) {
+    let region = Region::anonymous(REGION_BYTES).unwrap();
+    let pool = pool(&region);
+    let mut area = region.take(0, RING_BYTES).unwrap();
+    area.write(0, bytes);
+    (area, pool)
+}
+
+fn check(ring: &Ring, first: u64, last: u64, commit: u64, what: &str) {
+    assert_eq!(
+        (ring.first_index(), ring.last_index()),
+        (first, last),
+        "{what}"
+    );
+    assert_eq!(ring.term(first - 1), Some(term(first - 1)), "{what}");
+    for index in first..=last {
+        let entry = ring.entry(index).unwrap();
+        let bytes: Vec<u8> = entry.segments().flatten().copied().collect();
+        assert!(bytes == payload(index), "{what}: entry {index}");
+        assert_eq!(entry.term, term(index), "{what}");
+    }
+    let wanted = HardState { commit, ..state() };
+    assert_eq!(ring.hard_state(), &wanted, "{what}");
+}
+
+#[test]
+fn every_damaged_byte_with_everything_the_store_may_hold() {
+    let image = image();
+    let (mut heads, mut tails, mut hopeless) = (0, 0, 0);
+    for at in 0..RING_BYTES as usize {
+        // What is never looked at makes no difference; one of its bytes is enough.
+        if image[at] == 0 && at % 64 != 0 {
+            continue;
+        }
+        let mut damaged = image.clone();
+        damaged[at] ^= 0x40;
+        for held in TRIMMED - 1..=ENTRIES + 1 {
+            let what = format!("byte {at}, held {held}");
+            let told = (held, term(held));
+            let (area, pool) = placed(&damaged);
+            let (area, finding) = Ring::examine(area, SPEC, Some(&pool), told).unwrap();
+            assert!(
+                area.bytes(0, RING_BYTES) == damaged,
+                "{what}: looking has changed it"
+            );
+            let mended = Ring::mend_damage(area, SPEC, Some(&pool), told, false);
+            match (finding, mended) {
+                (Finding::Sound { first, last }, Ok(ring)) => {
+                    assert_eq!((first, last), (TRIMMED + 1, ENTRIES), "{what}");
+                    check(&ring, first, last, ENTRIES, &what);
+                }
+                (Finding::Head { last, .. }, Ok(ring)) => {
+                    heads += 1;
+                    // Where the store holds the whole log, nothing is left of it.
+                    assert_eq!(last, ENTRIES.max(held), "{what}");
+                    check(&ring, held + 1, last, ENTRIES, &what);
+                }
+                (Finding::Tail { from, commit, .. }, Err(_)) => {
+                    tails += 1;
+                    assert!(
+                        from > held && from <= ENTRIES && commit == ENTRIES,
+                        "{what}"
+                    );
+                    // A refusal leaves it as it was; told to, it gives up exactly what was said.
+                    let (area, pool) = placed(&damaged);
+                    let mended = Ring::mend_damage(area, SPEC, Some(&pool), told, true);
+                    let ring = mended.unwrap();
+                    check(&ring, TRIMMED + 1, from - 1, from - 1, &what);
+                }
+                (Finding::Hopeless { .. }, Err(_)) => {
+                    hopeless += 1;
+                    let (area, pool) = placed(&damaged);
+                    let mended = Ring::mend_damage(area, SPEC, Some(&pool), told, true);
+                    assert!(mended.is_err(), "{what}");
+                }
+                (finding, mended) => panic!("{what}: {finding:?}, {:?}", mended.err()),
+            }
+        }
+    }
+    assert!(
+        heads > 1000 && tails > 1000 && hopeless > 0,
+        "{heads} {tails} {hopeless}"
+    );
+}
+
+/// Both copies of the hard state, or of the anchor, gone: term and vote or the log's beginning are forgotten. No mending.
+#[test]
+fn a_forgotten_vote_is_never_mended() {
+    let image = image();
+    for range in [0..4096, 4096..RECORDS_AT as usize - 128] {
+        let mut damaged = image.clone();
+        damaged[range.clone()].fill(0xff);
+        for accept_loss in [false, true] {
+            let (area, pool) = placed(&damaged);
+            let held = (ENTRIES, term(ENTRIES));
+            let mended = Ring::mend_damage(area, SPEC, Some(&pool), held, accept_loss);
+            assert!(mended.is_err(), "{range:?}");
+        }
+    }
+}
