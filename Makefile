@@ -14,7 +14,7 @@ SEEDS ?= 300
 HOURS ?= 8
 SIM := $(TARGET)/release/cyclone-sim
 
-.PHONY: bench-net sim soak mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
+.PHONY: figures bench-net sim soak mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
 
 demo: build
 	$(BIN) demo
@@ -77,9 +77,15 @@ bench: build
 bench-net: build
 	$(BIN) bench net --out $(TARGET)/bench-net
 
+# Installs etcd, dragonboat and Redis (nothing system-wide), then measures them beside us.
 bench-peers: build
 	scripts/bench-peers.sh
-	$(BIN) bench put --peers
+	$(BIN) bench figures --figure peers $(if $(QUICK),--quick) --out $(TARGET)/bench-peers
+
+# The papers' figures, as far as this machine can: an hour; QUICK=1 takes minutes.
+figures: build
+	scripts/bench-peers.sh
+	$(BIN) bench figures $(if $(QUICK),--quick --out $(TARGET)/figures-quick)
 
 # Licences and advisories of every dependency (needs cargo-deny).
 deny:

@@ -2,7 +2,10 @@ module cyclone/bench-peers/etcdload
 
 go 1.24.0
 
-require go.etcd.io/etcd/client/v3 v3.6.7
+require (
+	cyclone/bench-peers/load v0.0.0
+	go.etcd.io/etcd/client/v3 v3.6.7
+)
 
 require (
 	github.com/coreos/go-semver v0.3.1 // indirect
@@ -22,3 +25,5 @@ require (
 	google.golang.org/grpc v1.71.1 // indirect
 	google.golang.org/protobuf v1.36.5 // indirect
 )
+
+replace cyclone/bench-peers/load => ../load

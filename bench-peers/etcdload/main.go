@@ -1,5 +1,5 @@
 // Loads three etcd members with puts through etcd's own client: the same keys, values and concurrency as the other
-// systems of `cyclone bench put`. Prints one JSON line.
+// systems of `cyclone bench put`. Prints one JSON line. With -serve it does what `cyclone bench run` tells it.
 package main
 
 import (
@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"cyclone/bench-peers/load"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -25,21 +26,17 @@ func main() {
 	warmup := flag.Duration("warmup", time.Second, "time before measuring")
 	measure := flag.Duration("measure", 4*time.Second, "time measured")
 	seed := flag.Int64("seed", 1, "seed of the keys")
+	serve := flag.Bool("serve", false, "do what standard input says (cyclone bench run) instead")
 	flag.Parse()
 
 	all := strings.Split(*endpoints, ",")
 	leader := findLeader(all)
-	// A connection carries many streams; etcd's own benchmark uses about this many.
-	connections := min(*inflight, 16)
-	clients := make([]*clientv3.Client, connections)
-	for i := range clients {
-		client, err := clientv3.New(clientv3.Config{Endpoints: []string{leader}, DialTimeout: 5 * time.Second})
-		if err != nil {
-			log.Fatalf("etcdload: %v", err)
-		}
-		defer client.Close()
-		clients[i] = client
+	if *serve {
+		load.Serve(&store{connect(leader, connections)})
+		return
 	}
+	clients := connect(leader, min(*inflight, connections))
+	connections := len(clients)
 	value := strings.Repeat("v", *size)
 	begun := time.Now()
 	from, until := begun.Add(*warmup), begun.Add(*warmup+*measure)
@@ -87,6 +84,54 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
+}
+
+// A connection carries many streams; etcd's own benchmark uses about this many.
+const connections = 16
+
+func connect(endpoint string, count int) []*clientv3.Client {
+	clients := make([]*clientv3.Client, count)
+	for i := range clients {
+		client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 5 * time.Second})
+		if err != nil {
+			log.Fatalf("etcdload: %v", err)
+		}
+		clients[i] = client
+	}
+	return clients
+}
+
+// store is etcd as the benchmark's plans see it.
+type store struct{ clients []*clientv3.Client }
+
+const patience = 5 * time.Second
+
+func (s *store) Write(worker int, pairs []load.Pair) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	client := s.clients[worker%len(s.clients)]
+	if len(pairs) == 1 {
+		_, err := client.Put(ctx, string(pairs[0].Key), string(pairs[0].Value))
+		return err
+	}
+	// A transaction may not put a key twice.
+	seen := map[string]bool{}
+	var puts []clientv3.Op
+	for _, pair := range pairs {
+		if key := string(pair.Key); !seen[key] {
+			seen[key] = true
+			puts = append(puts, clientv3.OpPut(key, string(pair.Value)))
+		}
+	}
+	_, err := client.Txn(ctx).Then(puts...).Commit()
+	return err
+}
+
+func (s *store) Read(worker int, key []byte) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_, err := s.clients[worker%len(s.clients)].Get(ctx, string(key))
+	return err
 }
 
 // findLeader waits for the members and answers the leader's address: the shortest way for a put.

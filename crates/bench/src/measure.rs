@@ -38,7 +38,7 @@ impl Percentiles {
 }
 
 /// A median, and how far the repetitions lie apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// The median of the repetitions.
     pub median: f64,

@@ -77,11 +77,11 @@ pub struct Bars {
     pub groups: Vec<(String, Vec<Option<f64>>)>,
 }
 
-fn fault(error: impl Error) -> anyhow::Error {
+pub(crate) fn fault(error: impl Error) -> anyhow::Error {
     anyhow!("plot: {error}")
 }
 
-fn colour(index: usize) -> RGBColor {
+pub(crate) fn colour(index: usize) -> RGBColor {
     PALETTE[index % PALETTE.len()]
 }
 
@@ -124,7 +124,7 @@ fn grid<P>(
 }
 
 /// The smallest and largest of some numbers; `None` when there is none.
-fn span(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+pub(crate) fn span(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     values
         .filter(|value| value.is_finite())
         .fold(None, |span: Option<(f64, f64)>, value| {
@@ -134,7 +134,7 @@ fn span(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 }
 
 /// Powers of ten around a span.
-fn decades(low: f64, high: f64) -> (f64, f64) {
+pub(crate) fn decades(low: f64, high: f64) -> (f64, f64) {
     let low = low.max(1e-9);
     let floor = 10f64.powf(low.log10().floor());
     let ceiling = 10f64.powf((high.max(low) * 1.05).log10().ceil());
@@ -338,7 +338,7 @@ where
 }
 
 /// A number as axes print it.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     let size = value.abs();
     if size >= 1e6 {
         format!("{}M", short(value / 1e6))

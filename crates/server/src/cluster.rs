@@ -27,6 +27,8 @@ pub struct Options {
     pub durability: Option<String>,
     /// Bytes of each second level.
     pub flash_bytes: u64,
+    /// Where second levels lie, if not in the nodes' directories.
+    pub flash_directory: Option<PathBuf>,
     /// `udp` or `tcp`.
     pub transport: String,
     /// `authenticated`, `encrypted` or `off`.
@@ -39,6 +41,10 @@ pub struct Options {
     pub polling: String,
     /// Physical logs.
     pub logs: u16,
+    /// Commands per log entry and datagrams per call.
+    pub burst: usize,
+    /// Whether reads may rest on the leader's lease.
+    pub lease_reads: bool,
     /// Shortest silence before an election, in milliseconds; the default if not given.
     pub election_ms: Option<u64>,
     /// The program to run; this one if not given.
@@ -53,12 +59,15 @@ impl Default for Options {
             nvm_bytes: 128 << 20,
             durability: None,
             flash_bytes: 256 << 20,
+            flash_directory: None,
             transport: "udp".into(),
             security: "authenticated".into(),
             first_port: 7101,
             pin: Vec::new(),
             polling: "adaptive".into(),
             logs: 1,
+            burst: 32,
+            lease_reads: false,
             election_ms: None,
             executable: None,
         }
@@ -174,17 +183,17 @@ impl LocalCluster {
                     data: directory.join(format!("node{}", member.id)),
                     nvm: regions.join(format!("node{}.nvm", member.id)),
                     nvm_bytes: options.nvm_bytes,
-                    flash: options
-                        .durability
-                        .as_ref()
-                        .map(|_| directory.join(format!("node{}", member.id)).join("flash")),
+                    flash: options.durability.as_ref().map(|_| {
+                        let below = options.flash_directory.as_deref().unwrap_or(directory);
+                        below.join(format!("node{}", member.id)).join("flash")
+                    }),
                     flash_bytes: options.flash_bytes,
                     durability: options.durability.clone().unwrap_or_else(|| "nvm".into()),
                     engine: options.engine.clone(),
                     polling: options.polling.clone(),
                     interface: None,
                     queues: 1,
-                    burst: 32,
+                    burst: options.burst,
                     pin_cpu: options.pin.get(position).copied(),
                     password: None,
                     redis_listen: None,
@@ -194,7 +203,10 @@ impl LocalCluster {
                     election_ms: options.election_ms.unwrap_or(Timing::default().election_ms),
                     ..Timing::default()
                 },
-                reads: Reads::default(),
+                reads: Reads {
+                    lease: options.lease_reads,
+                    ..Reads::default()
+                },
                 redis: RedisPort::default(),
                 metrics: Metrics::default(),
             };

@@ -202,6 +202,16 @@ enum BenchCommand {
         /// The role, as JSON.
         role: String,
     },
+    /// Run a plan (docs/benchmarks.md): throughput, latency and CPU time of Cyclone and its peers, with CSV and pictures.
+    Run(bench::plans::Run),
+    /// Run all plans and write the index of the papers' figures.
+    Figures(bench::plans::Figures),
+    /// Ganged operations over 1 to 8 logs beside a two-phase commit (cyclone fig. 13): the plan `fig13`.
+    Gang(bench::plans::Common),
+    /// Batches of 1 to 32 keys beside RocksDB alone (cyclone fig. 17): the plan `fig17`.
+    Batch(bench::plans::Common),
+    /// CPU time per operation by the number of physical logs (cyclone fig. 8): the plan `logs`.
+    Logs(bench::plans::Common),
     #[command(flatten)]
     Experiment(Experiment),
 }
@@ -314,6 +324,21 @@ fn run(cli: Cli) -> Result<()> {
         Command::Bench(Bench {
             command: BenchCommand::NetChild { role },
         }) => bench::net::child::run(&role),
+        Command::Bench(Bench {
+            command: BenchCommand::Run(arguments),
+        }) => bench::plans::run(&arguments, &*stop_flag()?),
+        Command::Bench(Bench {
+            command: BenchCommand::Gang(common),
+        }) => bench::plans::run_named("fig13", common, &*stop_flag()?),
+        Command::Bench(Bench {
+            command: BenchCommand::Batch(common),
+        }) => bench::plans::run_named("fig17", common, &*stop_flag()?),
+        Command::Bench(Bench {
+            command: BenchCommand::Logs(common),
+        }) => bench::plans::run_named("logs", common, &*stop_flag()?),
+        Command::Bench(Bench {
+            command: BenchCommand::Figures(arguments),
+        }) => bench::plans::figures(&arguments, &*stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Experiment(experiment),
         }) => experiment.run(&["bench"]),

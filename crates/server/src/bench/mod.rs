@@ -1,12 +1,15 @@
 //! `cyclone bench NAME`: measurements that anyone can repeat. Every benchmark takes `--json`, `--quick` and `--seed`.
 
+pub mod builtin;
 pub mod etcd;
 pub mod native;
 pub mod net;
+pub mod plans;
 pub mod pmkv;
 pub mod put;
 pub mod resp;
 pub mod rocks;
+pub mod systems;
 
 use std::time::Duration;
 

@@ -1,0 +1,3 @@
+module cyclone/bench-peers/load
+
+go 1.24.0

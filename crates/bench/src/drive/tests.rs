@@ -1,0 +1,183 @@
+//! Accounting, with a clock and a system that are not there.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+use crate::workload::{Keys, Mix, Sizes, Source, Workload};
+
+#[derive(Clone)]
+struct Fake(Rc<Cell<u64>>);
+
+impl Clock for Fake {
+    fn now_ns(&self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// Answers after `service_ns`, except between `stall.start` and `stall.end`: then nothing is answered before the end.
+struct Stalling {
+    clock: Fake,
+    service_ns: u64,
+    stall: std::ops::Range<u64>,
+    flying: VecDeque<(u64, u64)>,
+    answered: u64,
+    requests: Vec<&'static str>,
+}
+
+impl Lane for Stalling {
+    fn submit(&mut self, token: u64, request: Request<'_>) -> Result<()> {
+        let mut ends = self.clock.now_ns() + self.service_ns;
+        if ends >= self.stall.start && ends < self.stall.end {
+            ends = self.stall.end;
+        }
+        self.flying.push_back((ends, token));
+        self.requests.push(match request {
+            Request::Read(_) => "read",
+            Request::Write(_) => "write",
+            Request::Scan(..) => "scan",
+        });
+        Ok(())
+    }
+
+    fn poll(&mut self, patience: Duration, done: &mut Vec<Done>) -> Result<()> {
+        let deadline = self.clock.now_ns() + patience.as_nanos() as u64;
+        let wake = self
+            .flying
+            .front()
+            .map_or(deadline, |(ends, _)| deadline.min(*ends));
+        // Time passes only here.
+        self.clock.0.set(wake.max(self.clock.now_ns() + 1));
+        while let Some((_, token)) = self
+            .flying
+            .pop_front_if(|(ends, _)| *ends <= self.clock.now_ns())
+        {
+            self.answered += 1;
+            done.push(Done {
+                token,
+                outcome: Outcome::Done,
+            });
+        }
+        Ok(())
+    }
+}
+
+const US: u64 = 1000;
+const MS: u64 = 1_000_000;
+
+fn run(turn: &Turn, stall: std::ops::Range<u64>, mix: Mix) -> (Seen, Stalling) {
+    let clock = Fake(Rc::new(Cell::new(0)));
+    let mut lane = Stalling {
+        clock: clock.clone(),
+        service_ns: 10 * US,
+        stall,
+        flying: VecDeque::new(),
+        answered: 0,
+        requests: Vec::new(),
+    };
+    let workload = Workload {
+        keys: 10,
+        key_bytes: 8,
+        choice: Keys::Uniform,
+        sizes: Sizes::Fixed(8),
+        mix,
+        batch: 1,
+        spread: 0,
+    };
+    let mut maker = Maker::new(Source::new(&workload, 1, 0, 1), &|_| 0);
+    let stop = AtomicBool::new(false);
+    let live = Live::new(&stop);
+    let seen = drive(&mut lane, &clock, &mut maker, turn, 0, &live).expect("driven");
+    assert_eq!(
+        live.done(),
+        lane.answered
+            - lane.requests.iter().filter(|r| **r == "read").count() as u64
+                * u64::from(mix.read_write > 0.0)
+    );
+    (seen, lane)
+}
+
+fn turn(pace: Pace, inflight: usize) -> Turn {
+    Turn {
+        inflight,
+        pace,
+        first_due_ns: 0,
+        warm_up_ns: 100 * MS,
+        measure_ns: 1000 * MS,
+        drain_ns: 1000 * MS,
+        track: false,
+    }
+}
+
+#[test]
+fn a_stall_of_the_system_appears_in_the_tail_of_the_open_loop() {
+    // 10,000 a second; for 200 ms nothing is answered: 2000 of 10,000 operations were due then, and waited 100 ms on average.
+    let (seen, _) = run(
+        &turn(Pace::Open(10_000.0), 64),
+        300 * MS..500 * MS,
+        Mix::reads(0.0),
+    );
+    assert_eq!(seen.latency_ns.len(), 10_000);
+    assert_eq!((seen.operations, seen.unfinished), (10_000, 0));
+    let at = |quantile| seen.latency_ns.value_at_quantile(quantile);
+    assert!(at(0.5) < 20 * US);
+    assert!(at(0.79) < MS, "before the stall's share: {}", at(0.79));
+    assert!(at(0.90) > 90 * MS, "p90 {}", at(0.90));
+    assert!(at(0.99) > 180 * MS, "p99 {}", at(0.99));
+    assert!(seen.latency_ns.max() > 195 * MS);
+}
+
+#[test]
+fn a_closed_loop_shows_the_stall_once_per_operation_in_flight() {
+    let (seen, _) = run(&turn(Pace::Closed, 4), 300 * MS..500 * MS, Mix::reads(0.0));
+    let slow = seen.latency_ns.count_between(100 * MS, 1000 * MS);
+    assert_eq!(slow, 4, "which is why the open loop exists");
+}
+
+#[test]
+fn what_never_ends_is_counted_and_recorded_with_the_time_waited() {
+    // It stops for good halfway.
+    let (seen, _) = run(
+        &turn(Pace::Open(1000.0), 8),
+        600 * MS..u64::MAX,
+        Mix::reads(0.0),
+    );
+    assert_eq!(seen.operations + seen.unfinished, 1000);
+    assert_eq!(seen.latency_ns.len(), 1000);
+    assert_eq!(seen.unfinished, 500);
+    // The last one was due right before the end of the measured time and was waited for for another second.
+    let median_of_lost = seen.latency_ns.value_at_quantile(0.75);
+    assert!(median_of_lost > 1000 * MS, "{median_of_lost}");
+    assert!(seen.latency_ns.max() > 1400 * MS);
+}
+
+#[test]
+fn the_warm_up_counts_for_nothing() {
+    // Everything in the warm-up takes 50 ms and more.
+    let (seen, _) = run(&turn(Pace::Closed, 1), 0..90 * MS, Mix::reads(0.0));
+    assert!(seen.latency_ns.max() < 20 * US);
+    // One at a time, 10 µs each.
+    assert!(
+        (99_000..=100_000).contains(&seen.operations),
+        "{}",
+        seen.operations
+    );
+}
+
+#[test]
+fn a_read_modify_write_is_a_read_and_then_a_write_and_counts_once() {
+    let mix = Mix {
+        read_write: 1.0,
+        ..Mix::reads(0.0)
+    };
+    let (seen, lane) = run(&turn(Pace::Closed, 1), u64::MAX..u64::MAX, mix);
+    assert!(
+        lane.requests
+            .chunks_exact(2)
+            .all(|two| two == ["read", "write"])
+    );
+    assert!((49_000..=50_000).contains(&seen.operations));
+    assert!(seen.latency_ns.min() >= 19 * US, "both count");
+}

@@ -1,0 +1,248 @@
+//! docs/figures/index.md: every figure of the papers, what we ran, our picture, their numbers and ours.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::{number, spread};
+use crate::result::{PlanResult, Ratio, VariantResult};
+
+/// Of the table that [`row`]s make.
+pub const HEADING: &str = "| figure | what we ran | highest throughput, operations/s | ratios: ours (the paper's) | to be believed |\n|---|---|---|---|---|\n";
+
+/// One line of the table.
+pub fn row(result: &PlanResult) -> String {
+    let title = format!("[{}](#{})", result.figure, anchor(&result.figure));
+    if let Some(reason) = &result.skip {
+        return format!(
+            "| {title} | {} | not run: {} | | |\n",
+            cell(&result.title),
+            cell(reason)
+        );
+    }
+    let best: Vec<String> = result
+        .variants
+        .iter()
+        .map(|variant| match (variant.peak(), &variant.absent) {
+            (Some(peak), _) => format!("{}: {}", variant.name, number(peak.ops_s.median, 0)),
+            (None, Some(absent)) if absent.failed => format!("{}: failed", variant.name),
+            (None, _) => format!("{}: skipped", variant.name),
+        })
+        .collect();
+    let ratios: Vec<String> = result.ratios.iter().map(ratio).collect();
+    let believed = match (result.quick, result.doubts.is_empty()) {
+        (_, false) => "no",
+        (true, true) => "a short run",
+        (false, true) => "yes",
+    };
+    format!(
+        "| {title} | {} | {} | {} | {believed} |\n",
+        cell(&result.title),
+        cell(&best.join("; ")),
+        cell(&ratios.join("; "))
+    )
+}
+
+fn ratio(ratio: &Ratio) -> String {
+    let value = |value: Option<f64>| match (value, ratio.unit.as_str()) {
+        (None, _) => "not measured".to_owned(),
+        (Some(value), "") => format!("{value:.2}"),
+        (Some(value), unit) => format!("{value:.1} {unit}"),
+    };
+    match ratio.paper {
+        Some(paper) => format!(
+            "{}: {} ({})",
+            ratio.say,
+            value(ratio.ours),
+            value(Some(paper))
+        ),
+        None => format!("{}: {}", ratio.say, value(ratio.ours)),
+    }
+}
+
+/// What stands in a cell: no line breaks, no bars.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+fn anchor(heading: &str) -> String {
+    heading
+        .to_lowercase()
+        .chars()
+        .filter_map(|c| match c {
+            ' ' => Some('-'),
+            c if c.is_alphanumeric() || c == '-' => Some(c),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Writes the index of all results in a directory.
+///
+/// # Errors
+/// What the file system says.
+pub fn write(out: &Path) -> Result<usize> {
+    let mut results = Vec::new();
+    let entries =
+        std::fs::read_dir(out).with_context(|| format!("cannot read {}", out.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|ending| ending == "json") {
+            results.push(PlanResult::read(&path)?);
+        }
+    }
+    results.sort_by_key(|result| order(&result.figure));
+    let path = out.join("index.md");
+    std::fs::write(&path, page(&results)).with_context(|| format!("writing {}", path.display()))?;
+    Ok(results.len())
+}
+
+/// Papers by name, figures by number, the rest after them.
+fn order(figure: &str) -> (String, u32, String) {
+    let digits: String = figure.chars().filter(char::is_ascii_digit).collect();
+    let name: String = figure.chars().filter(|c| !c.is_ascii_digit()).collect();
+    (name, digits.parse().unwrap_or(u32::MAX), figure.to_owned())
+}
+
+fn page(results: &[PlanResult]) -> String {
+    let mut text = String::from(
+        "# The papers' figures, drawn again\n\nWritten by `make figures` (docs/benchmarks.md); every picture has its numbers as CSV beside it. Ratios are within one \
+         run; absolute numbers are this machine's.\n\n",
+    );
+    text.push_str(HEADING);
+    for result in results {
+        text.push_str(&row(result));
+    }
+    for result in results {
+        section(&mut text, result);
+    }
+    text
+}
+
+fn section(text: &mut String, result: &PlanResult) {
+    // Writing to a String does not fail.
+    let _ = writeln!(
+        text,
+        "\n## {}\n\n**{}.** {}\n",
+        result.figure, result.title, result.paper
+    );
+    if let Some(reason) = &result.skip {
+        let _ = writeln!(
+            text,
+            "**Not run here:** {reason}\n\n{}",
+            result.machine_differs
+        );
+        return;
+    }
+    let quick = if result.quick {
+        " (shortened: `--quick`)"
+    } else {
+        ""
+    };
+    let _ = writeln!(
+        text,
+        "We ran: {}{quick}. On: {}. {}\n",
+        result.words, result.machine, result.machine_differs
+    );
+    if result.doubts.is_empty() {
+        text.push_str("The machine was quiet.\n\n");
+    } else {
+        let _ = writeln!(
+            text,
+            "**Not to be believed:** {}.\n",
+            result.doubts.join("; ")
+        );
+    }
+    if result
+        .variants
+        .iter()
+        .any(|variant| !variant.points.is_empty())
+    {
+        let _ = writeln!(
+            text,
+            "![{}: {}]({}.svg) ([CSV]({}.csv))\n",
+            result.figure, result.title, result.stem, result.stem
+        );
+        variants(text, result);
+    }
+    for variant in &result.variants {
+        if let Some(absent) = &variant.absent {
+            let word = if absent.failed { "failed" } else { "skipped" };
+            let install = match absent.install.as_str() {
+                "" => String::new(),
+                install => format!(" `{install}` installs it."),
+            };
+            let _ = writeln!(
+                text,
+                "- {} was {word}: {}.{install}",
+                variant.name, absent.why
+            );
+        }
+    }
+    if !result.ratios.is_empty() {
+        text.push_str("\n| ratio | ours | the paper's |\n|---|---|---|\n");
+        for ratio in &result.ratios {
+            let value = |value: Option<f64>| match value {
+                Some(value) => format!("{} {}", number(value, 2), ratio.unit),
+                None => "–".to_owned(),
+            };
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} |",
+                cell(&ratio.say),
+                value(ratio.ours).trim(),
+                value(ratio.paper).trim()
+            );
+        }
+    }
+}
+
+fn variants(text: &mut String, result: &PlanResult) {
+    text.push_str(
+        "| | an acknowledged write is | highest operations/s | first point: p50, p99, µs | CPU per operation at the highest, µs |\n|---|---|---|---|---|\n",
+    );
+    for variant in &result.variants {
+        let (Some(peak), Some(first)) = (variant.peak(), variant.first()) else {
+            continue;
+        };
+        let by_role: Vec<String> = peak
+            .cpu_us
+            .iter()
+            .map(|(role, us)| format!("{role} {us:.1}"))
+            .collect();
+        let _ = writeln!(
+            text,
+            "| {} | {} | {}{} | {}, {} | {:.1}: {} |",
+            cell(&variant.name),
+            cell(&variant.guarantee),
+            spread(&peak.ops_s, 0),
+            faults(variant),
+            spread(&first.p50_us, 1),
+            number(first.latency.p99_us, 1),
+            peak.cpu_sum_us(),
+            by_role.join(", ")
+        );
+    }
+    for variant in result.variants.iter().filter(|v| !v.outages_ms.is_empty()) {
+        let outages = crate::measure::Spread::of(variant.outages_ms.iter().copied());
+        let _ = writeln!(
+            text,
+            "\n{}: {} kills, {} ms without an answer.",
+            variant.name,
+            variant.outages_ms.len(),
+            spread(&outages, 1)
+        );
+    }
+    text.push('\n');
+}
+
+/// Refusals and operations that never ended, if any.
+fn faults(variant: &VariantResult) -> String {
+    let refused: u64 = variant.points.iter().map(|point| point.refused).sum();
+    let unfinished: u64 = variant.points.iter().map(|point| point.unfinished).sum();
+    match (refused, unfinished) {
+        (0, 0) => String::new(),
+        _ => format!("; {refused} refused, {unfinished} unfinished"),
+    }
+}

@@ -1,0 +1,70 @@
+//! Writes what came out of a plan: CSV, SVG, one Markdown row, JSON; and the index of all figures.
+
+pub mod csv;
+pub mod index;
+pub mod picture;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::plan::Plan;
+use crate::result::PlanResult;
+
+/// Writes all files of a result into a directory and answers their paths. A plan that was not run has JSON and a row only.
+///
+/// # Errors
+/// What the file system says.
+pub fn write(result: &PlanResult, plan: &Plan, out: &Path) -> Result<Vec<PathBuf>> {
+    std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    let path = |ending: &str| out.join(format!("{}{ending}", result.stem));
+    let mut written = Vec::new();
+    if result
+        .variants
+        .iter()
+        .any(|variant| !variant.points.is_empty())
+    {
+        csv::points(result).write_csv(&path(".csv"))?;
+        written.push(path(".csv"));
+        csv::latencies(result).write_csv(&path("-latency.csv"))?;
+        written.push(path("-latency.csv"));
+        if plan.failover.is_some() {
+            csv::timelines(result).write_csv(&path("-timeline.csv"))?;
+            written.push(path("-timeline.csv"));
+        }
+        picture::draw(&path(".svg"), result, plan)?;
+        written.push(path(".svg"));
+    }
+    let row = format!("{}{}", index::HEADING, index::row(result));
+    std::fs::write(path(".md"), row)
+        .with_context(|| format!("writing {}", path(".md").display()))?;
+    written.push(path(".md"));
+    result.write(&path(".json"))?;
+    written.push(path(".json"));
+    Ok(written)
+}
+
+/// Median, and in brackets the least and the most where they differ.
+pub(crate) fn spread(spread: &crate::measure::Spread, digits: usize) -> String {
+    let text = |value: f64| number(value, digits);
+    let (least, most) = (text(spread.least), text(spread.most));
+    match least == most {
+        true => text(spread.median),
+        false => format!("{} ({least}–{most})", text(spread.median)),
+    }
+}
+
+/// With commas and so many digits behind the point.
+pub(crate) fn number(value: f64, digits: usize) -> String {
+    let text = format!("{value:.digits$}");
+    match text.split_once('.') {
+        Some((whole, part)) => match whole.parse::<u64>() {
+            Ok(whole) => format!("{}.{part}", crate::progress::grouped(whole)),
+            Err(_) => text,
+        },
+        None => text.parse::<u64>().map_or(text, crate::progress::grouped),
+    }
+}
+
+#[cfg(test)]
+mod tests;

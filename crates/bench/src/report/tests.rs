@@ -1,0 +1,167 @@
+use super::*;
+use crate::measure::{Percentiles, Spread};
+use crate::result::{Absent, PointResult, VariantResult};
+
+const PLAN: &str = r#"
+figure = "cyclone fig. 99"
+title = "nothing | in particular"
+paper = "The paper shows a line."
+machine = "Here are two cores."
+[sweep]
+over = "inflight"
+points = [1, 8]
+[[variant]]
+name = "ours"
+system = "cyclone"
+[[variant]]
+name = "theirs, \"quoted\""
+system = "rocksdb"
+log = "none"
+[[variant]]
+name = "absent"
+system = "etcd"
+[[compare]]
+say = "ours / theirs"
+of = "ours"
+over = "theirs, \"quoted\""
+measure = "peak"
+paper = 0.95
+[[compare]]
+say = "ours / absent"
+of = "ours"
+over = "absent"
+measure = "unloaded"
+"#;
+
+fn point(x: f64, ops: f64, us: f64) -> PointResult {
+    PointResult {
+        x,
+        ops_s: Spread::of([ops * 0.9, ops, ops * 1.1]),
+        latency: Percentiles {
+            p50_us: us,
+            p95_us: us * 2.0,
+            p99_us: us * 3.0,
+            p999_us: us * 4.0,
+        },
+        p50_us: Spread::of([us]),
+        distribution: vec![(0.5, us), (1.0, us * 9.0)],
+        cpu_us: vec![("leader".into(), 1.5), ("clients".into(), 0.5)],
+        ..PointResult::default()
+    }
+}
+
+fn result() -> (PlanResult, Plan) {
+    let plan = Plan::parse(PLAN).expect("plan");
+    let mut result = PlanResult::empty("fig99", &plan, false, "2 CPUs");
+    let variant = |name: &str, points: Vec<PointResult>, absent| VariantResult {
+        name: name.into(),
+        guarantee: "durable, everywhere".into(),
+        absent,
+        points,
+        outages_ms: Vec::new(),
+        timeline: Vec::new(),
+    };
+    let gone = Absent {
+        why: "it is not installed".into(),
+        install: "make bench-peers".into(),
+        failed: false,
+    };
+    result.variants = vec![
+        variant(
+            "ours",
+            vec![point(1.0, 10_000.0, 100.0), point(8.0, 90_000.0, 90.0)],
+            None,
+        ),
+        variant(
+            "theirs, \"quoted\"",
+            vec![point(1.0, 20_000.0, 50.0), point(8.0, 100_000.0, 80.0)],
+            None,
+        ),
+        variant("absent", Vec::new(), Some(gone)),
+    ];
+    result.compare(&plan);
+    (result, plan)
+}
+
+#[test]
+fn all_files_are_written_and_hold_what_was_measured() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (result, plan) = result();
+    let written = write(&result, &plan, directory.path()).expect("written");
+    assert_eq!(written.len(), 5);
+    let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).expect(name);
+    let csv = read("fig99.csv");
+    assert_eq!(csv.lines().count(), 5, "{csv}");
+    assert!(
+        csv.contains("\"theirs, \"\"quoted\"\"\",8.0,100000.0,90000.0,110000.0,80.0"),
+        "{csv}"
+    );
+    assert!(csv.contains("leader 1.50; clients 0.50"));
+    let latencies = read("fig99-latency.csv");
+    assert_eq!(latencies.lines().count(), 9);
+    assert!(latencies.contains("ours,8.0,1.0,810.0"), "{latencies}");
+    let svg = read("fig99.svg");
+    for part in [
+        "cyclone fig. 99",
+        "median latency, µs",
+        "thousand operations/s",
+        "ours",
+        "</svg>",
+    ] {
+        assert!(svg.contains(part), "{part} is missing");
+    }
+    assert!(!svg.contains("absent"));
+    let row = read("fig99.md");
+    let lines: Vec<&str> = row.lines().collect();
+    assert_eq!(lines.len(), 3, "a heading and one row: {row}");
+    let bars = |line: &str| line.replace("\\|", "").matches('|').count();
+    assert!(lines.iter().all(|line| bars(line) == 6), "{row}");
+    assert!(lines[2].contains("ours / theirs: 0.90 (0.95)"), "{row}");
+    assert!(lines[2].contains("absent: skipped") && lines[2].contains("not measured"));
+    let back = PlanResult::read(&directory.path().join("fig99.json")).expect("read back");
+    assert_eq!(back.variants[1].points[1].ops_s.median, 100_000.0);
+}
+
+#[test]
+fn the_index_says_what_was_run_what_not_and_what_is_not_to_be_believed() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (mut result, plan) = result();
+    result.doubts = vec!["other programs used up to 40% of the machine".into()];
+    write(&result, &plan, directory.path()).expect("written");
+    let mut skipped = result.clone();
+    skipped.stem = "fig2".into();
+    skipped.figure = "cyclone fig. 2".into();
+    skipped.skip = Some("there is no card".into());
+    skipped.variants.clear();
+    let files = write(&skipped, &plan, directory.path()).expect("written");
+    assert_eq!(files.len(), 2, "a row and what is known, no picture");
+    assert_eq!(index::write(directory.path()).expect("index"), 2);
+    let text = std::fs::read_to_string(directory.path().join("index.md")).expect("index");
+    for part in [
+        "](#cyclone-fig-99)",
+        "## cyclone fig. 99",
+        "](fig99.svg)",
+        "](fig99.csv)",
+        "Here are two cores.",
+        "**Not to be believed:** other programs used up to 40%",
+        "- absent was skipped: it is not installed. `make bench-peers` installs it.",
+        "| ours / theirs | 0.90 | 0.95 |",
+        "| ours / absent | – | – |",
+        "**Not run here:** there is no card",
+        "durable, everywhere",
+        "100,000 (90,000–110,000)",
+    ] {
+        assert!(text.contains(part), "{part} is missing in\n{text}");
+    }
+    let places = ["## cyclone fig. 2\n", "## cyclone fig. 99\n"].map(|part| text.find(part));
+    assert!(places[0] < places[1], "by number");
+}
+
+#[test]
+fn numbers_read_well() {
+    assert_eq!(number(1_234_567.8, 0), "1,234,568");
+    assert_eq!(number(1234.56, 1), "1,234.6");
+    assert_eq!(number(0.5, 2), "0.50");
+    assert_eq!(spread(&Spread::of([1.0, 2.0, 3.0]), 0), "2 (1–3)");
+    assert_eq!(spread(&Spread::of([2.0]), 1), "2.0");
+}

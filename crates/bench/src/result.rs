@@ -1,0 +1,294 @@
+//! What came out of a plan: kept as JSON beside its pictures, so that the index of all figures can be written any time.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::measure::{Percentiles, Spread};
+use crate::plan::{Measure, Plan};
+use crate::system::Measured;
+
+/// Everything.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PlanResult {
+    /// The plan's file name without its ending.
+    pub stem: String,
+    /// Which figure of which paper.
+    pub figure: String,
+    /// The plan's title.
+    pub title: String,
+    /// What the paper shows.
+    pub paper: String,
+    /// Where this machine differs.
+    pub machine_differs: String,
+    /// Why it was not run.
+    pub skip: Option<String>,
+    /// What was run, in a few words.
+    pub words: String,
+    /// On what.
+    pub machine: String,
+    /// Whether shortened.
+    pub quick: bool,
+    /// Seconds since 1970.
+    pub taken_s: u64,
+    /// Along x, if not throughput.
+    pub axis: String,
+    /// Who was measured.
+    pub variants: Vec<VariantResult>,
+    /// Beside the paper's.
+    pub ratios: Vec<Ratio>,
+    /// Why the figures are not to be believed.
+    pub doubts: Vec<String>,
+}
+
+/// One curve.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VariantResult {
+    /// In the legend.
+    pub name: String,
+    /// What an acknowledged write is.
+    pub guarantee: String,
+    /// Why there is none.
+    pub absent: Option<Absent>,
+    /// Its points.
+    pub points: Vec<PointResult>,
+    /// Milliseconds without an answer after each kill.
+    pub outages_ms: Vec<f64>,
+    /// Around the first kill: milliseconds (0: the kill), operations per second.
+    pub timeline: Vec<(f64, f64)>,
+}
+
+/// Why a variant has no numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Absent {
+    /// In words.
+    pub why: String,
+    /// The command that changes this; empty if none does.
+    pub install: String,
+    /// It was there and something went wrong.
+    pub failed: bool,
+}
+
+/// One point, over all repetitions.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct PointResult {
+    /// The sweep's value.
+    pub x: f64,
+    /// Operations per second.
+    pub ops_s: Spread,
+    /// Percentiles of latency, each the median of the repetitions'.
+    pub latency: Percentiles,
+    /// The median latency's spread, µs.
+    pub p50_us: Spread,
+    /// All repetitions' latencies together: share of the operations, and µs that they do not exceed.
+    pub distribution: Vec<(f64, f64)>,
+    /// Operations refused, of all repetitions.
+    pub refused: u64,
+    /// Operations that never ended, of all repetitions.
+    pub unfinished: u64,
+    /// CPU time per operation by role, µs: medians.
+    pub cpu_us: Vec<(String, f64)>,
+    /// The part of the machine that others used, at most.
+    pub foreign: f64,
+    /// The part of the machine that its host took, at most.
+    pub stolen: f64,
+}
+
+/// A ratio beside the paper's.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ratio {
+    /// In words.
+    pub say: String,
+    /// Ours; `None` when something was not measured.
+    pub ours: Option<f64>,
+    /// The paper's, if it gives one.
+    pub paper: Option<f64>,
+    /// Its unit; empty for a ratio.
+    pub unit: String,
+}
+
+/// Shares that a distribution is told at.
+const SHARES: [f64; 12] = [
+    0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 0.9999, 0.99999, 1.0,
+];
+
+/// Of all repetitions together.
+fn distribution(repetitions: &[Measured]) -> Vec<(f64, f64)> {
+    let Some((first, others)) = repetitions.split_first() else {
+        return Vec::new();
+    };
+    let mut sum = first.latency_ns.clone();
+    for other in others {
+        // All have the same bounds.
+        let _ = sum.add(&other.latency_ns);
+    }
+    let at = |share| (share, sum.value_at_quantile(share) as f64 / 1000.0);
+    SHARES.into_iter().map(at).collect()
+}
+
+impl PointResult {
+    /// From the repetitions of one point.
+    pub fn of(x: f64, repetitions: &[Measured]) -> PointResult {
+        let spread = |value: &dyn Fn(&Measured) -> f64| Spread::of(repetitions.iter().map(value));
+        let latency = |value: &dyn Fn(&Percentiles) -> f64| {
+            spread(&|measured: &Measured| value(&Percentiles::of(&measured.latency_ns)))
+        };
+        let mut roles: Vec<String> = Vec::new();
+        for (role, _) in repetitions.iter().flat_map(|one| &one.usage.by_role) {
+            if !roles.contains(role) {
+                roles.push(role.clone());
+            }
+        }
+        let cpu = |role: &String| {
+            let spent = |one: &Measured| {
+                let found = one.usage.by_role.iter().find(|(name, _)| name == role);
+                found.map_or(0.0, |(_, spent)| *spent) * 1e6 / one.operations.max(1) as f64
+            };
+            (role.clone(), spread(&spent).median)
+        };
+        let p50_us = latency(&|p| p.p50_us);
+        PointResult {
+            x,
+            ops_s: spread(&Measured::per_second),
+            latency: Percentiles {
+                p50_us: p50_us.median,
+                p95_us: latency(&|p| p.p95_us).median,
+                p99_us: latency(&|p| p.p99_us).median,
+                p999_us: latency(&|p| p.p999_us).median,
+            },
+            p50_us,
+            distribution: distribution(repetitions),
+            refused: repetitions.iter().map(|one| one.refused).sum(),
+            unfinished: repetitions.iter().map(|one| one.unfinished).sum(),
+            cpu_us: roles.iter().map(cpu).collect(),
+            foreign: spread(&|one| one.usage.foreign_share()).most,
+            stolen: spread(&|one| one.usage.stolen_share()).most,
+        }
+    }
+
+    /// CPU time of all roles per operation, µs.
+    pub fn cpu_sum_us(&self) -> f64 {
+        self.cpu_us.iter().map(|(_, us)| us).sum()
+    }
+}
+
+impl VariantResult {
+    /// The highest throughput.
+    pub fn peak(&self) -> Option<&PointResult> {
+        self.points
+            .iter()
+            .max_by(|a, b| a.ops_s.median.total_cmp(&b.ops_s.median))
+    }
+
+    /// The first point: the least loaded, or the smallest.
+    pub fn first(&self) -> Option<&PointResult> {
+        self.points.first()
+    }
+}
+
+impl PlanResult {
+    /// A plan's result before anything is measured.
+    pub fn empty(stem: &str, plan: &Plan, quick: bool, machine: &str) -> PlanResult {
+        let taken = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        PlanResult {
+            stem: stem.to_owned(),
+            figure: plan.figure.clone(),
+            title: plan.title.clone(),
+            paper: plan.paper.clone(),
+            machine_differs: plan.machine.clone(),
+            skip: plan.skip.clone(),
+            words: plan.words(),
+            machine: machine.to_owned(),
+            quick,
+            taken_s: taken.map_or(0, |since| since.as_secs()),
+            axis: plan
+                .sweep
+                .as_ref()
+                .map_or(String::new(), |sweep| sweep.over.label().to_owned()),
+            variants: Vec::new(),
+            ratios: Vec::new(),
+            doubts: Vec::new(),
+        }
+    }
+
+    /// A variant by name.
+    pub fn variant(&self, name: &str) -> Option<&VariantResult> {
+        self.variants.iter().find(|variant| variant.name == name)
+    }
+
+    /// Works out the plan's comparisons.
+    pub fn compare(&mut self, plan: &Plan) {
+        self.ratios = plan
+            .comparisons
+            .iter()
+            .map(|comparison| {
+                let of = self.variant(&comparison.of);
+                let over = comparison.over.as_ref().and_then(|name| self.variant(name));
+                let (ours, unit) = match comparison.measure {
+                    Measure::Peak => (ratio(of, over, |v| v.peak().map(|p| p.ops_s.median)), ""),
+                    Measure::Unloaded => {
+                        (ratio(of, over, |v| v.first().map(|p| p.p50_us.median)), "")
+                    }
+                    Measure::Last => (
+                        ratio(of, over, |v| v.points.last().map(|p| p.p50_us.median)),
+                        "",
+                    ),
+                    Measure::Growth => (of.and_then(growth), ""),
+                    Measure::Outage => {
+                        let outages = of.map(|v| v.outages_ms.clone()).unwrap_or_default();
+                        let median = Spread::of(outages.iter().copied()).median;
+                        ((!outages.is_empty()).then_some(median), "ms")
+                    }
+                };
+                Ratio {
+                    say: comparison.say.clone(),
+                    ours,
+                    paper: comparison.paper,
+                    unit: unit.to_owned(),
+                }
+            })
+            .collect();
+    }
+
+    /// Whether something that should have run went wrong.
+    pub fn failed(&self) -> bool {
+        self.variants
+            .iter()
+            .any(|variant| variant.absent.as_ref().is_some_and(|absent| absent.failed))
+    }
+
+    /// Reads what was written.
+    ///
+    /// # Errors
+    /// When it is not there or something else.
+    pub fn read(path: &Path) -> Result<PlanResult> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} is no result", path.display()))
+    }
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)?;
+        std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+    }
+}
+
+fn ratio(
+    of: Option<&VariantResult>,
+    over: Option<&VariantResult>,
+    value: impl Fn(&VariantResult) -> Option<f64>,
+) -> Option<f64> {
+    let (of, over) = (value(of?)?, value(over?)?);
+    (over > 0.0).then(|| of / over)
+}
+
+fn growth(variant: &VariantResult) -> Option<f64> {
+    let first = variant.first()?.p50_us.median;
+    let last = variant.points.last()?.p50_us.median;
+    (first > 0.0 && variant.points.len() > 1).then(|| last / first)
+}

@@ -1,0 +1,341 @@
+//! Runs a plan: its variants in turn, each started afresh for every repetition, and all points on what was started.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::drive::Job;
+use crate::machine::Machine;
+use crate::noise::Noise;
+use crate::plan::{Failover, Plan, Variant};
+use crate::progress::{Progress, grouped};
+use crate::result::{Absent, PlanResult, PointResult, VariantResult};
+use crate::system::{Measured, Running, Scene, Started, System};
+
+/// Makes a variant's system.
+pub type Systems<'a> = dyn Fn(&Variant) -> Result<Box<dyn System>> + 'a;
+
+/// How to run.
+pub struct Options<'a> {
+    /// The plan's name: of its files.
+    pub stem: String,
+    /// Whether the plan was shortened.
+    pub quick: bool,
+    /// Makes systems.
+    pub systems: &'a Systems<'a>,
+    /// Ends early.
+    pub stop: &'a AtomicBool,
+    /// For people who wait.
+    pub progress: Progress,
+}
+
+/// How long to wait for the last answers.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Steps of a plan, for the bar.
+pub fn steps(plan: &Plan) -> usize {
+    if plan.skip.is_some() {
+        return 0;
+    }
+    let each = match &plan.failover {
+        Some(_) => 1,
+        None => plan.points().len(),
+    };
+    plan.variants.len() * plan.load.repetitions * each
+}
+
+/// What is known of a variant on the way.
+struct Track {
+    system: Box<dyn System>,
+    absent: Option<Absent>,
+    /// By point, then by repetition.
+    points: Vec<Vec<Measured>>,
+    outages_ms: Vec<f64>,
+    timeline: Vec<(f64, f64)>,
+}
+
+/// Runs a plan.
+///
+/// # Errors
+/// When a system cannot even be made, or it was ended early. What goes wrong with one variant is in the result.
+pub fn run(plan: &Plan, options: &mut Options<'_>) -> Result<PlanResult> {
+    let machine = Machine::this().line();
+    let mut result = PlanResult::empty(&options.stem, plan, options.quick, &machine);
+    if plan.skip.is_some() {
+        return Ok(result);
+    }
+    let points = plan.points();
+    let mut tracks = Vec::new();
+    for variant in &plan.variants {
+        tracks.push(Track {
+            system: (options.systems)(variant)
+                .with_context(|| format!("variant {:?}", variant.name))?,
+            absent: None,
+            points: points.iter().map(|_| Vec::new()).collect(),
+            outages_ms: Vec::new(),
+            timeline: Vec::new(),
+        });
+    }
+    let mut noise = Noise::default();
+    for repetition in 0..plan.load.repetitions {
+        for (variant, track) in plan.variants.iter().zip(&mut tracks) {
+            if track.absent.is_some() {
+                continue;
+            }
+            noise.calibrate();
+            let label = format!(
+                "{} {}, {}/{}",
+                options.stem,
+                variant.name,
+                repetition + 1,
+                plan.load.repetitions
+            );
+            if let Err(error) = once(plan, variant, track, repetition, options, &label) {
+                if options.stop.load(Ordering::Relaxed) {
+                    bail!("stopped");
+                }
+                let why = format!("{error:#}");
+                options
+                    .progress
+                    .say(&format!("{}: failed: {why}", variant.name));
+                track.absent = Some(Absent {
+                    why,
+                    install: String::new(),
+                    failed: true,
+                });
+            }
+        }
+    }
+    options.progress.end();
+    for (variant, track) in plan.variants.iter().zip(tracks) {
+        let found = finished(variant, track, &points, &mut noise);
+        result.variants.push(found);
+    }
+    result.compare(plan);
+    result.doubts = noise.reasons();
+    Ok(result)
+}
+
+fn finished(
+    variant: &Variant,
+    track: Track,
+    points: &[crate::plan::Point],
+    noise: &mut Noise,
+) -> VariantResult {
+    let mut results = Vec::new();
+    for (point, measured) in points.iter().zip(&track.points) {
+        if measured.is_empty() {
+            continue;
+        }
+        let result = PointResult::of(point.x, measured);
+        noise.shares(result.foreign, result.stolen);
+        if measured.len() > 1 && track.outages_ms.is_empty() {
+            noise.repeated(&format!("{}, {}", variant.name, point.x), &result.ops_s);
+        }
+        results.push(result);
+    }
+    VariantResult {
+        name: variant.name.clone(),
+        guarantee: track.system.guarantee(),
+        absent: track.absent,
+        points: results,
+        outages_ms: track.outages_ms,
+        timeline: track.timeline,
+    }
+}
+
+/// Directories of one start; removed with all that is in them.
+struct Places {
+    disk: PathBuf,
+    memory: PathBuf,
+}
+
+impl Places {
+    fn new() -> Result<Places> {
+        let shm = Path::new("/dev/shm");
+        let memory = if shm.is_dir() {
+            shm.to_owned()
+        } else {
+            std::env::temp_dir()
+        };
+        let made = |below: PathBuf, kind: &str| -> Result<PathBuf> {
+            let path = below.join(format!("cyclone-bench-{}-{kind}", std::process::id()));
+            // What an earlier start left is of no use.
+            let _ = std::fs::remove_dir_all(&path);
+            std::fs::create_dir_all(&path)
+                .with_context(|| format!("cannot create {}", path.display()))?;
+            Ok(path)
+        };
+        Ok(Places {
+            disk: made(std::env::temp_dir(), "disk")?,
+            memory: made(memory, "memory")?,
+        })
+    }
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        for path in [&self.disk, &self.memory] {
+            let _ = std::fs::remove_dir_all(path);
+        }
+    }
+}
+
+fn once(
+    plan: &Plan,
+    variant: &Variant,
+    track: &mut Track,
+    repetition: usize,
+    options: &mut Options<'_>,
+    label: &str,
+) -> Result<()> {
+    let places = Places::new()?;
+    let workload = plan.workload();
+    let scene = Scene {
+        disk: places.disk.clone(),
+        memory: places.memory.clone(),
+        workload: &workload,
+        stop: options.stop,
+    };
+    let mut running = match track.system.start(&scene)? {
+        Started::Running(running) => running,
+        Started::Skipped { why, install } => {
+            let how = match install.as_str() {
+                "" => String::new(),
+                install => format!(" ({install})"),
+            };
+            options
+                .progress
+                .say(&format!("{}: skipped: {why}{how}", variant.name));
+            track.absent = Some(Absent {
+                why,
+                install,
+                failed: false,
+            });
+            return Ok(());
+        }
+    };
+    if plan.workload.preload {
+        options.progress.label(label);
+        let progress = &mut options.progress;
+        running
+            .preload(&workload, plan.seed, &mut |keys| progress.filling(keys))
+            .context("writing all keys before")?;
+    }
+    if let Some(failover) = &plan.failover {
+        options.progress.step(label);
+        return kills(plan, failover, &mut *running, track, options);
+    }
+    for (point, measured) in plan.points().iter().zip(&mut track.points) {
+        options.progress.step(&format!("{label}: {}", point.x));
+        let progress = &mut options.progress;
+        let mut job = Job {
+            workload: &point.workload,
+            pace: point.pace,
+            inflight: point.inflight,
+            warm_up: plan.warm_up(),
+            measure: plan.measure(),
+            drain: DRAIN,
+            seed: plan.seed.wrapping_add(repetition as u64),
+            track: false,
+            event: None,
+            stop: options.stop,
+            live: &mut |done, elapsed| progress.live(done, elapsed),
+        };
+        let seen = running.measure(&mut job)?;
+        if seen.operations == 0 {
+            bail!(
+                "at {}: no operation ended within the measured time",
+                point.x
+            );
+        }
+        measured.push(seen);
+    }
+    Ok(())
+}
+
+/// Kills the leader again and again.
+fn kills(
+    plan: &Plan,
+    failover: &Failover,
+    running: &mut dyn Running,
+    track: &mut Track,
+    options: &mut Options<'_>,
+) -> Result<()> {
+    let point = plan.points().remove(0);
+    for kill in 0..failover.kills {
+        let Some(assassin) = running.assassin() else {
+            bail!("nothing leads that could be killed");
+        };
+        let progress = &mut options.progress;
+        let mut job = Job {
+            workload: &point.workload,
+            pace: point.pace,
+            inflight: point.inflight,
+            warm_up: plan.warm_up(),
+            measure: plan.measure(),
+            drain: DRAIN,
+            seed: plan.seed.wrapping_add(kill as u64),
+            track: true,
+            event: Some((Duration::from_millis(failover.kill_at_ms), assassin)),
+            stop: options.stop,
+            live: &mut |done, elapsed| progress.live(done, elapsed),
+        };
+        let seen = running.measure(&mut job)?;
+        drop(job);
+        let kill_ns = (plan.load.warm_up_ms + failover.kill_at_ms) * 1_000_000;
+        let outage = outage_ms(&seen.ends_ns, kill_ns)
+            .with_context(|| format!("no answer after kill {}", kill + 1))?;
+        options.progress.say(&format!(
+            "kill {}: {outage:.1} ms without an answer ({} operations)",
+            kill + 1,
+            grouped(seen.operations)
+        ));
+        track.outages_ms.push(outage);
+        if track.timeline.is_empty() {
+            let until = (plan.load.warm_up_ms + plan.load.measure_ms) * 1_000_000;
+            track.timeline = timeline(&seen.ends_ns, kill_ns, until, failover.bucket_ms);
+        }
+        track.points[0].push(seen);
+        running.revive()?;
+    }
+    Ok(())
+}
+
+/// The longest time without an answer that ends after the kill, in milliseconds; `None` if nothing was answered any more.
+fn outage_ms(ends_ns: &[u64], kill_ns: u64) -> Option<f64> {
+    let after = ends_ns.partition_point(|end| *end < kill_ns);
+    if after == ends_ns.len() {
+        return None;
+    }
+    // Answers that were under way when the leader died still come in.
+    let before = after.saturating_sub(1);
+    let gaps = ends_ns[before..].windows(2).map(|two| two[1] - two[0]);
+    let longest = gaps.max().unwrap_or(ends_ns[after] - kill_ns);
+    Some(longest as f64 / 1e6)
+}
+
+/// (milliseconds from the kill, operations per second).
+fn timeline(ends_ns: &[u64], kill_ns: u64, until_ns: u64, bucket_ms: u64) -> Vec<(f64, f64)> {
+    let width = bucket_ms.max(1) * 1_000_000;
+    let mut buckets = vec![0u64; (until_ns / width) as usize];
+    for end in ends_ns {
+        if let Some(bucket) = buckets.get_mut((end / width) as usize) {
+            *bucket += 1;
+        }
+    }
+    buckets
+        .iter()
+        .enumerate()
+        .map(|(number, ended)| {
+            let begins = number as u64 * width;
+            let ms = (begins as f64 - kill_ns as f64) / 1e6;
+            (ms, *ended as f64 * 1e9 / width as f64)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

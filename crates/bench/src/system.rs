@@ -1,0 +1,106 @@
+//! What is measured: one trait for Cyclone and all that stands beside it.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::Result;
+use hdrhistogram::Histogram;
+
+use crate::cpu::Usage;
+use crate::drive::Job;
+use crate::workload::Workload;
+
+/// A system that can be started, afresh each time.
+pub trait System {
+    /// What an acknowledged write is, in words, for the table.
+    fn guarantee(&self) -> String;
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When it is there and does not start.
+    fn start(&self, scene: &Scene<'_>) -> Result<Started>;
+}
+
+/// Where a system is started.
+pub struct Scene<'a> {
+    /// An empty directory on the disk for its data.
+    pub disk: PathBuf,
+    /// An empty directory in memory.
+    pub memory: PathBuf,
+    /// What it will be asked.
+    pub workload: &'a Workload,
+    /// Ends everything early.
+    pub stop: &'a AtomicBool,
+}
+
+/// What became of a start.
+pub enum Started {
+    /// It runs.
+    Running(Box<dyn Running>),
+    /// It cannot be measured here.
+    Skipped {
+        /// Why.
+        why: String,
+        /// The command that changes this; empty if none does.
+        install: String,
+    },
+}
+
+/// A system that runs; dropping it ends it.
+pub trait Running {
+    /// Writes every key of the workload once; `live` hears how many are there.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()>;
+
+    /// Puts load on it.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn measure(&mut self, job: &mut Job<'_>) -> Result<Measured>;
+
+    /// Something that kills the process that leads, with SIGKILL; `None` where nothing leads.
+    fn assassin(&self) -> Option<Assassin> {
+        None
+    }
+
+    /// After an assassination: starts what was killed again and waits until all is well.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    fn revive(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Kills whoever leads when it is called.
+pub type Assassin = Box<dyn FnMut() -> Result<()>>;
+
+/// What a measurement saw.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Operations that ended within the measured time.
+    pub operations: u64,
+    /// Operations that were refused within the measured time.
+    pub refused: u64,
+    /// Operations of the measured time that never ended.
+    pub unfinished: u64,
+    /// The measured time.
+    pub elapsed: Duration,
+    /// Latency of operations that began, or were due, within the measured time.
+    pub latency_ns: Histogram<u64>,
+    /// CPU time of the measured time.
+    pub usage: Usage,
+    /// When each operation ended, ns since the beginning (warm-up included), ascending; if asked for.
+    pub ends_ns: Vec<u64>,
+}
+
+impl Measured {
+    /// Operations per second.
+    pub fn per_second(&self) -> f64 {
+        self.operations as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+}

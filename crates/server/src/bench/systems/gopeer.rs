@@ -1,0 +1,219 @@
+//! Peers whose clients are written in Go: a program is told what to do, line by line as JSON, and does the operations of a trace
+//! file (bench-peers/load).
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use cyclone_bench::cpu::{Process, Usage};
+use cyclone_bench::drive::{Job, Pace};
+use cyclone_bench::measure::histogram;
+use cyclone_bench::system::Measured;
+use cyclone_bench::workload::{Act, Op, Source, Workload, trace};
+use serde::Deserialize;
+use serde_json::json;
+
+/// Operations in a trace; longer measurements begin it again.
+const TRACE: usize = 200_000;
+/// How long the program may take to come up, and to fill its store.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What the program says, a line each.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+enum Said {
+    /// Operations so far.
+    Live(u64),
+    /// It is ready for work (`ready`), the measured time begins (`from`) or ends (`until`).
+    Phase(String),
+    /// A measurement's or a filling's end.
+    Result(Counted),
+    /// Nothing more will come.
+    Error(String),
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Counted {
+    operations: u64,
+    refused: u64,
+    unfinished: u64,
+    /// Latencies in nanoseconds, and how often each.
+    latencies: Vec<(u64, u64)>,
+}
+
+/// The program.
+pub struct GoPeer {
+    name: String,
+    child: Child,
+    stdin: ChildStdin,
+    said: Receiver<String>,
+    directory: PathBuf,
+}
+
+impl GoPeer {
+    /// Starts it and waits until it is ready. Traces are put into `directory`, and what it complains about.
+    pub fn start(command: &mut Command, directory: &Path) -> Result<GoPeer> {
+        let name = Path::new(command.get_program())
+            .file_name()
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let log = std::fs::File::create(directory.join(format!("{name}.log")))?;
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            bail!("{name} has no pipes");
+        };
+        let (say, said) = channel();
+        // It ends with the program.
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if say.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut peer = GoPeer {
+            name,
+            child,
+            stdin,
+            said,
+            directory: directory.to_owned(),
+        };
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match peer.hear(Duration::from_secs(1))? {
+                Some(Said::Phase(phase)) if phase == "ready" => return Ok(peer),
+                Some(other) => bail!("{} says {other:?} before it is ready", peer.name),
+                None if Instant::now() > until => bail!("{} does not come up", peer.name),
+                None => {}
+            }
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn hear(&mut self, patience: Duration) -> Result<Option<Said>> {
+        let line = match self.said.recv_timeout(patience) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => return Ok(None),
+            Err(RecvTimeoutError::Disconnected) => {
+                let log = self.directory.join(format!("{}.log", self.name));
+                let text = std::fs::read_to_string(log).unwrap_or_default();
+                let tail: Vec<&str> = text.lines().rev().take(3).collect();
+                bail!("{} ended: {}", self.name, tail.join(" / "));
+            }
+        };
+        match serde_json::from_str(&line) {
+            Ok(Said::Error(text)) => bail!("{}: {text}", self.name),
+            Ok(said) => Ok(Some(said)),
+            Err(error) => bail!("{} says {line:?}: {error}", self.name),
+        }
+    }
+
+    fn tell(&mut self, task: &serde_json::Value) -> Result<()> {
+        writeln!(self.stdin, "{task}").with_context(|| format!("telling {}", self.name))?;
+        self.stdin.flush()?;
+        Ok(())
+    }
+
+    /// Writes every key once.
+    pub fn preload(
+        &mut self,
+        workload: &Workload,
+        seed: u64,
+        live: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let path = self.directory.join("preload.trace");
+        let mut sizes = Source::new(workload, seed ^ 0x7072_656c, 0, 1);
+        let ops = (0..workload.keys).map(|key| Op {
+            act: Act::Write,
+            key,
+            len: sizes.length(),
+        });
+        trace::write(&path, ops)?;
+        self.tell(&json!({
+            "do": "preload", "trace": path, "key_bytes": workload.key_bytes, "batch": 1, "inflight": 256,
+        }))?;
+        let mut heard = Instant::now();
+        loop {
+            match self.hear(Duration::from_secs(1))? {
+                Some(Said::Result(_)) => return Ok(()),
+                Some(Said::Live(keys)) => {
+                    heard = Instant::now();
+                    live(keys);
+                }
+                _ if heard.elapsed() > PATIENCE => bail!("{} does not get filled", self.name),
+                _ => {}
+            }
+        }
+    }
+
+    /// Runs a job.
+    pub fn measure(&mut self, job: &mut Job<'_>, processes: &[Process]) -> Result<Measured> {
+        let path = self.directory.join("measure.trace");
+        let mut source = Source::new(job.workload, job.seed, 0, 1);
+        trace::write(&path, (0..TRACE).map(|_| source.draw()))?;
+        let rate = match job.pace {
+            Pace::Closed => 0.0,
+            Pace::Open(rate) => rate,
+        };
+        self.tell(&json!({
+            "do": "measure", "trace": path, "key_bytes": job.workload.key_bytes, "batch": job.workload.batch,
+            "inflight": job.inflight, "rate": rate, "warm_up_ms": job.warm_up.as_millis() as u64,
+            "measure_ms": job.measure.as_millis() as u64, "drain_ms": job.drain.as_millis() as u64,
+        }))?;
+        let begun = Instant::now();
+        let most = job.warm_up + job.measure + job.drain + PATIENCE;
+        let mut before = Usage::now(processes);
+        let mut usage = Usage::default();
+        loop {
+            if job.stop.load(Ordering::Relaxed) {
+                bail!("stopped");
+            }
+            match self.hear(Duration::from_millis(100))? {
+                Some(Said::Live(done)) => (job.live)(done, begun.elapsed()),
+                Some(Said::Phase(phase)) if phase == "from" => before = Usage::now(processes),
+                Some(Said::Phase(_)) => usage = Usage::now(processes).since(&before),
+                Some(Said::Result(counted)) => return measured(counted, job.measure, usage),
+                Some(other) => bail!("{} says {other:?}", self.name),
+                None if begun.elapsed() > most => bail!("{} does not end", self.name),
+                None => {}
+            }
+        }
+    }
+}
+
+fn measured(counted: Counted, elapsed: Duration, usage: Usage) -> Result<Measured> {
+    let mut latency_ns = histogram()?;
+    for (ns, times) in counted.latencies {
+        latency_ns.saturating_record_n(ns.max(1), times);
+    }
+    Ok(Measured {
+        operations: counted.operations,
+        refused: counted.refused,
+        unfinished: counted.unfinished,
+        elapsed,
+        latency_ns,
+        usage,
+        ends_ns: Vec::new(),
+    })
+}
+
+impl Drop for GoPeer {
+    fn drop(&mut self) {
+        // One that has already ended needs no killing.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

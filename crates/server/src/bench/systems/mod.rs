@@ -1,0 +1,98 @@
+//! What plans measure: Cyclone by each of its doors, and its peers.
+//!
+//! ```text
+//!   cyclone     real nodes on loopback; native client, Redis protocol, embedded     cyclone.rs, native.rs, embedded.rs
+//!   spaces      real nodes in network namespaces                                    spaces.rs
+//!   rocks       RocksDB alone                                                       rocks.rs
+//!   redis       one primary, one replica                                            redis.rs
+//!   etcd, dragonboat   loaded by programs in Go                                     gopeer.rs, etcd.rs, dragonboat.rs
+//!   wires       the Redis protocol as a lane                                        wires.rs
+//! ```
+
+mod cyclone;
+mod dragonboat;
+mod embedded;
+mod etcd;
+mod gopeer;
+mod native;
+mod redis;
+mod rocks;
+mod spaces;
+mod wires;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result};
+use cyclone_bench::plan::{SystemKind, Variant};
+use cyclone_bench::system::{Started, System};
+
+/// What installs every peer.
+const INSTALL: &str = "make bench-peers";
+
+/// Makes a variant's system.
+///
+/// # Errors
+/// When the variant cannot be.
+pub fn make(variant: &Variant) -> Result<Box<dyn System>> {
+    Ok(match variant.system {
+        SystemKind::Cyclone if variant.namespaces == Some(true) => {
+            Box::new(spaces::Spaces::new(variant))
+        }
+        SystemKind::Cyclone => Box::new(cyclone::Cyclone::new(variant)?),
+        SystemKind::Rocksdb => Box::new(rocks::Rocks::new(variant)),
+        SystemKind::Redis => Box::new(redis::Redis::new(variant)),
+        SystemKind::Etcd => Box::new(etcd::Etcd),
+        SystemKind::Dragonboat => Box::new(dragonboat::Dragonboat),
+    })
+}
+
+/// A program of a peer: in the directory that `make bench-peers` fills, or on the path.
+fn program(name: &str) -> Option<PathBuf> {
+    let own = super::etcd::tools().join(name);
+    if own.exists() {
+        return Some(own);
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(|path| path.is_file())
+}
+
+fn not_installed(what: &str) -> Started {
+    Started::Skipped {
+        why: format!("{what} is not installed"),
+        install: INSTALL.to_owned(),
+    }
+}
+
+/// A process that is killed when dropped.
+struct Owned(Child);
+
+impl Owned {
+    /// Starts it; what it says goes to a file.
+    fn start(command: &mut Command, log: &Path) -> Result<Owned> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        Ok(Owned(child))
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // One that has already ended needs no killing.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,172 @@
+//! RocksDB alone, called from the load's own threads: one per operation in flight, as its log's group commit wants it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use cyclone_bench::drive::{Done, Job, Lane, Lanes, Outcome, Request, lanes};
+use cyclone_bench::plan::{Log, Store, Variant};
+use cyclone_bench::system::{Measured, Running, Scene, Started, System};
+use cyclone_bench::workload::{Key, Source, Workload, bytes};
+use rocksdb::{
+    BlockBasedOptions, Cache, DB, DBCompressionType, Direction, FlushOptions, IteratorMode,
+    Options, WriteBatch, WriteOptions,
+};
+
+/// A variant of it.
+pub struct Rocks {
+    log: Log,
+    store: Store,
+}
+
+impl Rocks {
+    /// As the variant says.
+    pub fn new(variant: &Variant) -> Rocks {
+        Rocks {
+            log: variant.log.unwrap_or(Log::None),
+            store: variant.store.unwrap_or_default(),
+        }
+    }
+}
+
+/// Tuned as the store behind our log is.
+fn open(directory: &Path, wal: &Path) -> Result<DB> {
+    let mut table = BlockBasedOptions::default();
+    table.set_block_cache(&Cache::new_lru_cache(64 << 20));
+    table.set_bloom_filter(10.0, false);
+    table.set_format_version(5);
+    let mut options = Options::default();
+    options.create_if_missing(true);
+    options.set_block_based_table_factory(&table);
+    options.set_compression_type(DBCompressionType::Lz4);
+    options.set_write_buffer_size(16 << 20);
+    options.set_max_write_buffer_number(4);
+    options.set_max_background_jobs(2);
+    options.set_max_open_files(-1);
+    options.set_wal_dir(wal);
+    Ok(DB::open(&options, directory)?)
+}
+
+impl System for Rocks {
+    fn guarantee(&self) -> String {
+        match self.log {
+            Log::None => "none: a crash loses it",
+            Log::Wal => "written to the kernel: a crash of the machine loses it; one copy",
+            Log::Sync => "durable on this disk; one copy",
+        }
+        .to_owned()
+    }
+
+    fn start(&self, scene: &Scene<'_>) -> Result<Started> {
+        let directory = match self.store {
+            Store::Disk => &scene.disk,
+            Store::Memory => &scene.memory,
+        };
+        Ok(Started::Running(Box::new(Open {
+            db: Arc::new(open(&directory.join("db"), &scene.disk.join("wal"))?),
+            log: self.log,
+        })))
+    }
+}
+
+struct Open {
+    db: Arc<DB>,
+    log: Log,
+}
+
+/// Keys per batch while filling.
+const FILL: u64 = 100;
+
+impl Running for Open {
+    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()> {
+        let mut sizes = Source::new(workload, seed ^ 0x7072_656c, 0, 1);
+        let mut write = WriteOptions::default();
+        write.disable_wal(true);
+        for first in (0..workload.keys).step_by(FILL as usize) {
+            let mut batch = WriteBatch::default();
+            for number in first..(first + FILL).min(workload.keys) {
+                let key = Key::new(number, workload.key_bytes);
+                batch.put(&*key, bytes::value(sizes.length(), number));
+            }
+            self.db.write_opt(batch, &write)?;
+            live(first);
+        }
+        let mut flush = FlushOptions::default();
+        flush.set_wait(true);
+        Ok(self.db.flush_opt(&flush)?)
+    }
+
+    fn measure(&mut self, job: &mut Job<'_>) -> Result<Measured> {
+        let mut measured = lanes::run(self, job, &[])?;
+        for (role, _) in &mut measured.usage.by_role {
+            // The store runs where the load does.
+            "store and clients".clone_into(role);
+        }
+        Ok(measured)
+    }
+}
+
+impl Lanes for Open {
+    fn lanes(&self, inflight: usize) -> usize {
+        inflight
+    }
+
+    fn open(&self, _number: usize, _share: usize) -> Result<Box<dyn Lane>> {
+        let mut write = WriteOptions::default();
+        match self.log {
+            Log::None => write.disable_wal(true),
+            Log::Wal => {}
+            Log::Sync => write.set_sync(true),
+        }
+        Ok(Box::new(Calls {
+            db: Arc::clone(&self.db),
+            write,
+            ended: Vec::new(),
+        }))
+    }
+}
+
+/// Calls wait for their answers, so each is over when it was submitted.
+struct Calls {
+    db: Arc<DB>,
+    write: WriteOptions,
+    ended: Vec<u64>,
+}
+
+impl Lane for Calls {
+    fn submit(&mut self, token: u64, request: Request<'_>) -> Result<()> {
+        match request {
+            Request::Read(key) => {
+                std::hint::black_box(self.db.get_pinned(&*key)?);
+            }
+            Request::Write([pair]) => self.db.put_opt(&*pair.key, pair.value, &self.write)?,
+            Request::Write(pairs) => {
+                let mut batch = WriteBatch::default();
+                for pair in pairs {
+                    batch.put(&*pair.key, pair.value);
+                }
+                self.db.write_opt(batch, &self.write)?;
+            }
+            Request::Scan(key, keys) => {
+                let from = IteratorMode::From(&key, Direction::Forward);
+                for item in self.db.iterator(from).take(keys as usize) {
+                    std::hint::black_box(item?);
+                }
+            }
+        }
+        self.ended.push(token);
+        Ok(())
+    }
+
+    fn poll(&mut self, patience: Duration, done: &mut Vec<Done>) -> Result<()> {
+        if self.ended.is_empty() {
+            std::thread::sleep(patience);
+        }
+        done.extend(self.ended.drain(..).map(|token| Done {
+            token,
+            outcome: Outcome::Done,
+        }));
+        Ok(())
+    }
+}
