@@ -1,6 +1,8 @@
 //! Writing: objects into pages, pages into segments, segments to the device; durability counted in order, whatever
 //! order the device works in.
 
+mod grow;
+
 use cyclone_wire::flash::{
     ENTRY_HEAD_BYTES, EntryHead, FlashMode, ObjectKind, PAGE_BYTES, PAGE_HEADER_BYTES, PageHeader,
     RECORD_HEAD_BYTES, encode_reset, record_head,
@@ -536,50 +538,6 @@ impl FlashLog {
             self.idle_since_us = now_us;
         }
         self.blocked = blocked;
-    }
-
-    /// Writes zeros ahead of the log, so that its own writes change no metadata of the file system.
-    fn grow(&mut self, now_us: u64) {
-        let segment = self.segment_pages();
-        let ahead = (self.spec.grow_bytes / PAGE_BYTES as u64).max(segment);
-        let wanted = ((self.tail + ahead / 2) / ahead + 1).saturating_mul(ahead);
-        if self.growing || self.grown >= wanted.min(self.block.pages) {
-            return;
-        }
-        if self.grow_failed.is_some_and(|(_, due)| now_us < due) {
-            return;
-        }
-        let Some(mut buffer) = self.buffers.take() else {
-            return;
-        };
-        let len = segment as usize * PAGE_BYTES;
-        buffer[..len].fill(0);
-        let request = Request {
-            token: GROW,
-            action: Action::Write,
-            offset: self.block.page_at(self.grown),
-            buffer,
-            len,
-        };
-        self.growing = self.device.submit(now_us, request).is_ok();
-    }
-
-    fn has_grown(&mut self, completion: Completion, now_us: u64) {
-        self.growing = false;
-        match completion.result {
-            Ok(()) => {
-                self.grown += self.segment_pages();
-                self.stats.grown_segments += 1;
-                self.grow_failed = None;
-            }
-            Err(error) => {
-                let since = self.grow_failed.map_or(now_us, |(since, _)| since);
-                self.grow_failed = Some((since, now_us + self.spec.retry_after_us));
-                if error != DeviceError::NoSpace {
-                    self.stats.write_errors += 1;
-                }
-            }
-        }
     }
 }
 

@@ -1,0 +1,49 @@
+//! The area grows by prewritten pieces, behind the pages in use.
+
+use super::*;
+
+impl FlashLog {
+    /// Writes zeros ahead of the log, so that its own writes change no metadata of the file system.
+    pub(super) fn grow(&mut self, now_us: u64) {
+        let segment = self.segment_pages();
+        let ahead = (self.spec.grow_bytes / PAGE_BYTES as u64).max(segment);
+        let wanted = ((self.tail + ahead / 2) / ahead + 1).saturating_mul(ahead);
+        if self.growing || self.grown >= wanted.min(self.block.pages) {
+            return;
+        }
+        if self.grow_failed.is_some_and(|(_, due)| now_us < due) {
+            return;
+        }
+        let Some(mut buffer) = self.buffers.take() else {
+            return;
+        };
+        let len = segment as usize * PAGE_BYTES;
+        buffer[..len].fill(0);
+        let request = Request {
+            token: GROW,
+            action: Action::Write,
+            offset: self.block.page_at(self.grown),
+            buffer,
+            len,
+        };
+        self.growing = self.device.submit(now_us, request).is_ok();
+    }
+
+    pub(super) fn has_grown(&mut self, completion: Completion, now_us: u64) {
+        self.growing = false;
+        match completion.result {
+            Ok(()) => {
+                self.grown += self.segment_pages();
+                self.stats.grown_segments += 1;
+                self.grow_failed = None;
+            }
+            Err(error) => {
+                let since = self.grow_failed.map_or(now_us, |(since, _)| since);
+                self.grow_failed = Some((since, now_us + self.spec.retry_after_us));
+                if error != DeviceError::NoSpace {
+                    self.stats.write_errors += 1;
+                }
+            }
+        }
+    }
+}
