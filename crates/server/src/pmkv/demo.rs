@@ -21,7 +21,7 @@ use cyclone_wire::slot;
 use hdrhistogram::Histogram;
 
 use super::file::{ClusterFile, ServerEntry};
-use crate::cluster::{free_ports, random_key, region_directory};
+use crate::cluster::{any_first_port, free_ports, random_key, region_directory};
 use crate::config::hex;
 use crate::demo::{
     KEYS, Known, Progress, Report, VALUE_BYTES, Verdict, WRITERS, check, judge, key_of, value_of,
@@ -33,12 +33,6 @@ const COPIES: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Copies are made in the background.
 const COPY_PATIENCE: Duration = Duration::from_secs(120);
-
-/// Where to look for free ports: several clusters may begin at the same time, and the kernel's own range lies above.
-fn first_port() -> Result<u16> {
-    let random = random_key()?;
-    Ok(7301 + u16::from_le_bytes([random[0], random[1]]) % 20_000)
-}
 
 /// What the command line says.
 pub struct Arguments {
@@ -75,7 +69,7 @@ impl Servers {
     fn create(directory: &Path, replication: &str, lease_ms: Option<u64>) -> Result<Servers> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
-        let ports = free_ports(first_port()?, SERVERS as usize)?;
+        let ports = free_ports(any_first_port()?, SERVERS as usize)?;
         let servers = (0..).zip(&ports).map(|(id, &port)| ServerEntry {
             id,
             redis: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),

@@ -15,7 +15,7 @@ use cyclone_wire::client::ReadMode;
 use super::embedded::Inside;
 use super::native::{self, NativeLane, TwoPhase};
 use super::wires::{Waits, WireLane, Wires};
-use crate::cluster::{LocalCluster, Options};
+use crate::cluster::{LocalCluster, Options, any_first_port};
 use crate::config::{Reads, parse_security};
 
 /// A variant of it.
@@ -53,6 +53,7 @@ impl Cyclone {
                 lease_reads: variant.reads.as_deref() == Some("lease"),
                 durability: variant.durability.clone(),
                 election_ms: variant.election_ms,
+                first_port: any_first_port()?,
                 ..Options::default()
             },
             variant: variant.clone(),

@@ -10,13 +10,10 @@ use cyclone_bench::workload::Workload;
 
 use super::gopeer::GoPeer;
 use super::{Owned, not_installed, program};
-use crate::cluster::free_ports;
+use crate::cluster::{any_first_port, free_ports};
 
 /// dragonboat with its defaults.
 pub struct Dragonboat;
-
-/// First port to try.
-const FIRST_PORT: u16 = 26_100;
 
 impl System for Dragonboat {
     fn guarantee(&self) -> String {
@@ -33,7 +30,7 @@ impl System for Dragonboat {
                 install: String::new(),
             });
         }
-        let ports = free_ports(FIRST_PORT, 3)?;
+        let ports = free_ports(any_first_port()?, 3)?;
         let members: Vec<String> = ports
             .iter()
             .map(|port| format!("127.0.0.1:{port}"))

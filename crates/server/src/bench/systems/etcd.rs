@@ -12,13 +12,10 @@ use cyclone_bench::workload::Workload;
 
 use super::gopeer::GoPeer;
 use super::{Owned, not_installed, program};
-use crate::cluster::free_ports;
+use crate::cluster::{any_first_port, free_ports};
 
 /// etcd with its defaults.
 pub struct Etcd;
-
-/// First port to try.
-const FIRST_PORT: u16 = 23_800;
 
 impl System for Etcd {
     fn guarantee(&self) -> String {
@@ -35,7 +32,7 @@ impl System for Etcd {
                 install: String::new(),
             });
         }
-        let ports = free_ports(FIRST_PORT, 6)?;
+        let ports = free_ports(any_first_port()?, 6)?;
         let (clients, peers) = ports.split_at(3);
         let at = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let url = |port: u16| format!("http://{}", at(port));

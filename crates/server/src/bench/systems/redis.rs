@@ -13,7 +13,7 @@ use cyclone_bench::workload::Workload;
 
 use super::wires::{Waits, WireLane, Wires};
 use super::{Owned, not_installed, program};
-use crate::cluster::free_ports;
+use crate::cluster::{any_first_port, free_ports};
 
 /// A variant of it.
 pub struct Redis {
@@ -21,9 +21,6 @@ pub struct Redis {
     pipeline: usize,
     clients: usize,
 }
-
-/// First port to try.
-const FIRST_PORT: u16 = 16_400;
 
 impl Redis {
     /// As the variant says.
@@ -59,7 +56,7 @@ impl System for Redis {
                 install: String::new(),
             });
         }
-        let ports = free_ports(FIRST_PORT, 2)?;
+        let ports = free_ports(any_first_port()?, 2)?;
         let sync = match self.mode {
             RedisMode::Always => "always",
             RedisMode::Everysec => "everysec",
