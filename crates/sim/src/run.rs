@@ -61,6 +61,7 @@ impl World {
             self.machines[position].paused_until_us = 0;
             self.machines[position].job_us = 2_000;
             self.machines[position].disk.stall(false);
+            self.machines[position].calm_flash();
             self.start(position)?;
             self.step(position, None)?;
         }
