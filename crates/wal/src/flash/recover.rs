@@ -79,13 +79,13 @@ fn one_page() -> Result<super::buffer::Buffer, FlashError> {
 fn superblock(device: &mut dyn FlashDevice) -> Result<FlashSuperblock, FlashError> {
     let mut fault = None;
     let mut blank = [false; 2];
-    for copy in 0..2 {
+    for (copy, blank) in blank.iter_mut().enumerate() {
         let at = (copy * PAGE_BYTES) as u64;
         let page = match blocking(device, Action::Read, at, one_page()?, PAGE_BYTES) {
             Ok(page) => page,
             // A file that has just been made has no bytes yet.
             Err(FlashError::Device(DeviceError::Short { .. })) => {
-                blank[copy] = true;
+                *blank = true;
                 continue;
             }
             Err(error) => {
@@ -95,7 +95,7 @@ fn superblock(device: &mut dyn FlashDevice) -> Result<FlashSuperblock, FlashErro
         };
         match FlashSuperblock::decode(&page[..PAGE_BYTES]) {
             Ok(block) => return Ok(block),
-            Err(FlashSuperblockFault::Blank) => blank[copy] = true,
+            Err(FlashSuperblockFault::Blank) => *blank = true,
             Err(FlashSuperblockFault::Version(found)) => {
                 fault = Some(FlashError::VersionUnknown(found));
             }
