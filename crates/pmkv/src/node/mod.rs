@@ -374,8 +374,11 @@ impl Node {
                 shared: Arc::clone(&shared),
                 ..SenderConfig::new(id, configuration.term, token)
             };
-            let sender = sender(self.config.protocol, endpoint, settings)?;
-            self.workers[number].install(&configuration, sender);
+            senders.push(sender(self.config.protocol, endpoint, settings)?);
+        }
+        // All of them or none: a call that is repeated opens them under the same names.
+        for (worker, sender) in self.workers.iter_mut().zip(senders) {
+            worker.install(&configuration, sender);
         }
         self.peers.install(&configuration);
         let own = self.config.server;
