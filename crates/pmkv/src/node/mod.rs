@@ -360,6 +360,7 @@ impl Node {
             return Ok(());
         };
         let shared: Arc<SharedLogs> = Arc::default();
+        let mut senders = Vec::new();
         for number in 0..self.workers.len() {
             let name = format!("w{number}t{}", configuration.term);
             let endpoint = self.endpoints.open(&name, 4096)?;
@@ -393,7 +394,7 @@ impl Node {
                 continue;
             }
             self.worker_of(shard).set_role(shard, Role::Preparing);
-            let promotion = Promotion::new(&placement.backups, placement.source.is_some());
+            let promotion = Promotion::new(placement.receivers(), placement.source.is_some());
             self.promotions.insert(shard, promotion);
         }
         self.serving = serving;
