@@ -10,6 +10,7 @@ mod clock;
 pub mod ctl;
 pub mod demo;
 pub mod file;
+mod files;
 mod manager;
 mod memory;
 pub mod operator;
@@ -25,8 +26,8 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use cyclone_fabric::Token;
 use cyclone_fabric::shm::{Memory, ShmConfig, ShmEndpoint, Stalled};
-use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_gateway::{Gateway, GatewayConfig, Outcome, TopologyNode};
 use cyclone_pmkv::{Endpoints, Node, NodeConfig, ServerId, ShardId, SharedControl};
 use cyclone_pmkv_cm as cm;
@@ -36,6 +37,7 @@ use cyclone_wire::reply::Reply;
 use agent::{Order, Shared};
 use backend::{Behind, Listening};
 use file::ClusterFile;
+use files::Files;
 use memory::OwnMemory;
 
 /// How long the loop sleeps at most while it is idle.
@@ -54,28 +56,6 @@ pub struct Arguments {
     pub replication: Option<String>,
     /// Overrides where configurations are kept.
     pub store: Option<String>,
-}
-
-struct Files {
-    directory: PathBuf,
-    server: ServerId,
-    servers: u32,
-}
-
-impl Endpoints for Files {
-    fn open(&mut self, name: &str, memory_bytes: u64) -> Result<Box<dyn Endpoint>, FabricError> {
-        let name = format!("s{}.{name}", self.server);
-        // Each term has new ones, and opening them is a part of the pause: no larger than the cluster needs.
-        let config = ShmConfig {
-            max_connections: self.servers * 2 + 8,
-            max_registrations: 64,
-            max_posted: 16,
-            max_queues: 2,
-            ..ShmConfig::new(memory_bytes)
-        };
-        let endpoint = ShmEndpoint::open(&self.directory, &name, config)?;
-        Ok(Box::new(endpoint))
-    }
 }
 
 /// A server, its Redis port, and the configuration that it follows.
@@ -224,11 +204,9 @@ impl Serving {
         };
         let session = memory.begin(clock::calendar_us())?;
         let node_config = node_config(file, id, &memory)?;
-        let mut files = Files {
-            directory: file.fabric(),
-            server: id,
-            servers: u32::try_from(file.servers.len()).unwrap_or(64),
-        };
+        let servers = u32::try_from(file.servers.len()).unwrap_or(64);
+        let mut files = Files::new(file.fabric(), id, servers)
+            .with_context(|| format!("cannot tidy up {}", file.fabric().display()))?;
         let peers = files
             .open("peers", 4096)
             .context("messages between servers")?;
