@@ -3,11 +3,12 @@
 //! ```text
 //!   fabric/            memories, their control files, and what each server knows of its own (memory.rs)
 //!   cm/                sockets of servers and managers
-//!   manager-N.region   the embedded store's replica of manager N
+//!   manager-N.*        the embedded store's replica of manager N (replica.rs)
 //!   founded            there once the cluster has had a configuration
 //! ```
 
 use std::fs;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -193,15 +194,26 @@ impl ClusterFile {
     }
 }
 
-/// Replaces a file as a whole.
+/// Replaces a file as a whole: when this returns, neither a crash nor a loss of power brings the old one back.
 pub fn put<T: Serialize>(path: &Path, value: &T) -> Result<()> {
-    let new = path.with_extension("new");
-    let write = || -> std::io::Result<()> {
-        fs::write(&new, serde_json::to_vec(value)?)?;
-        fs::File::open(&new)?.sync_all()?;
-        fs::rename(&new, path)
-    };
+    let write = || replace(path, &serde_json::to_vec(value)?);
     write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The same for bytes.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = fs::File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    rename(&new, path)
+}
+
+/// Gives a file another name, durably.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    let directory = to.parent().filter(|it| !it.as_os_str().is_empty());
+    fs::File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// Reads a file; `None` if there is none.
@@ -213,7 +225,24 @@ pub fn get<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
                 format!("{} is damaged", path.display())
             })?))
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing but the file is left, and it is the new one.
+    #[test]
+    fn a_file_is_replaced_as_a_whole() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("number.json");
+        for number in [1_u64, 2] {
+            put(&path, &number).expect("written");
+            assert_eq!(get(&path).expect("read"), Some(number));
+        }
+        assert_eq!(fs::read_dir(directory.path()).expect("read").count(), 1);
     }
 }

@@ -15,6 +15,7 @@ mod manager;
 mod memory;
 pub mod operator;
 mod post;
+mod replica;
 mod translate;
 
 use std::collections::BTreeMap;
@@ -111,17 +112,28 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
         let manager = manager.map(|id| {
             scope.spawn({
                 let (file, ended) = (&file, &ended);
-                move || manager::run(file, id, ended)
+                move || {
+                    let outcome = manager::run(file, id, ended);
+                    outcome.inspect_err(|error| {
+                        tracing::error!(manager = id, "the manager cannot go on: {error:#}");
+                    })
+                }
             })
         });
-        let outcome = serving.run(&mut poll, stop);
+        // A server whose manager or agent has ended would look like one that has them.
+        let is_over = || {
+            let mut threads = std::iter::once(&agent).chain(&manager);
+            stop.load(Ordering::Relaxed) || threads.any(|it| it.is_finished())
+        };
+        let outcome = serving.run(&mut poll, is_over);
         ended.store(true, Ordering::SeqCst);
         shared.end();
         let threads = [Some(agent), manager];
         let threads = threads.into_iter().flatten().map(|it| it.join());
         let panicked = || Err(anyhow::anyhow!("a thread panicked"));
         let threads = threads.map(|it| it.unwrap_or_else(|_| panicked()));
-        threads.fold(outcome, Result::and)
+        // A thread's error is why the loop ended.
+        threads.fold(Ok(()), Result::and).and(outcome)
     })
 }
 
@@ -139,6 +151,7 @@ fn control_thread(control: &SharedControl, ended: &AtomicBool) {
 fn open_memory(file: &ClusterFile, id: ServerId, keep: bool) -> Result<ShmEndpoint> {
     let config = ShmConfig {
         memory: if keep { Memory::Kept } else { Memory::Zeroed },
+        described_by: Some(memory::path(&file.fabric(), id)),
         // A server that is out of the configuration and in the middle of a write must not hold up its successors.
         stalled: Stalled::Kill,
         max_peers: 1024,
@@ -198,9 +211,21 @@ impl Serving {
         let known = OwnMemory::read(own_path.clone())?;
         let data = open_memory(file, id, known.is_some())?;
         let (kept, region) = (data.kept_memory(), data.description().to_owned());
+        let survives = data.survives().to_string();
         let mut memory = match known {
             Some(known) if kept => known,
-            _ => OwnMemory::new(own_path, secret()?),
+            lost => {
+                if let Some(lost) = lost {
+                    tracing::error!(
+                        server = id,
+                        incarnation = lost.incarnation(),
+                        region,
+                        "this server's memory is gone, or may have lost writes because the machine was started again \
+                         since: nothing of it counts, and the server begins anew with an empty one"
+                    );
+                }
+                OwnMemory::new(own_path, secret()?)
+            }
         };
         let session = memory.begin(clock::calendar_us())?;
         let node_config = node_config(file, id, &memory)?;
@@ -236,8 +261,7 @@ impl Serving {
                 .collect(),
         };
         let serving = Serving {
-            // Files of a tmpfs or a disk: the provider says which.
-            listening: listening(file, id, "process-crash", &region),
+            listening: listening(file, id, &survives, &region),
             id,
             node,
             memory,
@@ -255,12 +279,12 @@ impl Serving {
         Ok((serving, settings))
     }
 
-    fn run(&mut self, poll: &mut mio::Poll, stop: &AtomicBool) -> Result<()> {
+    fn run(&mut self, poll: &mut mio::Poll, is_over: impl Fn() -> bool) -> Result<()> {
         let begun = Instant::now();
         let now_us = || begun.elapsed().as_micros() as u64 + 1;
         let mut events = mio::Events::with_capacity(1024);
         let mut busy = true;
-        while !stop.load(Ordering::Relaxed) {
+        while !is_over() {
             let timeout = match self.gateway.next_timeout_us(now_us()) {
                 _ if busy || self.gateway.has_work() => Duration::ZERO,
                 Some(us) => Duration::from_micros(us).min(IDLE),
