@@ -3,6 +3,8 @@
 mod model;
 mod world;
 
+use std::sync::atomic::Ordering;
+
 use cyclone_fabric::sim::SimConfig;
 use cyclone_replication::Protocol;
 use world::{Plan, World};
@@ -244,6 +246,24 @@ fn a_server_that_joins_fails_right_after_the_primary() {
             world.run(300);
         },
     );
+}
+
+/// Endpoints of a new term cannot be opened for a while, on a full disk for instance: whoever has committed waits for whom
+/// has not, clients with them, and nothing is lost.
+#[test]
+fn a_commitment_that_fails_is_repeated() {
+    each(Plan::new, 1200..1203, |world| {
+        for _ in 0..3 {
+            world.run(700);
+            let failing = 1 + world.random.below(8) as u32;
+            world.failing.store(failing, Ordering::Relaxed);
+            world.configuration.term += 1;
+            world.reconfigure();
+            assert_eq!(world.failing.load(Ordering::Relaxed), 0);
+        }
+        world.failing.store(3, Ordering::Relaxed);
+        world.fail_over(1, true);
+    });
 }
 
 /// Shards move under requests; a shard comes back to where it was, too, and what it left there does not count.

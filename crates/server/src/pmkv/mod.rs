@@ -14,6 +14,7 @@ mod files;
 mod manager;
 mod memory;
 pub mod operator;
+mod orders;
 mod post;
 mod replica;
 mod translate;
@@ -23,10 +24,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use cyclone_fabric::Token;
 use cyclone_fabric::shm::{Memory, ShmConfig, ShmEndpoint, Stalled};
 use cyclone_gateway::{Gateway, GatewayConfig, Outcome, TopologyNode};
@@ -40,6 +41,7 @@ use backend::{Behind, Listening};
 use file::ClusterFile;
 use files::Files;
 use memory::OwnMemory;
+use orders::{Orders, Trouble};
 
 /// How long the loop sleeps at most while it is idle.
 const IDLE: Duration = Duration::from_millis(1);
@@ -67,7 +69,7 @@ struct Serving {
     gateway: Gateway,
     listening: Listening,
     digests: Vec<u64>,
-    orders: Receiver<Order>,
+    orders: Orders,
     reports: Sender<Event>,
     shared: Arc<Shared>,
     /// The configuration that was prepared last, as the manager says it.
@@ -267,7 +269,7 @@ impl Serving {
             memory,
             gateway,
             digests: Vec::new(),
-            orders,
+            orders: Orders::new(id, orders),
             reports,
             shared,
             newest: None,
@@ -340,41 +342,44 @@ impl Serving {
             };
             self.gateway.flush(now_us, &behind);
         }
-        self.follow()?;
+        self.follow(now_us)?;
         self.report(now_us);
         Ok(busy)
     }
 
     /// Does what the manager says.
     //= rowan §4.5
-    fn follow(&mut self) -> Result<()> {
-        loop {
-            match self.orders.try_recv() {
-                Ok(Order::Adopt(config)) => self.adopt(config)?,
-                Ok(Order::Commit {
+    fn follow(&mut self, now_us: u64) -> Result<()> {
+        while let Some(order) = self.orders.next(now_us)? {
+            let outcome = match &order {
+                Order::Adopt(config) => self.adopt(config),
+                Order::Commit {
                     config,
                     serve,
                     release,
-                }) => self.commit(&config, &serve, &release)?,
-                Ok(Order::Refused(reason)) => bail!("server {} is not let in: {reason}", self.id),
-                Ok(Order::Left) => bail!("server {} holds nothing any more and has left", self.id),
-                Err(TryRecvError::Empty) => return Ok(()),
-                Err(TryRecvError::Disconnected) => bail!("the thread that holds the lease ended"),
+                } => self.commit(config, serve, release),
+                // Not handed on by the queue.
+                Order::Refused(_) | Order::Left => Ok(()),
+            };
+            if !self.orders.tried(now_us, order, outcome)? {
+                break;
             }
         }
+        Ok(())
     }
 
     /// Nobody but the configuration's members reaches this memory from here on, and nothing is served.
-    fn adopt(&mut self, config: Arc<cm::Configuration>) -> Result<()> {
+    fn adopt(&mut self, config: &Arc<cm::Configuration>) -> Result<(), Trouble> {
         let started = Instant::now();
-        self.node.prepare(&translate::configuration(&config)?)?;
+        let translated = translate::configuration(config).map_err(Trouble::Lasting)?;
+        self.node.prepare(&translated)?;
         let own = cm::ServerId(u64::from(self.id));
-        let begun = self.memory.begun(&config, own);
+        let begun = self.memory.begun(config, own);
         if !begun.is_empty() {
             let shards: Vec<ShardId> = begun.keys().copied().collect();
             let void = self.node.void(&shards)?;
             // Before the manager hears of it, and before anything else is written to these copies.
-            self.memory.note(&begun, &void)?;
+            self.memory.note(&begun, &void).map_err(Trouble::Passing)?;
         }
         tracing::info!(
             server = self.id,
@@ -384,7 +389,7 @@ impl Serving {
             "configuration prepared"
         );
         let term = config.term;
-        self.newest = Some(config);
+        self.newest = Some(Arc::clone(config));
         self.tell(Event::Adopted { term });
         Ok(())
     }
@@ -394,7 +399,7 @@ impl Serving {
         config: &cm::Configuration,
         serve: &[ShardId],
         release: &[ShardId],
-    ) -> Result<()> {
+    ) -> Result<(), Trouble> {
         let started = Instant::now();
         if self.newest.as_ref().map(|it| it.term) != Some(config.term) {
             return Ok(());
@@ -403,7 +408,8 @@ impl Serving {
         let release = self.memory.held(release);
         if !release.is_empty() {
             let void = self.node.void(&release)?;
-            self.memory.note_released(&release, &void)?;
+            let noted = self.memory.note_released(&release, &void);
+            noted.map_err(Trouble::Passing)?;
         }
         self.node.commit()?;
         let names = config.members.iter();
