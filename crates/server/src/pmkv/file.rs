@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub struct ClusterFile {
     /// Where memories, their control files, sockets and the embedded store lie; nobody else should have access to it.
     pub directory: PathBuf,
-    /// rowan, tailwind, hyperloop, rpc, rwrite, batch, share or faa.
+    /// rowan, tailwind, hyperloop, rpc, rwrite, batch or share.
     #[serde(default = "rowan")]
     pub replication: String,
     /// How many servers have each object.
@@ -104,9 +104,15 @@ impl ClusterFile {
 
     /// How it replicates.
     pub fn protocol(&self) -> Result<Protocol> {
-        self.replication
-            .parse()
-            .map_err(|error: String| anyhow::anyhow!(error))
+        let protocol = self.replication.parse();
+        match protocol.map_err(|error: String| anyhow::anyhow!(error))? {
+            // What the paper measures the others against; no store is to be kept by it.
+            Protocol::Faa => bail!(
+                "replication \"faa\" is there to be measured (cyclone bench replication); a store has rowan, tailwind, \
+                 hyperloop, rpc, rwrite, batch or share"
+            ),
+            protocol => Ok(protocol),
+        }
     }
 
     /// The secret.
@@ -233,6 +239,21 @@ pub fn get<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_store_has_the_replications_that_it_is_said_to_have() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("cluster.toml");
+        for protocol in Protocol::ALL {
+            let text = format!(
+                "directory = \"/x\"\ntoken = \"0123456789abcdef\"\nreplication = \"{protocol}\"\n\
+                 [[servers]]\nid = 0\nredis = \"127.0.0.1:1\"\n"
+            );
+            fs::write(&path, text).expect("written");
+            let read = ClusterFile::read(&path);
+            assert_eq!(read.is_ok(), protocol != Protocol::Faa, "{protocol}");
+        }
+    }
 
     /// Nothing but the file is left, and it is the new one.
     #[test]
