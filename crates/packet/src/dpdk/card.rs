@@ -1,6 +1,7 @@
 //! One port: found or made, its queues, what is on its way out.
 
 use std::ffi::CString;
+use std::os::unix::net::UnixStream;
 
 use cyclone_pmem::pool::Frame;
 
@@ -15,6 +16,8 @@ use super::options::DpdkOptions;
 const MOST_SLOTS: u32 = 1024;
 /// Calls for one burst before the rest is given up: the card's queue is full.
 const MOST_TRIES: usize = 16;
+/// What the kernel puts before a packet in a slot of net_af_packet, at most.
+const AF_PACKET_BYTES: u32 = 96;
 /// A virtual port whose peer has gone is connected anew after this time, µs.
 const RECONNECT_US: u64 = 100_000;
 
@@ -53,15 +56,47 @@ pub(super) struct Card {
     looked_us: u64,
 }
 
-/// The device's name in DPDK's list, and its text for DPDK to make it.
+/// The device's name in DPDK's list, and its text for DPDK to make it: with sizes that fit our packets, where these are not
+/// given.
 fn names(text: &str, packet_bytes: u32) -> (String, String) {
     let name = text.split(',').next().unwrap_or_default().trim().to_owned();
     let mut device = text.to_owned();
     // A packet has to fit a slot of the shared memory: this driver of DPDK's loses track of packets in several.
-    if name.starts_with("net_memif") && !text.contains("bsize=") {
-        device.push_str(&format!(",bsize={packet_bytes}"));
+    if name.starts_with("net_memif") {
+        if !text.contains("bsize=") {
+            device.push_str(&format!(",bsize={packet_bytes}"));
+        }
+        // Addresses without a file end at the network namespace, and outlive the port in its process.
+        if !text.contains("socket-abstract=") {
+            device.push_str(",socket-abstract=no");
+        }
+        remove_dead_socket(text);
+    }
+    // A slot holds a packet and the kernel's words about it, and must not hold more than fits a frame.
+    if name.starts_with("net_af_packet") && !text.contains("framesz=") {
+        // Slots lie side by side: a block holds some exactly, and is of whole pages.
+        let slot = (packet_bytes + AF_PACKET_BYTES).next_multiple_of(128);
+        let block = 32 * slot;
+        device.push_str(&format!(",framesz={slot},blocksz={block}"));
     }
     (name, device)
+}
+
+/// Removes the socket file that a killed process has left where this server wants to listen.
+fn remove_dead_socket(text: &str) {
+    let find = |wanted: &str| {
+        let mut items = text.split(',').filter_map(|item| item.split_once('='));
+        items.find_map(|(key, value)| (key.trim() == wanted).then_some(value.trim()))
+    };
+    let (Some("server"), Some(path)) = (find("role"), find("socket")) else {
+        return;
+    };
+    // One that somebody listens on answers, be it that it is of another kind.
+    let refused = UnixStream::connect(path).err();
+    if refused.is_some_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused) {
+        // If it cannot be removed DPDK will say so.
+        let _ = std::fs::remove_file(path);
+    }
 }
 
 impl Card {

@@ -339,15 +339,18 @@ fn put(
     parts: &[&[u8]],
     stats: &mut DriverStats,
 ) -> bool {
-    let mut lends = card.most_pieces.saturating_sub(1) / 2;
-    let mut at = 0;
+    let (mut at, mut pieces) = (0, 0);
     let mut with_headers = template.len();
     let mut good = true;
     while good && (at < parts.len() || with_headers > 0) {
         let begin = at;
         let mut lent = None;
         while at < parts.len() && lent.is_none() {
-            if lends > 0 && parts[at].len() >= LEND_BYTES {
+            // Its own piece, what is to be copied before it, and all that follows it.
+            let before = usize::from(with_headers > 0 || at > begin);
+            let after = usize::from(at + 1 < parts.len());
+            let room = pieces + before + 1 + after <= card.most_pieces;
+            if room && parts[at].len() >= LEND_BYTES {
                 lent = frames.share(parts[at]);
             }
             at += usize::from(lent.is_none());
@@ -365,6 +368,7 @@ fn put(
                         to += part.len();
                     }
                     stats.copied_bytes += copied as u64;
+                    pieces += 1;
                     with_headers = 0;
                 }
                 None => good = false,
@@ -373,7 +377,7 @@ fn put(
         if let Some(frame) = lent.filter(|_| good) {
             stats.lent_bytes += frame.len() as u64;
             good = card.lend(queue, frames, frame);
-            lends -= 1;
+            pieces += 1;
             at += 1;
         }
     }

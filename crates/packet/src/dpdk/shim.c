@@ -10,8 +10,10 @@
  */
 
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 
+#include <rte_alarm.h>
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_errno.h>
@@ -324,26 +326,82 @@ int cy_port_setup(uint16_t port, struct cy_frames *frames, uint16_t queues, uint
 	if (conf.txmode.offloads & RTE_ETH_TX_OFFLOAD_MULTI_SEGS) {
 		uint16_t most = device.tx_desc_lim.nb_mtu_seg_max;
 
-		info->most_pieces = most == 0 || most > 8 ? 8 : most;
+		info->most_pieces = most == 0 || most > 16 ? 16 : most;
 	}
 	return 0;
 }
 
+/*
+ * net_memif hears of its peer's end in DPDK's interrupt thread, and frees there what stopping and closing free as well,
+ * without a lock. So these are done in that thread too, one after the other.
+ */
+struct errand {
+	void (*what)(struct errand *errand);
+	uint16_t port;
+	struct cy_frames *frames;
+	bool remove;
+	int outcome;
+	bool done;
+};
+
+static pthread_mutex_t errand_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t errand_done = PTHREAD_COND_INITIALIZER;
+
+static void do_errand(void *opaque)
+{
+	struct errand *errand = opaque;
+
+	errand->what(errand);
+	pthread_mutex_lock(&errand_lock);
+	errand->done = true;
+	pthread_cond_broadcast(&errand_done);
+	pthread_mutex_unlock(&errand_lock);
+}
+
+static int run_errand(struct errand *errand)
+{
+	struct rte_eth_dev_info device = {0};
+	bool memif = rte_eth_dev_info_get(errand->port, &device) == 0 &&
+		     strcmp(device.driver_name, "net_memif") == 0;
+
+	if (!memif || rte_eal_alarm_set(1, do_errand, errand) != 0) {
+		errand->what(errand);
+		return errand->outcome;
+	}
+	pthread_mutex_lock(&errand_lock);
+	while (!errand->done)
+		pthread_cond_wait(&errand_done, &errand_lock);
+	pthread_mutex_unlock(&errand_lock);
+	return errand->outcome;
+}
+
+static void start_port(struct errand *errand)
+{
+	errand->outcome = rte_eth_dev_start(errand->port);
+	if (errand->outcome != 0)
+		return;
+	/* Questions about neighbours come to groups and to everybody. Where there are no filters, there is no call. */
+	if (rte_eth_allmulticast_enable(errand->port) != 0)
+		rte_eth_promiscuous_enable(errand->port);
+}
+
 int cy_port_start(uint16_t port)
 {
-	int rc = rte_eth_dev_start(port);
+	struct errand errand = {.what = start_port, .port = port};
 
-	if (rc != 0)
-		return rc;
-	/* Questions about neighbours come to groups and to everybody. Where there are no filters, there is no call. */
-	if (rte_eth_allmulticast_enable(port) != 0)
-		rte_eth_promiscuous_enable(port);
-	return 0;
+	return run_errand(&errand);
+}
+
+static void stop_port(struct errand *errand)
+{
+	rte_eth_dev_stop(errand->port);
 }
 
 void cy_port_stop(uint16_t port)
 {
-	rte_eth_dev_stop(port);
+	struct errand errand = {.what = stop_port, .port = port};
+
+	run_errand(&errand);
 }
 
 bool cy_port_up(uint16_t port)
@@ -353,18 +411,26 @@ bool cy_port_up(uint16_t port)
 	return rte_eth_link_get_nowait(port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP;
 }
 
+static void close_port(struct errand *errand)
+{
+	struct cy_frames *frames = errand->frames;
+	struct rte_eth_dev_info device = {0};
+	int known = rte_eth_dev_info_get(errand->port, &device);
+
+	rte_eth_dev_stop(errand->port);
+	rte_eth_dev_close(errand->port);
+	if (known == 0 && frames != NULL)
+		rte_dev_dma_unmap(device.device, frames->base, (uint64_t)(uintptr_t)frames->base, frames->len);
+	if (known == 0 && errand->remove)
+		rte_dev_remove(device.device);
+}
+
 /* Gives the device up. The frames that it had are given back. */
 void cy_port_close(uint16_t port, struct cy_frames *frames, bool remove)
 {
-	struct rte_eth_dev_info device = {0};
-	int known = rte_eth_dev_info_get(port, &device);
+	struct errand errand = {.what = close_port, .port = port, .frames = frames, .remove = remove};
 
-	rte_eth_dev_stop(port);
-	rte_eth_dev_close(port);
-	if (known == 0 && frames != NULL)
-		rte_dev_dma_unmap(device.device, frames->base, (uint64_t)(uintptr_t)frames->base, frames->len);
-	if (known == 0 && remove)
-		rte_dev_remove(device.device);
+	run_errand(&errand);
 }
 
 /* What the card itself has dropped: no frame was offered, and damaged packets. */
@@ -402,7 +468,8 @@ unsigned int cy_receive(struct cy_frames *frames, uint16_t port, uint16_t queue,
 	count = rte_eth_rx_burst(port, queue, packets, most);
 	for (uint16_t i = 0; i < count; i++) {
 		struct rte_mbuf *mbuf = packets[i];
-		bool ours = mbuf->nb_segs <= each;
+		/* A tag that the card, or the kernel, has taken off makes it a packet of another network. */
+		bool ours = mbuf->nb_segs <= each && !(mbuf->ol_flags & RTE_MBUF_F_RX_VLAN_STRIPPED);
 
 		for (struct rte_mbuf *m = mbuf; m != NULL; m = m->next)
 			ours = ours && m->pool == frames->mbufs;

@@ -145,7 +145,9 @@ fn garbage_is_dropped() {
         raw.send(&bytes);
         poll(&mut driver, &mut out);
         assert!(out.is_empty(), "{what}: received");
-        assert!(driver.stats().malformed > before, "{what}: not counted");
+        // Fragments wait in the kernel for their rest, and then go nowhere.
+        let counted = driver.stats().malformed > before;
+        assert!(counted || what == "a fragment", "{what}: not counted");
     }
     raw.send(&packet(500));
     poll(&mut driver, &mut out);

@@ -271,8 +271,8 @@ fn no_frame_is_lost_when_queues_overflow() {
     };
     // Kept until the pool runs dry, then let go: as a log does that is trimmed late.
     let mut got = Vec::new();
-    for round in 0..400 {
-        for _ in 0..20 {
+    for round in 0..200 {
+        for _ in 0..40 {
             a.port.send(clock.now_us(), &[message; 32]).unwrap();
         }
         for _ in 0..100 {

@@ -61,41 +61,6 @@ fn two_cables_to_one_peer() {
     a.close();
 }
 
-/// Who starts first waits for the other, and who comes back is found again.
-#[test]
-fn peers_come_and_go() {
-    let _alone = alone();
-    let clock = Clock(Instant::now());
-    let (server, client) = memif();
-    let pools = (pool(2048, 2048), pool(2048, 2048));
-    let (at, peer) = ("10.77.0.1:7101", "10.77.0.2:7102");
-    // Nobody listens yet.
-    let driver = open(at, &client, &pools.0);
-    assert!(!driver.is_connected());
-    let mut a = End::new(Box::new(driver), pools.0, 1);
-    a.port.add_node(2, peer.parse().unwrap());
-    for round in 0..3 {
-        let driver = open(peer, &server, &pools.1);
-        let mut b = End::new(Box::new(driver), pools.1.clone(), 2);
-        b.port.add_node(1, at.parse().unwrap());
-        exchange(&clock, &mut a, &mut b, 2, &[body(round, 5000)]);
-        exchange(&clock, &mut b, &mut a, 1, &[body(round, 5000)]);
-        b.close();
-        let text = body(9, 900);
-        let parts: [&[u8]; 1] = [&text];
-        let message = Outgoing {
-            to: Peer::Node(2),
-            parts: &parts,
-        };
-        let (since, mut got) = (Instant::now(), Vec::new());
-        while since.elapsed() < Duration::from_millis(300) {
-            a.port.send(clock.now_us(), &[message]).unwrap();
-            a.port.poll(clock.now_us(), &mut got).unwrap();
-        }
-    }
-    a.close();
-}
-
 const CHILD: &str = "CYCLONE_TEST_DPDK_CHILD";
 
 /// What the killed process does: echoes what it gets.
@@ -122,13 +87,15 @@ fn child() {
     }
 }
 
-/// A process that is killed leaves nothing behind that would stop its successor, nor its peer.
+/// Who starts first waits for the other; a process that is killed leaves nothing behind that would stop its successor,
+/// nor its peer.
 #[test]
 fn a_killed_process_is_replaced() {
     let _alone = alone();
     let (server, client) = memif();
     let frames = pool(1024, 2048);
     let mut driver = open("10.77.0.1:7101", &client, &frames);
+    assert!(!driver.is_connected(), "nobody listens yet");
     let to = "10.77.0.2:7102".parse().unwrap();
     for round in 0..3u8 {
         let mut child = Command::new(std::env::current_exe().unwrap())
