@@ -19,7 +19,7 @@ const MOST_TRIES: usize = 16;
 /// What the kernel puts before a packet in a slot of net_af_packet, at most.
 const AF_PACKET_BYTES: u32 = 96;
 /// A virtual port whose peer has gone is connected anew after this time, µs.
-const RECONNECT_US: u64 = 100_000;
+const RECONNECT_US: u64 = 500_000;
 
 /// Packets that wait to be handed to one queue.
 struct Outbox(*mut RawOutbox);
@@ -50,7 +50,9 @@ pub(super) struct Card {
     pub(super) slots: u32,
     /// Whether its other end is there.
     pub(super) up: bool,
-    driver: String,
+    /// Whether its other end is a program, which may not be there yet, or gone for a while; bursts then keep clear of
+    /// DPDK's interrupt thread.
+    gated: bool,
     started: bool,
     made: bool,
     looked_us: u64,
@@ -130,6 +132,7 @@ impl Card {
             send_slots: 0,
             most_pieces: 1,
             most_queues: 0,
+            gated: false,
             driver: [0; 64],
         };
         let queues = options.queues.clamp(1, 256) as u16;
@@ -148,9 +151,7 @@ impl Card {
             most_pieces: usize::from(info.most_pieces.max(1)),
             slots: u32::from(info.receive_slots) * u32::from(queues),
             up: false,
-            driver: String::from_utf8_lossy(&info.driver)
-                .trim_end_matches('\0')
-                .to_owned(),
+            gated: info.gated,
             started: false,
             made,
             looked_us: 0,
@@ -180,19 +181,18 @@ impl Card {
             card.outboxes.push(Outbox(outbox));
         }
         card.start();
-        if !card.started && !card.may_come_later() {
+        if !card.started && !card.gated {
             card.close(frames);
             return Err(refused("it does not start".to_owned()));
         }
         Ok(card)
     }
 
-    /// Whether its other end is a program, which may not be there yet, or gone for a while.
-    fn may_come_later(&self) -> bool {
-        self.driver == "net_memif"
-    }
-
     fn start(&mut self) {
+        if self.gated {
+            // SAFETY: nothing is asked of the caller.
+            unsafe { ffi::cy_hurry() };
+        }
         // SAFETY: the port is set up.
         self.started = unsafe { ffi::cy_port_start(self.port) } == 0;
         // SAFETY: as above.
@@ -209,7 +209,9 @@ impl Card {
         let before = self.up;
         // SAFETY: the port is set up.
         self.up = self.started && unsafe { ffi::cy_port_up(self.port) };
-        if !self.up && self.may_come_later() && !before {
+        // A server is ready for its next peer at once, a client asks again and again.
+        let asks = !before && self.device.contains("role=client");
+        if !self.up && self.gated && (before || asks) {
             if self.started {
                 // SAFETY: as above.
                 unsafe { ffi::cy_port_stop(self.port) };
@@ -246,6 +248,7 @@ impl Card {
                 pieces.as_mut_ptr(),
                 room,
                 most as u32,
+                self.gated,
                 dropped,
             )
         };
@@ -311,7 +314,7 @@ impl Card {
                 break;
             }
             // SAFETY: the port is started, the queue is one of its queues, and the outbox is alive.
-            let took = unsafe { ffi::cy_send(self.port, queue, outbox) };
+            let took = unsafe { ffi::cy_send(self.port, queue, outbox, self.gated) };
             if took == 0 {
                 break;
             }

@@ -25,6 +25,7 @@ pub(super) struct PortInfo {
     pub(super) send_slots: u16,
     pub(super) most_pieces: u16,
     pub(super) most_queues: u16,
+    pub(super) gated: bool,
     pub(super) driver: [u8; 64],
 }
 
@@ -71,6 +72,7 @@ unsafe extern "C" {
     ) -> c_int;
     pub(super) fn cy_port_start(port: u16) -> c_int;
     pub(super) fn cy_port_stop(port: u16);
+    pub(super) fn cy_hurry();
     pub(super) fn cy_port_up(port: u16) -> bool;
     pub(super) fn cy_port_close(port: u16, frames: *mut RawFrames, remove: bool);
     pub(super) fn cy_port_dropped(port: u16, missed: *mut u64, damaged: *mut u64);
@@ -81,6 +83,7 @@ unsafe extern "C" {
         pieces: *mut Piece,
         room: c_uint,
         most: c_uint,
+        gated: bool,
         dropped: *mut u64,
     ) -> c_uint;
     pub(super) fn cy_outbox_create() -> *mut RawOutbox;
@@ -96,6 +99,6 @@ unsafe extern "C" {
     ) -> bool;
     pub(super) fn cy_discard(outbox: *mut RawOutbox);
     pub(super) fn cy_ready(outbox: *mut RawOutbox) -> c_uint;
-    pub(super) fn cy_send(port: u16, queue: u16, outbox: *mut RawOutbox) -> c_uint;
+    pub(super) fn cy_send(port: u16, queue: u16, outbox: *mut RawOutbox, gated: bool) -> c_uint;
     pub(super) fn cy_drop(outbox: *mut RawOutbox) -> c_uint;
 }
