@@ -95,10 +95,11 @@ struct Serve {
     /// Overrides node.polling: adaptive, busy or event.
     #[arg(long)]
     polling: Option<String>,
-    /// Overrides cluster.transport: udp, tcp or xdp.
+    /// Overrides cluster.transport: udp, tcp, xdp or (where built with it) dpdk.
     #[arg(long)]
     transport: Option<String>,
-    /// Overrides node.interface: the network interface for --transport xdp.
+    /// Overrides node.interface: the network interface for --transport xdp; the ports for --transport dpdk, such as
+    /// "0000:3b:00.0" or "net_memif0,role=client,socket=/run/cyclone.sock".
     #[arg(long)]
     interface: Option<String>,
     /// Overrides node.queues: how many of the interface's queues to use.

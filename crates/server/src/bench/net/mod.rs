@@ -39,7 +39,7 @@ const JUMBO_MTU: usize = 9000;
 pub struct Step {
     /// In the legend.
     pub name: &'static str,
-    /// `udp`, `tcp` or `xdp`.
+    /// `udp`, `tcp`, `xdp` or `dpdk`.
     pub transport: &'static str,
     /// Commands per entry and datagrams per call.
     pub burst: usize,
@@ -207,7 +207,7 @@ impl Run<'_> {
                 nodes: cluster.nodes.clone(),
                 client_key: hex(&cluster.client_key),
                 transport: step.transport.to_owned(),
-                interface: lab.interfaces(machine, 0..cluster.nodes.len()),
+                interface: lab.ports(step.transport, machine, 0..cluster.nodes.len()),
                 burst: step.burst,
             },
             value_bytes,
@@ -324,7 +324,7 @@ impl Run<'_> {
                 let echo = Role::Echo {
                     transport: transport.into(),
                     address: to,
-                    interface: lab.interfaces(0, [1]),
+                    interface: lab.ports(transport, 0, [1]),
                     block,
                 };
                 let echo = serde_json::to_string(&echo)?;
@@ -340,7 +340,7 @@ impl Run<'_> {
                 let ping = Role::Ping {
                     transport: transport.into(),
                     address: (lab.address(1), 7201).into(),
-                    interface: lab.interfaces(1, [0]),
+                    interface: lab.ports(transport, 1, [0]),
                     to,
                     block,
                     bytes: 64,
