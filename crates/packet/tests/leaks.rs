@@ -190,7 +190,7 @@ fn a_million_messages_leave_every_frame_free() {
         if operation % 4 == 0 {
             machines[random.next(3) as usize].poll(now_us);
         }
-        short += u64::from(machines[at].pool.free() < 64);
+        short += u64::from(machines[at].pool.free() < FRAMES as u32 / 2);
     }
     net.set_faults(Faults::default());
     for machine in &mut machines {

@@ -191,6 +191,19 @@ enum BenchCommand {
         #[command(flatten)]
         common: Common,
     },
+    /// Writes that arrive at up to three times what a cluster can take: what it still does, whom it refuses, whether it
+    /// elects.
+    Overload {
+        /// Shared options.
+        #[command(flatten)]
+        common: Common,
+        /// rocksdb, memory or echo.
+        #[arg(long, default_value = "memory")]
+        engine: String,
+        /// Minutes of three times the load at the end.
+        #[arg(long, default_value_t = 0)]
+        minutes: u64,
+    },
     /// The log-structured store with every replication: YCSB, write amplification, takeover and cold start.
     Pmkv {
         /// Shared options.
@@ -318,6 +331,21 @@ fn run(cli: Cli) -> Result<()> {
         }) => {
             let stop = stop_flag()?;
             bench::net::run(&common, &stop)
+        }
+        Command::Bench(Bench {
+            command:
+                BenchCommand::Overload {
+                    common,
+                    engine,
+                    minutes,
+                },
+        }) => {
+            let arguments = bench::overload::Arguments {
+                common,
+                engine,
+                minutes,
+            };
+            bench::overload::run(&arguments, &*stop_flag()?)
         }
         Command::Bench(Bench {
             command: BenchCommand::Pmkv { common },

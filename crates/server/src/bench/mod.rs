@@ -4,6 +4,7 @@ pub mod builtin;
 pub mod etcd;
 pub mod native;
 pub mod net;
+pub mod overload;
 pub mod plans;
 pub mod pmkv;
 pub mod put;

@@ -62,6 +62,18 @@ pub const STEPS: [Step; 5] = [
     step("AF_XDP + bursts", "xdp", 32),
 ];
 
+/// DPDK over shared memory between each two machines, in programs that have it.
+const DPDK_STEPS: [Step; 2] = [
+    step("DPDK (memif)", "dpdk", 1),
+    step("DPDK (memif) + bursts", "dpdk", 32),
+];
+
+/// All steps that this program can take.
+fn steps() -> impl Iterator<Item = Step> {
+    let dpdk = DPDK_STEPS.into_iter().filter(|_| cfg!(feature = "dpdk"));
+    STEPS.into_iter().chain(dpdk)
+}
+
 /// One measured point.
 #[derive(Clone, Debug)]
 pub struct Point {
@@ -236,7 +248,7 @@ impl Run<'_> {
 
     fn steps(&mut self, lab: &Lab) -> Result<Vec<Point>> {
         let mut points = Vec::new();
-        for step in STEPS {
+        for step in steps() {
             let cluster = self.cluster(lab, step, 3)?;
             for &inflight in self.inflights() {
                 points.push(self.load(lab, &cluster, step, 0, inflight)?);
@@ -317,7 +329,8 @@ impl Run<'_> {
         ]);
         let mut found = Vec::new();
         let count = if self.common.quick { 3000 } else { 20_000 };
-        for transport in ["tcp", "udp", "xdp"] {
+        let dpdk = cfg!(feature = "dpdk").then_some("dpdk");
+        for transport in ["tcp", "udp", "xdp"].into_iter().chain(dpdk) {
             for block in [false, true] {
                 self.go_on()?;
                 let to = (lab.address(0), 7200).into();
