@@ -190,7 +190,8 @@ fn a_million_messages_leave_every_frame_free() {
         if operation % 4 == 0 {
             machines[random.next(3) as usize].poll(now_us);
         }
-        short += u64::from(machines[at].pool.free() < FRAMES as u32 / 2);
+        // Half of them are a port's reserve: with so few left it copies messages out of their frames.
+        short += u64::from(machines[at].pool.free() < FRAMES as u32 * 5 / 8);
     }
     net.set_faults(Faults::default());
     for machine in &mut machines {
