@@ -9,6 +9,7 @@ pub mod plans;
 pub mod pmkv;
 pub mod put;
 pub mod resp;
+#[cfg_attr(not(feature = "rocksdb"), path = "rocks_missing.rs")]
 pub mod rocks;
 pub mod systems;
 
