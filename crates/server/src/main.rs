@@ -203,6 +203,10 @@ enum BenchCommand {
         /// Minutes of three times the load at the end.
         #[arg(long, default_value_t = 0)]
         minutes: u64,
+        /// Shortest silence before an election, in milliseconds; the default if left out. Longer on a machine that others
+        /// use as well.
+        #[arg(long)]
+        election_ms: Option<u64>,
     },
     /// The log-structured store with every replication: YCSB, write amplification, takeover and cold start.
     Pmkv {
@@ -338,12 +342,14 @@ fn run(cli: Cli) -> Result<()> {
                     common,
                     engine,
                     minutes,
+                    election_ms,
                 },
         }) => {
             let arguments = bench::overload::Arguments {
                 common,
                 engine,
                 minutes,
+                election_ms,
             };
             bench::overload::run(&arguments, &*stop_flag()?)
         }

@@ -11,6 +11,7 @@
 mod native;
 mod redis;
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -39,6 +40,9 @@ pub struct Arguments {
     pub engine: String,
     /// Minutes at the highest level at the end, beside the others; 0 for none.
     pub minutes: u64,
+    /// Shortest silence before an election, ms; the default if not given. Where others use the machine too, its scheduler
+    /// alone is silent for longer than that.
+    pub election_ms: Option<u64>,
 }
 
 /// What became of the operations that arrived within a time.
@@ -77,6 +81,11 @@ impl Seen {
 pub(crate) trait Source {
     /// Lets `rate` operations per second arrive for a time; `None`: as many as the clients' windows allow.
     fn run(&mut self, rate: Option<f64>, time: Duration) -> Result<Seen>;
+
+    /// From now on this node leads. Sources that find out for themselves need not be told.
+    fn follow(&mut self, _leader: SocketAddr) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Moments at which operations arrive, evenly.
@@ -167,6 +176,7 @@ impl Run<'_> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let options = Options {
             engine: self.arguments.engine.clone(),
+            election_ms: self.arguments.election_ms,
             pin: if cpus > 1 {
                 vec![NODES_CPU; 3]
             } else {
@@ -199,6 +209,8 @@ impl Run<'_> {
                 bail!("stopped");
             }
             let rate = saturation * level as f64 / 100.0;
+            let leader = cluster.wait_for_leader(Duration::from_secs(30))?;
+            source.follow(cluster.nodes[leader].redis)?;
             let seen = source.run(Some(rate), time)?;
             after = self.add(kind, level, &seen, after, &cluster)?;
             if level > 100 {

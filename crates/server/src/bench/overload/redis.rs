@@ -28,6 +28,7 @@ struct One {
 
 /// The connections.
 pub(super) struct Redis {
+    leader: SocketAddr,
     connections: Vec<One>,
     sequence: Sequence,
     value: Vec<u8>,
@@ -49,6 +50,7 @@ impl Redis {
             });
         }
         Ok(Redis {
+            leader,
             connections,
             sequence: Sequence(seed),
             value: value(),
@@ -116,6 +118,13 @@ impl One {
 }
 
 impl Source for Redis {
+    fn follow(&mut self, leader: SocketAddr) -> Result<()> {
+        if leader != self.leader {
+            *self = Redis::new(leader, self.sequence.0)?;
+        }
+        Ok(())
+    }
+
     fn run(&mut self, rate: Option<f64>, time: Duration) -> Result<Seen> {
         let mut seen = Seen::new()?;
         let mut arrivals = Arrivals::new(rate);
