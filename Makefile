@@ -12,9 +12,12 @@ WORKSPACE := --release --locked --workspace --features libfabric
 BIN := $(TARGET)/release/cyclone
 SEEDS ?= 300
 HOURS ?= 8
+MINUTES ?= 10
+# DPDK's build has a directory of its own: without RocksDB, so that this is not compiled twice.
+DPDK := --release --locked --target-dir $(TARGET)/dpdk -p cyclone --no-default-features --features dpdk
 SIM := $(TARGET)/release/cyclone-sim
 
-.PHONY: figures bench-net sim soak mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
+.PHONY: figures bench-net bench-net-dpdk fuzz dpdk sim soak mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
 
 demo: build
 	$(BIN) demo
@@ -25,7 +28,7 @@ build: setup
 setup:
 	@scripts/setup.sh
 
-test: setup fmt lint layout unit simulate system
+test: setup fmt lint layout unit dpdk simulate system
 	@echo "all tests passed"
 
 fmt:
@@ -36,6 +39,7 @@ lint:
 	cargo clippy --release --locked -p cyclone-fabric -p cyclone-replication --all-targets -- -D warnings
 	cargo clippy --release --locked -p cyclone-sim --features planted --all-targets -- -D warnings
 	cargo clippy --release --locked -p cyclone-pmkv-cm --features etcd,zookeeper --all-targets -- -D warnings
+	cargo clippy --release --locked -p cyclone-packet --features dpdk --all-targets -- -D warnings
 
 layout:
 	@scripts/layout.sh
@@ -45,6 +49,11 @@ unit:
 	cargo build $(WORKSPACE)
 	cargo test $(WORKSPACE)
 	cargo test --release --locked -p cyclone-pmkv-cm --features etcd,zookeeper --test stores
+
+# The DPDK driver and a cluster over it: shared memory and veth pairs, no huge pages.
+dpdk:
+	cargo test --release --locked -p cyclone-packet --features dpdk --lib --test dpdk
+	cargo test $(DPDK) --test dpdk_cluster
 
 # About a minute of fresh seeds; the fixed ones are among the tests above.
 simulate:
@@ -61,6 +70,10 @@ soak: setup
 	cargo build --release --locked -p cyclone-sim
 	seq $$(nproc) | xargs -P 0 -I{} $(SIM) run --seeds 1000000000 --seconds $$(( $(HOURS) * 3600 ))
 
+# MINUTES=m of random input for everything that reads bytes from others.
+fuzz: setup
+	scripts/fuzz.sh $(MINUTES)
+
 # Plants one bug after another and asks whether the simulator notices.
 mutants: setup
 	cargo build --release --locked -p cyclone-sim --features planted --target-dir $(TARGET)/planted
@@ -76,6 +89,11 @@ bench: build
 # Needs root: makes network namespaces and removes them.
 bench-net: build
 	$(BIN) bench net --out $(TARGET)/bench-net
+
+# The same, and DPDK over shared memory between the machines beside the other drivers.
+bench-net-dpdk: setup
+	cargo build $(DPDK)
+	$(TARGET)/dpdk/release/cyclone bench net --out $(TARGET)/bench-net-dpdk
 
 # Installs etcd, dragonboat and Redis (nothing system-wide), then measures them beside us.
 bench-peers: build

@@ -15,6 +15,9 @@ need clang command -v clang
 need libclang-dev installed libclang-dev
 need libfabric-dev installed libfabric-dev
 need libfabric-bin command -v fi_info
+# For the packet driver of the feature dpdk.
+need libdpdk-dev installed libdpdk-dev
+need pkg-config command -v pkg-config
 need golang-go command -v go
 need redis-tools command -v redis-cli
 need iproute2 command -v ip

@@ -24,7 +24,7 @@ mod time;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-pub use cyclone_packet::XdpOptions;
+pub use cyclone_packet::{DpdkPorts, XdpOptions};
 use cyclone_packet::{Driver, Security, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver};
 use cyclone_pmem::{Pool, Region};
 use cyclone_wire::client::ReadMode;
@@ -50,6 +50,9 @@ pub struct ClientConfig {
     /// Straight through the queues of an interface of this machine (AF_XDP); needs the rights to. The replicas may use
     /// this or UDP.
     pub xdp: Option<XdpOptions>,
+    /// By ports that DPDK drives, in programs built with cyclone-packet's feature `dpdk`. The ports' text has to say which
+    /// address is ours (`address=IP`).
+    pub dpdk: Option<DpdkPorts>,
     /// Time limits and windows.
     pub core: CoreConfig,
     /// How long to spin for an answer before blocking: `ZERO` blocks at once, `MAX` never. Only useful with a core to
@@ -68,6 +71,7 @@ impl ClientConfig {
             security: Security::Authenticated,
             tcp: false,
             xdp: None,
+            dpdk: None,
             core: CoreConfig::default(),
             spin: Duration::from_micros(50),
             max_message: 4 << 20,
@@ -103,9 +107,10 @@ impl Client {
     /// # Errors
     /// When the system grants no socket or memory.
     pub fn connect(config: ClientConfig) -> Result<Client, ClientError> {
-        let (frame_bytes, frames) = match &config.xdp {
-            None => (FRAME_BYTES, FRAMES),
-            Some(options) => (options.frame_bytes().map_err(io)?, XDP_FRAMES),
+        let (frame_bytes, frames) = match (&config.xdp, &config.dpdk) {
+            (None, None) => (FRAME_BYTES, FRAMES),
+            (Some(options), _) => (options.frame_bytes().map_err(io)?, XDP_FRAMES),
+            (None, Some(ports)) => (ports.frame_bytes().map_err(io)?, XDP_FRAMES),
         };
         let region = Region::anonymous(frames * u64::from(frame_bytes)).map_err(io)?;
         let pool = Pool::new(region.take(0, region.len()).map_err(io)?, frame_bytes);
@@ -113,12 +118,13 @@ impl Client {
             Some((_, SocketAddr::V6(_))) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
             _ => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
         };
-        let driver: Box<dyn Driver> = match (&config.xdp, config.tcp) {
-            (Some(options), _) => Box::new(XdpDriver::open(any, &pool, options).map_err(io)?),
-            (None, true) => {
+        let driver: Box<dyn Driver> = match (&config.xdp, &config.dpdk, config.tcp) {
+            (Some(options), ..) => Box::new(XdpDriver::open(any, &pool, options).map_err(io)?),
+            (None, Some(ports), _) => ports.open(any, &pool).map_err(io)?,
+            (None, None, true) => {
                 Box::new(TcpDriver::bind(any, &pool, TcpOptions::default()).map_err(io)?)
             }
-            (None, false) => {
+            (None, None, false) => {
                 Box::new(UdpDriver::bind(any, &pool, UdpOptions::default()).map_err(io)?)
             }
         };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   messages   Port      associations, fragments, replay windows, keys     port.rs, auth.rs, fragment.rs
-//!   datagrams  Driver    xdp (AF_XDP), udp (bursts), tcp, mem (tests)      driver.rs and its siblings
+//!   datagrams  Driver    xdp (AF_XDP), dpdk, udp (bursts), tcp, mem (tests)      driver.rs and its siblings
 //!   frames     Pool      memory that datagrams are received into           cyclone-pmem
 //! ```
 //!
@@ -16,11 +16,15 @@
 //! (`now_us`, microseconds of any monotone clock), randomness once, as the boot value.
 
 pub mod auth;
+#[cfg(feature = "dpdk")]
+pub mod dpdk;
 pub mod driver;
 pub mod fragment;
 pub mod gcm;
 pub mod header;
+mod headers;
 pub mod mem;
+mod optional;
 pub mod port;
 pub mod replay;
 pub mod stats;
@@ -30,8 +34,11 @@ pub mod udp;
 pub mod xdp;
 
 pub use auth::{Keys, Security};
+#[cfg(feature = "dpdk")]
+pub use dpdk::{DpdkDriver, DpdkError, DpdkOptions};
 pub use driver::{Datagram, Driver, DriverStats};
 pub use mem::{Faults, MemDriver, MemNet};
+pub use optional::DpdkPorts;
 pub use port::{Identity, Message, Outgoing, Peer, Port, PortConfig};
 pub use stats::PortStats;
 pub use tcp::{TcpDriver, TcpOptions};

@@ -29,12 +29,14 @@ pub enum Transport {
     Tcp,
     /// Straight from and to the queues of a network interface (AF_XDP).
     Xdp,
+    /// The same with cards, or virtual devices, that DPDK drives; only in programs built with the feature `dpdk`.
+    Dpdk,
 }
 
 /// How the packet driver is set up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
-    /// The interface of [`Transport::Xdp`].
+    /// The interfaces of [`Transport::Xdp`], or the ports of [`Transport::Dpdk`].
     pub interface: String,
     /// Its queues to use, from the first on.
     pub queues: u32,
@@ -223,6 +225,9 @@ impl Config {
         }
         if self.transport == Transport::Xdp && self.network.interface.is_empty() {
             return fail("transport xdp needs the name of an interface".into());
+        }
+        if self.transport == Transport::Dpdk && self.network.interface.is_empty() {
+            return fail("transport dpdk needs the names of ports".into());
         }
         if self.network.queues == 0 {
             return fail("queues = 0: a driver has at least one".into());

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use cyclone_packet::{Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver, XdpOptions};
+use cyclone_packet::{
+    DpdkPorts, Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver, XdpOptions,
+};
 use cyclone_pmem::{FlushPolicy, Pool, Region, RegionOptions};
 use cyclone_store::{Echo, KvMachine, Limits, MemoryKv, StateMachine};
 use cyclone_wal::flash::{FlashDevice, ThreadedFlash, UringFlash};
@@ -111,6 +113,14 @@ pub trait Platform {
     /// # Errors
     /// When no thread can be started.
     fn workers(&mut self) -> std::io::Result<JobRunner>;
+}
+
+fn dpdk_ports(config: &Config) -> DpdkPorts {
+    DpdkPorts {
+        ports: config.network.interface.clone(),
+        queues: config.network.queues,
+        burst: config.network.burst,
+    }
 }
 
 fn xdp_options(config: &Config) -> XdpOptions {
@@ -223,6 +233,7 @@ impl Platform for Os {
                 .frame_bytes()
                 .map_err(std::io::Error::from)
                 .map_err(io("AF_XDP"))?),
+            Transport::Dpdk => dpdk_ports(config).frame_bytes().map_err(io("DPDK")),
             Transport::Udp | Transport::Tcp => Ok(FRAME_BYTES),
         }
     }
@@ -249,6 +260,9 @@ impl Platform for Os {
                     .map_err(std::io::Error::from)
                     .map_err(cannot())?,
             ),
+            Transport::Dpdk => dpdk_ports(config)
+                .open(own.packet, pool)
+                .map_err(cannot())?,
             Transport::Tcp => Box::new(
                 TcpDriver::bind(own.packet, pool, TcpOptions::default()).map_err(cannot())?,
             ),

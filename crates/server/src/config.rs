@@ -118,7 +118,7 @@ pub struct Cluster {
     /// `authenticated` (default), `encrypted` or `off`.
     #[serde(default = "authenticated")]
     pub security: String,
-    /// `udp` (default), `tcp` or `xdp`.
+    /// `udp` (default), `tcp`, `xdp` or `dpdk`.
     #[serde(default = "udp")]
     pub transport: String,
     /// For a cluster made from a snapshot: which one, 32 hexadecimal digits; for ever.
@@ -200,10 +200,10 @@ pub struct Node {
     /// `adaptive` (default), `busy` or `event`.
     #[serde(default = "adaptive")]
     pub polling: String,
-    /// With transport `xdp`: the network interface whose queues carry the packets.
+    /// With transport `xdp`: the network interface whose queues carry the packets. With `dpdk`: ports and settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// With transport `xdp`: how many of its queues to use.
+    /// With transport `xdp` or `dpdk`: how many of its queues to use.
     #[serde(default = "one_queue")]
     pub queues: u32,
     /// Commands per log entry and datagrams per burst at most, 1 to 32.
@@ -509,13 +509,16 @@ pub fn engine_name(engine: Engine) -> &'static str {
     }
 }
 
-/// `udp`, `tcp` or `xdp`.
+/// `udp`, `tcp`, `xdp` or `dpdk`.
 pub fn parse_transport(text: &str) -> Result<Transport> {
     Ok(match text {
         "udp" => Transport::Udp,
         "tcp" => Transport::Tcp,
         "xdp" => Transport::Xdp,
-        other => bail!("transport {other:?} is unknown: expected \"udp\", \"tcp\" or \"xdp\""),
+        "dpdk" => Transport::Dpdk,
+        other => {
+            bail!("transport {other:?} is unknown: expected \"udp\", \"tcp\", \"xdp\" or \"dpdk\"")
+        }
     })
 }
 

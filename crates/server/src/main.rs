@@ -95,10 +95,11 @@ struct Serve {
     /// Overrides node.polling: adaptive, busy or event.
     #[arg(long)]
     polling: Option<String>,
-    /// Overrides cluster.transport: udp, tcp or xdp.
+    /// Overrides cluster.transport: udp, tcp, xdp or (where built with it) dpdk.
     #[arg(long)]
     transport: Option<String>,
-    /// Overrides node.interface: the network interface for --transport xdp.
+    /// Overrides node.interface: the network interface for --transport xdp; the ports for --transport dpdk, such as
+    /// "0000:3b:00.0" or "net_memif0,role=client,socket=/run/cyclone.sock".
     #[arg(long)]
     interface: Option<String>,
     /// Overrides node.queues: how many of the interface's queues to use.
@@ -189,6 +190,23 @@ enum BenchCommand {
         /// Shared options.
         #[command(flatten)]
         common: Common,
+    },
+    /// Writes that arrive at up to three times what a cluster can take: what it still does, whom it refuses, whether it
+    /// elects.
+    Overload {
+        /// Shared options.
+        #[command(flatten)]
+        common: Common,
+        /// rocksdb, memory or echo.
+        #[arg(long, default_value = "memory")]
+        engine: String,
+        /// Minutes of three times the load at the end.
+        #[arg(long, default_value_t = 0)]
+        minutes: u64,
+        /// Shortest silence before an election, in milliseconds; the default if left out. Longer on a machine that others
+        /// use as well.
+        #[arg(long)]
+        election_ms: Option<u64>,
     },
     /// The log-structured store with every replication: YCSB, write amplification, takeover and cold start.
     Pmkv {
@@ -319,6 +337,23 @@ fn run(cli: Cli) -> Result<()> {
         }) => {
             let stop = stop_flag()?;
             bench::net::run(&common, &stop)
+        }
+        Command::Bench(Bench {
+            command:
+                BenchCommand::Overload {
+                    common,
+                    engine,
+                    minutes,
+                    election_ms,
+                },
+        }) => {
+            let arguments = bench::overload::Arguments {
+                common,
+                engine,
+                minutes,
+                election_ms,
+            };
+            bench::overload::run(&arguments, &*stop_flag()?)
         }
         Command::Bench(Bench {
             command: BenchCommand::Pmkv { common },

@@ -40,6 +40,7 @@ pub const REDIS_PORT: u16 = 7001;
 pub struct Lab {
     prefix: String,
     machines: usize,
+    mtu: usize,
     cabling: Cabling,
     executable: PathBuf,
 }
@@ -95,6 +96,7 @@ impl Lab {
         let lab = Lab {
             prefix: format!("cyclone-{}-{tag}", std::process::id()),
             machines,
+            mtu,
             cabling,
             executable,
         };
@@ -155,6 +157,44 @@ impl Lab {
         Ok(())
     }
 
+    /// What a driver is told to reach these others by: interfaces, or for `dpdk` its ports.
+    pub fn ports(
+        &self,
+        transport: &str,
+        machine: usize,
+        others: impl IntoIterator<Item = usize>,
+    ) -> String {
+        if transport != "dpdk" {
+            return self.interfaces(machine, others);
+        }
+        let settings = format!("mtu={};address={}", self.mtu, self.address(machine));
+        match self.cabling {
+            Cabling::Bridge => format!("net_af_packet0,iface=net0;{settings}"),
+            Cabling::Mesh => {
+                let others = others.into_iter().filter(|other| *other != machine);
+                let ports: Vec<String> = others
+                    .map(|other| self.shared_memory(machine, other))
+                    .collect();
+                format!("{};{settings}", ports.join(";"))
+            }
+        }
+    }
+
+    /// One end of a cable of shared memory between two machines.
+    fn shared_memory(&self, machine: usize, other: usize) -> String {
+        let (low, high) = (machine.min(other), machine.max(other));
+        let role = if machine == low { "server" } else { "client" };
+        let socket = self.socket(low, high);
+        format!(
+            "net_memif{other},role={role},id=0,socket={}",
+            socket.display()
+        )
+    }
+
+    fn socket(&self, low: usize, high: usize) -> PathBuf {
+        std::env::temp_dir().join(format!("{}-{low}-{high}.sock", self.prefix))
+    }
+
     /// The interfaces by which a machine reaches these others, between commas.
     pub fn interfaces(&self, machine: usize, others: impl IntoIterator<Item = usize>) -> String {
         match self.cabling {
@@ -212,6 +252,12 @@ impl Drop for Lab {
             // What was not made cannot be removed.
             let _ = ip(&format!("netns del {}", self.namespace(machine)));
         }
+        for high in 0..self.machines {
+            for low in 0..high {
+                // Of programs that were killed; most are not there.
+                let _ = std::fs::remove_file(self.socket(low, high));
+            }
+        }
     }
 }
 
@@ -220,7 +266,7 @@ impl Drop for Lab {
 pub struct NodeOptions {
     /// How many, on the lab's first machines.
     pub replicas: usize,
-    /// `udp`, `tcp` or `xdp`.
+    /// `udp`, `tcp`, `xdp` or `dpdk`.
     pub transport: String,
     /// 1 to 32.
     pub burst: usize,
@@ -303,7 +349,7 @@ impl<'a> LabCluster<'a> {
 
     fn file(&self, node: usize, shared: &Cluster) -> File {
         let options = &self.options;
-        let xdp = options.transport == "xdp";
+        let named = matches!(options.transport.as_str(), "xdp" | "dpdk");
         File {
             cluster: shared.clone(),
             node: Node {
@@ -316,10 +362,10 @@ impl<'a> LabCluster<'a> {
                 durability: "nvm".into(),
                 engine: options.engine.clone(),
                 polling: options.polling.clone(),
-                interface: xdp.then(|| {
+                interface: named.then(|| {
                     // The other nodes, and the client on the last machine.
                     let others = (0..options.replicas).chain([self.lab.machines - 1]);
-                    self.lab.interfaces(node, others)
+                    self.lab.ports(&options.transport, node, others)
                 }),
                 queues: 1,
                 burst: options.burst,

@@ -5,7 +5,7 @@
 //!   Queue     frames lent to the kernel and taken back                   queue.rs
 //!     Socket  one receive queue, its rings and the registered memory     socket.rs, ring.rs
 //!   Routes    headers by destination, from the kernel's tables           routes.rs, netlink.rs
-//!   headers   Ethernet, IP, UDP                                          headers.rs
+//!   headers   Ethernet, IP, UDP                                          ../headers.rs
 //! program     takes our port's datagrams, leaves the rest to the kernel  program.rs, bpf.rs
 //! kernel      its own socket on the same port: for destinations beyond other interfaces, for neighbours not known
 //!             yet, for fragments, and so that nobody else has the port
@@ -14,7 +14,6 @@
 
 mod bpf;
 mod error;
-mod headers;
 mod kernel;
 mod netlink;
 mod open;

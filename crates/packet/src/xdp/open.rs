@@ -15,9 +15,10 @@ use super::netlink::{Link, Netlink};
 use super::queue::Queue;
 use super::routes::Routes;
 use super::socket::{self, Sizes, Socket, Umem};
-use super::{Card, MAX_ADDRESSES, XdpDriver, bpf, headers, program};
+use super::{Card, MAX_ADDRESSES, XdpDriver, bpf, program};
 use crate::driver::{DriverStats, HEADROOM};
 use crate::header::DATA_BYTES;
+use crate::headers;
 
 /// What the kernel leaves free before each packet.
 const KERNEL_HEADROOM: u32 = 256;

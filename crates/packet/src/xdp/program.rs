@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use super::headers::{
+use crate::headers::{
     ETHER_BYTES, ETHER_IPV4, ETHER_IPV6, IPV4_BYTES, IPV6_BYTES, PROTOCOL_UDP, UDP_BYTES,
 };
 

@@ -13,9 +13,9 @@ use std::net::SocketAddr;
 use cyclone_pmem::payload::Payload;
 use cyclone_pmem::pool::{Frame, FrameMut, Pool};
 
-use super::headers::{self, Template};
 use super::socket::{CONTINUED, Descriptor, Socket, offset_of};
 use crate::driver::DriverStats;
+use crate::headers::{self, Template};
 
 /// Parts shorter than this are copied behind the headers: a descriptor of their own costs more.
 const LEND_BYTES: usize = 256;

@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::headers::Template;
 use super::netlink::{Link, Netlink};
+use crate::headers::Template;
 
 /// How long an answer is good.
 const KEPT: Duration = Duration::from_secs(1);

@@ -7,10 +7,10 @@ use cyclone_pmem::{Pool, Region};
 use proptest::prelude::*;
 
 use super::bpf;
-use super::headers::{self, Template};
 use super::netlink::Netlink;
 use super::program::{self, Verdict, XDP_PASS};
 use super::{XdpDriver, XdpError, XdpOptions};
+use crate::headers::{self, Template};
 
 const PORT: u16 = 7101;
 /// XDP_TX: what no part of the program answers by itself.

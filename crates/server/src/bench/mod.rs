@@ -5,10 +5,12 @@ pub mod etcd;
 pub mod flashlog;
 pub mod native;
 pub mod net;
+pub mod overload;
 pub mod plans;
 pub mod pmkv;
 pub mod put;
 pub mod resp;
+#[cfg_attr(not(feature = "rocksdb"), path = "rocks_missing.rs")]
 pub mod rocks;
 pub mod systems;
 

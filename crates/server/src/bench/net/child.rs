@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use cyclone_client::{Client, ClientConfig, ClientError, XdpOptions};
+use cyclone_client::{Client, ClientConfig, ClientError, DpdkPorts, XdpOptions};
 use cyclone_packet::{Datagram, Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver};
 use cyclone_pmem::{Pool, Region};
 use serde::{Deserialize, Serialize};
@@ -18,9 +18,9 @@ pub struct Reach {
     pub nodes: Vec<(u64, SocketAddr)>,
     /// 64 hexadecimal digits.
     pub client_key: String,
-    /// `udp`, `tcp` or `xdp`.
+    /// `udp`, `tcp`, `xdp` or `dpdk`.
     pub transport: String,
-    /// The client's, for `xdp`.
+    /// The client's, for `xdp` and `dpdk`.
     pub interface: String,
     /// 1 to 32.
     pub burst: usize,
@@ -61,22 +61,22 @@ pub enum Role {
     },
     /// Sends datagrams back.
     Echo {
-        /// `udp`, `tcp` or `xdp`.
+        /// `udp`, `tcp`, `xdp` or `dpdk`.
         transport: String,
         /// Where.
         address: SocketAddr,
-        /// On which interface, for `xdp`.
+        /// On which interface, for `xdp` and `dpdk`.
         interface: String,
         /// Whether to block while there is nothing.
         block: bool,
     },
     /// Sends datagrams to an echo and waits for each.
     Ping {
-        /// `udp`, `tcp` or `xdp`.
+        /// `udp`, `tcp`, `xdp` or `dpdk`.
         transport: String,
         /// From.
         address: SocketAddr,
-        /// On which interface, for `xdp`.
+        /// On which interface, for `xdp` and `dpdk`.
         interface: String,
         /// The echo.
         to: SocketAddr,
@@ -129,6 +129,11 @@ fn client(reach: &Reach) -> Result<Client> {
     config.xdp = (reach.transport == "xdp").then(|| XdpOptions {
         burst: reach.burst,
         ..XdpOptions::new(&reach.interface)
+    });
+    config.dpdk = (reach.transport == "dpdk").then(|| DpdkPorts {
+        ports: reach.interface.clone(),
+        queues: 1,
+        burst: reach.burst,
     });
     config.core.deadline_us = 20_000_000;
     config.core.burst = reach.burst;
@@ -234,8 +239,14 @@ struct End {
 impl End {
     fn open(transport: &str, address: SocketAddr, interface: &str, block: bool) -> Result<End> {
         let options = XdpOptions::new(interface);
+        let ports = DpdkPorts {
+            ports: interface.to_owned(),
+            queues: 1,
+            burst: 32,
+        };
         let frame_bytes = match transport {
             "xdp" => options.frame_bytes()?,
+            "dpdk" => ports.frame_bytes()?,
             _ => 9216,
         };
         let len = 4096 * u64::from(frame_bytes);
@@ -245,6 +256,7 @@ impl End {
             "udp" => Box::new(UdpDriver::bind(address, &pool, UdpOptions::default())?),
             "tcp" => Box::new(TcpDriver::bind(address, &pool, TcpOptions::default())?),
             "xdp" => Box::new(XdpDriver::open(address, &pool, &options)?),
+            "dpdk" => ports.open(address, &pool)?,
             other => bail!("transport {other:?}"),
         };
         Ok(End {

@@ -39,7 +39,7 @@ const JUMBO_MTU: usize = 9000;
 pub struct Step {
     /// In the legend.
     pub name: &'static str,
-    /// `udp`, `tcp` or `xdp`.
+    /// `udp`, `tcp`, `xdp` or `dpdk`.
     pub transport: &'static str,
     /// Commands per entry and datagrams per call.
     pub burst: usize,
@@ -61,6 +61,18 @@ pub const STEPS: [Step; 5] = [
     step("AF_XDP", "xdp", 1),
     step("AF_XDP + bursts", "xdp", 32),
 ];
+
+/// DPDK over shared memory between each two machines, in programs that have it.
+const DPDK_STEPS: [Step; 2] = [
+    step("DPDK (memif)", "dpdk", 1),
+    step("DPDK (memif) + bursts", "dpdk", 32),
+];
+
+/// All steps that this program can take.
+fn steps() -> impl Iterator<Item = Step> {
+    let dpdk = DPDK_STEPS.into_iter().filter(|_| cfg!(feature = "dpdk"));
+    STEPS.into_iter().chain(dpdk)
+}
 
 /// One measured point.
 #[derive(Clone, Debug)]
@@ -207,7 +219,7 @@ impl Run<'_> {
                 nodes: cluster.nodes.clone(),
                 client_key: hex(&cluster.client_key),
                 transport: step.transport.to_owned(),
-                interface: lab.interfaces(machine, 0..cluster.nodes.len()),
+                interface: lab.ports(step.transport, machine, 0..cluster.nodes.len()),
                 burst: step.burst,
             },
             value_bytes,
@@ -236,7 +248,7 @@ impl Run<'_> {
 
     fn steps(&mut self, lab: &Lab) -> Result<Vec<Point>> {
         let mut points = Vec::new();
-        for step in STEPS {
+        for step in steps() {
             let cluster = self.cluster(lab, step, 3)?;
             for &inflight in self.inflights() {
                 points.push(self.load(lab, &cluster, step, 0, inflight)?);
@@ -317,14 +329,15 @@ impl Run<'_> {
         ]);
         let mut found = Vec::new();
         let count = if self.common.quick { 3000 } else { 20_000 };
-        for transport in ["tcp", "udp", "xdp"] {
+        let dpdk = cfg!(feature = "dpdk").then_some("dpdk");
+        for transport in ["tcp", "udp", "xdp"].into_iter().chain(dpdk) {
             for block in [false, true] {
                 self.go_on()?;
                 let to = (lab.address(0), 7200).into();
                 let echo = Role::Echo {
                     transport: transport.into(),
                     address: to,
-                    interface: lab.interfaces(0, [1]),
+                    interface: lab.ports(transport, 0, [1]),
                     block,
                 };
                 let echo = serde_json::to_string(&echo)?;
@@ -340,7 +353,7 @@ impl Run<'_> {
                 let ping = Role::Ping {
                     transport: transport.into(),
                     address: (lab.address(1), 7201).into(),
-                    interface: lab.interfaces(1, [0]),
+                    interface: lab.ports(transport, 1, [0]),
                     to,
                     block,
                     bytes: 64,

@@ -16,6 +16,7 @@ mod etcd;
 mod gopeer;
 mod native;
 mod redis;
+#[cfg_attr(not(feature = "rocksdb"), path = "rocks_missing.rs")]
 mod rocks;
 mod spaces;
 mod wires;

@@ -162,6 +162,19 @@ pub(crate) struct Parsed {
     pub(crate) len: usize,
 }
 
+/// To which address a packet goes whose headers [`parse`] has read.
+#[cfg(feature = "dpdk")]
+pub(crate) fn destination(first: &[u8]) -> Option<IpAddr> {
+    let ip = first.get(ETHER_BYTES..)?;
+    if u16_at(first, 12) == ETHER_IPV4 {
+        let octets: [u8; 4] = ip.get(16..20)?.try_into().ok()?;
+        Some(octets.into())
+    } else {
+        let octets: [u8; 16] = ip.get(24..40)?.try_into().ok()?;
+        Some(octets.into())
+    }
+}
+
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }

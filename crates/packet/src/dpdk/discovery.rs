@@ -1,0 +1,317 @@
+//! Questions and answers about Ethernet addresses: ARP (RFC 826) and neighbour discovery (RFC 4861), as far as a machine
+//! with one address per family needs them.
+//!
+//! ```text
+//! ARP   Ethernet 14 · 0001 0800 06 04 · 1 ask, 2 answer · sender MAC 6, IP 4 · target MAC 6, IP 4
+//! ND    Ethernet 14 · IPv6 40, hop limit 255 · type 135 ask, 136 answer · 0 · checksum 2 · flags 4 · target 16
+//!       · option 1 (sender's) or 2 (target's MAC), length 1, MAC 6
+//! ```
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::headers::{ETHER_BYTES, ETHER_IPV6, IPV6_BYTES};
+
+pub(super) type Mac = [u8; 6];
+
+const ETHER_ARP: u16 = 0x0806;
+const ARP_BYTES: usize = 28;
+/// Ethernet, IPv4, addresses of 6 and 4 bytes.
+const ARP_KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
+const EVERYBODY: Mac = [0xff; 6];
+/// The shortest packet that Ethernet carries, without its checksum, bytes.
+const LEAST_BYTES: usize = 60;
+const PROTOCOL_ICMPV6: u8 = 58;
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+const ND_BYTES: usize = 24;
+const OPTION_SOURCE: u8 = 1;
+const OPTION_TARGET: u8 = 2;
+const OPTION_BYTES: usize = 8;
+/// Solicited, override.
+const ADVERTISEMENT_FLAGS: u8 = 0x60;
+
+/// What a packet says about a machine's Ethernet address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Heard {
+    /// Whose.
+    pub(super) ip: IpAddr,
+    /// Its address; `None` in a question that does not tell.
+    pub(super) mac: Option<Mac>,
+    /// Whom it asks for.
+    pub(super) asks_for: Option<IpAddr>,
+}
+
+fn ethernet(to: Mac, from: Mac, kind: u16) -> Vec<u8> {
+    let mut packet = Vec::with_capacity(96);
+    packet.extend(to);
+    packet.extend(from);
+    packet.extend(kind.to_be_bytes());
+    packet
+}
+
+fn arp(operation: u8, from: (Mac, Ipv4Addr), to: (Mac, Ipv4Addr), ether_to: Mac) -> Vec<u8> {
+    let mut packet = ethernet(ether_to, from.0, ETHER_ARP);
+    packet.extend(ARP_KIND);
+    packet.extend([0, operation]);
+    packet.extend(from.0);
+    packet.extend(from.1.octets());
+    packet.extend(to.0);
+    packet.extend(to.1.octets());
+    packet.resize(LEAST_BYTES, 0);
+    packet
+}
+
+fn checksum(from: Ipv6Addr, to: Ipv6Addr, body: &[u8]) -> u16 {
+    let mut sum = u32::from(PROTOCOL_ICMPV6) + body.len() as u32;
+    let all = [&from.octets()[..], &to.octets(), body];
+    for bytes in all {
+        for pair in bytes.chunks(2) {
+            sum += u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
+        }
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+fn icmpv6(
+    kind: u8,
+    flags: u8,
+    from: (Mac, Ipv6Addr),
+    to: (Mac, Ipv6Addr),
+    target: Ipv6Addr,
+) -> Vec<u8> {
+    let option = if kind == SOLICITATION {
+        OPTION_SOURCE
+    } else {
+        OPTION_TARGET
+    };
+    let mut body = vec![kind, 0, 0, 0, flags, 0, 0, 0];
+    body.extend(target.octets());
+    body.extend([option, 1]);
+    body.extend(from.0);
+    let sum = checksum(from.1, to.1, &body);
+    body[2..4].copy_from_slice(&sum.to_be_bytes());
+    let mut packet = ethernet(to.0, from.0, ETHER_IPV6);
+    packet.extend([0x60, 0, 0, 0, 0, body.len() as u8, PROTOCOL_ICMPV6, 255]);
+    packet.extend(from.1.octets());
+    packet.extend(to.1.octets());
+    packet.extend(body);
+    packet
+}
+
+/// A question for the Ethernet address of `target`, to all who may know it. `None` if the families differ.
+pub(super) fn question(mac: Mac, own: IpAddr, target: IpAddr) -> Option<Vec<u8>> {
+    match (own, target) {
+        (IpAddr::V4(own), IpAddr::V4(target)) => {
+            Some(arp(1, (mac, own), ([0; 6], target), EVERYBODY))
+        }
+        (IpAddr::V6(own), IpAddr::V6(target)) => {
+            // The group of all whose address ends like this.
+            let end = target.octets();
+            let mut group = [0; 16];
+            group[..2].copy_from_slice(&[0xff, 2]);
+            group[11..13].copy_from_slice(&[1, 0xff]);
+            group[13..].copy_from_slice(&end[13..]);
+            let group_mac = [0x33, 0x33, 0xff, end[13], end[14], end[15]];
+            let to = (group_mac, Ipv6Addr::from(group));
+            Some(icmpv6(SOLICITATION, 0, (mac, own), to, target))
+        }
+        _ => None,
+    }
+}
+
+/// The answer to somebody's question for `own`.
+pub(super) fn answer(mac: Mac, own: IpAddr, to_mac: Mac, to: IpAddr) -> Option<Vec<u8>> {
+    match (own, to) {
+        (IpAddr::V4(own), IpAddr::V4(to)) => Some(arp(2, (mac, own), (to_mac, to), to_mac)),
+        (IpAddr::V6(own), IpAddr::V6(to)) => {
+            let flags = ADVERTISEMENT_FLAGS;
+            Some(icmpv6(ADVERTISEMENT, flags, (mac, own), (to_mac, to), own))
+        }
+        _ => None,
+    }
+}
+
+fn mac_at(bytes: &[u8], at: usize) -> Option<Mac> {
+    let mac: Mac = bytes.get(at..at + 6)?.try_into().ok()?;
+    // Groups, everybody and nobody are no machine.
+    (mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
+}
+
+fn ip4_at(bytes: &[u8], at: usize) -> Option<Ipv4Addr> {
+    let octets: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
+    Some(octets.into())
+}
+
+fn ip6_at(bytes: &[u8], at: usize) -> Option<Ipv6Addr> {
+    let octets: [u8; 16] = bytes.get(at..at + 16)?.try_into().ok()?;
+    Some(octets.into())
+}
+
+fn is_machine(ip: IpAddr) -> bool {
+    !(ip.is_unspecified()
+        || ip.is_multicast()
+        || ip.is_loopback()
+        || ip == IpAddr::V4(Ipv4Addr::BROADCAST))
+}
+
+/// Reads a packet; `None` unless it is about Ethernet addresses and makes sense.
+pub(super) fn hear(packet: &[u8]) -> Option<Heard> {
+    let kind = u16::from_be_bytes(packet.get(12..14)?.try_into().ok()?);
+    match kind {
+        ETHER_ARP => hear_arp(packet.get(ETHER_BYTES..ETHER_BYTES + ARP_BYTES)?),
+        ETHER_IPV6 => hear_nd(&packet[ETHER_BYTES..]),
+        _ => None,
+    }
+}
+
+fn hear_arp(arp: &[u8]) -> Option<Heard> {
+    if arp[..6] != ARP_KIND || arp[6] != 0 {
+        return None;
+    }
+    let ip = IpAddr::V4(ip4_at(arp, 14)?);
+    let heard = Heard {
+        ip,
+        mac: Some(mac_at(arp, 8)?),
+        asks_for: match arp[7] {
+            1 => Some(ip4_at(arp, 24)?.into()),
+            2 => None,
+            _ => return None,
+        },
+    };
+    // An address that is being tried out (RFC 5227) asks from nowhere; nobody of ours has to answer it.
+    is_machine(ip).then_some(heard)
+}
+
+fn hear_nd(ip: &[u8]) -> Option<Heard> {
+    let body_bytes = usize::from(u16::from_be_bytes([*ip.get(4)?, *ip.get(5)?]));
+    let body = ip.get(IPV6_BYTES..IPV6_BYTES + body_bytes)?;
+    // 255: it comes from a neighbour, no router has counted it down.
+    let fits = ip[0] >> 4 == 6 && ip[6] == PROTOCOL_ICMPV6 && ip[7] == 255;
+    if !fits || body.len() < ND_BYTES || body[1] != 0 {
+        return None;
+    }
+    let (from, to) = (ip6_at(ip, 8)?, ip6_at(ip, 24)?);
+    // The sum over a body that holds its own sum is zero.
+    if checksum(from, to, body) != 0 {
+        return None;
+    }
+    let target = ip6_at(body, 8)?;
+    let wanted = match body[0] {
+        SOLICITATION => OPTION_SOURCE,
+        ADVERTISEMENT => OPTION_TARGET,
+        _ => return None,
+    };
+    let mut mac = None;
+    let mut options = &body[ND_BYTES..];
+    while options.len() >= OPTION_BYTES {
+        let bytes = usize::from(options[1]) * OPTION_BYTES;
+        if bytes == 0 || bytes > options.len() {
+            return None;
+        }
+        if options[0] == wanted {
+            mac = mac_at(options, 2);
+        }
+        options = &options[bytes..];
+    }
+    let heard = match body[0] {
+        SOLICITATION => Heard {
+            ip: from.into(),
+            mac,
+            asks_for: Some(target.into()),
+        },
+        _ => Heard {
+            ip: target.into(),
+            mac: Some(mac?),
+            asks_for: None,
+        },
+    };
+    is_machine(heard.ip).then_some(heard)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MACS: [Mac; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+
+    fn addresses() -> [(IpAddr, IpAddr); 2] {
+        [
+            ([10, 77, 0, 1].into(), [10, 77, 0, 2].into()),
+            ("fd77::1".parse().unwrap(), "fd77::12:3456".parse().unwrap()),
+        ]
+    }
+
+    #[test]
+    fn questions_are_understood_and_answered() {
+        for (a, b) in addresses() {
+            let asked = question(MACS[0], a, b).unwrap();
+            let heard = hear(&asked).unwrap();
+            assert_eq!(
+                heard,
+                Heard {
+                    ip: a,
+                    mac: Some(MACS[0]),
+                    asks_for: Some(b)
+                }
+            );
+            let answered = answer(MACS[1], b, MACS[0], a).unwrap();
+            let heard = hear(&answered).unwrap();
+            assert_eq!(
+                heard,
+                Heard {
+                    ip: b,
+                    mac: Some(MACS[1]),
+                    asks_for: None
+                }
+            );
+            assert!(asked.len() >= 60 && answered.len() >= 60);
+        }
+        let [(v4, _), (v6, _)] = addresses();
+        assert_eq!(question(MACS[0], v4, v6), None);
+        assert_eq!(answer(MACS[0], v6, MACS[1], v4), None);
+    }
+
+    #[test]
+    fn groups_and_nobodies_are_no_neighbours() {
+        for (a, b) in addresses() {
+            let mut asked = question([0xff; 6], a, b).unwrap();
+            let mac = hear(&asked).and_then(|heard| heard.mac);
+            assert_eq!(mac, None, "{a}");
+            asked.truncate(40);
+            assert_eq!(hear(&asked), None);
+        }
+        let nowhere = question(MACS[0], Ipv4Addr::UNSPECIFIED.into(), [10, 0, 0, 1].into());
+        assert_eq!(hear(&nowhere.unwrap()), None);
+    }
+
+    proptest! {
+        /// Whatever bytes arrive: nothing breaks, and what is believed of IPv6 has the right sum.
+        #[test]
+        fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..128)) {
+            let _ = hear(&bytes);
+        }
+
+        #[test]
+        fn damaged_packets_are_read(
+            v6 in any::<bool>(), answers in any::<bool>(), at in 0..96usize, bit in 0..8u8, cut in 0..96usize,
+        ) {
+            let (a, b) = addresses()[usize::from(v6)];
+            let mut packet = match answers {
+                true => answer(MACS[0], a, MACS[1], b),
+                false => question(MACS[0], a, b),
+            }.unwrap();
+            if let Some(byte) = packet.get_mut(at) {
+                *byte ^= 1 << bit;
+            }
+            packet.truncate(cut.max(20));
+            if let Some(heard) = hear(&packet) {
+                prop_assert!(is_machine(heard.ip));
+                prop_assert!(heard.mac.is_none_or(|mac| mac[0] & 1 == 0));
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! The pool's frames as DPDK's packet buffers: who has which.
+//!
+//! ```text
+//! free        on the pool's own list                   DPDK asks (take) and gives back (give)
+//! DPDK's      a card may write into it                 its handle stands in `held`
+//! received    a datagram lies in it                    its handle has left `held`: a reader like any other
+//! lent        a card reads it                          a reader travels with DPDK's descriptor of the piece
+//! ```
+//! DPDK has no list of free frames of its own, so nothing can be in two lists or in none. //= cyclone §4.1
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+
+use cyclone_pmem::pool::{Frame, FrameMut, Pool};
+
+use super::eal;
+use super::error::DpdkError;
+use super::ffi::{self, RawFrames};
+
+/// Headers, and payloads that lie elsewhere, are put together in so many buffers.
+const HEADERS: u32 = 2047;
+/// Fewer frames than this are of no use.
+const LEAST_FRAMES: u32 = 64;
+
+const _: () = assert!(size_of::<Frame>() <= ffi::TOKEN_BYTES);
+
+/// What DPDK's hooks are given.
+struct Context {
+    pool: Pool,
+    /// The frames that DPDK has. Each entry is touched only by whoever has its frame.
+    held: Box<[UnsafeCell<Option<FrameMut>>]>,
+}
+
+/// Frames and DPDK's descriptors of them.
+pub(super) struct Frames {
+    raw: *mut RawFrames,
+    context: Box<Context>,
+}
+
+// SAFETY: the raw half is used through `&mut` of its owner only; DPDK's own threads reach the context alone, whose pool is
+// Sync and whose entries have one owner each.
+unsafe impl Send for Frames {}
+
+unsafe extern "C" fn take(context: *mut c_void) -> i64 {
+    // SAFETY: the context outlives the raw frames, which call this.
+    let context = unsafe { &*context.cast::<Context>() };
+    let Some(frame) = context.pool.alloc() else {
+        return -1;
+    };
+    let number = frame.number();
+    // SAFETY: the frame was free, so nobody else looks at its entry now.
+    unsafe { *context.held[number as usize].get() = Some(frame) };
+    i64::from(number)
+}
+
+unsafe extern "C" fn give(context: *mut c_void, number: u32) {
+    // SAFETY: as above.
+    let context = unsafe { &*context.cast::<Context>() };
+    if let Some(entry) = context.held.get(number as usize) {
+        // SAFETY: whoever gives a frame back is the one who has it. The handle is moved out before it is dropped, since
+        // another thread may take the frame at once.
+        drop(unsafe { (*entry.get()).take() });
+    }
+}
+
+unsafe extern "C" fn count(context: *mut c_void) -> u32 {
+    // SAFETY: as above.
+    unsafe { &*context.cast::<Context>() }.pool.free()
+}
+
+unsafe extern "C" fn sent(token: *mut c_void) {
+    // SAFETY: the token is the copy of a frame's handle that `Frames::lend` forgot; each is handed here once.
+    drop(unsafe { token.cast::<Frame>().read_unaligned() });
+}
+
+impl Frames {
+    /// Describes a pool's frames to DPDK. `packet_bytes`: of the largest packet.
+    ///
+    /// # Errors
+    /// Frames of a size or at a place that DPDK cannot use, or no memory for their descriptors.
+    pub(super) fn new(pool: &Pool, packet_bytes: u32) -> Result<Frames, DpdkError> {
+        let (bytes, number) = (pool.frame_bytes(), pool.count());
+        let (address, _) = pool.span();
+        let on_page = (address as usize).is_multiple_of(4096);
+        if number < LEAST_FRAMES || !(1024..=65_472).contains(&bytes) || !on_page {
+            return Err(DpdkError::Frames {
+                count: number,
+                bytes,
+            });
+        }
+        let mut context = Box::new(Context {
+            pool: pool.clone(),
+            held: (0..number).map(|_| UnsafeCell::new(None)).collect(),
+        });
+        let id = eal::next_number();
+        let one_at_a_time = eal::CREATION.lock();
+        let mut error = 0;
+        // SAFETY: the pool's memory and the context stay where they are until the raw frames are destroyed, in `drop`.
+        let raw = unsafe {
+            ffi::cy_frames_create(
+                id,
+                address.cast(),
+                bytes,
+                number,
+                // A whole packet, with the headroom and more, so that drivers which copy never begin a second buffer.
+                packet_bytes + 256,
+                HEADERS,
+                (&raw mut *context).cast(),
+                take,
+                give,
+                count,
+                sent,
+                &mut error,
+            )
+        };
+        drop(one_at_a_time);
+        if raw.is_null() {
+            return Err(DpdkError::Memory(eal::text(error)));
+        }
+        Ok(Frames { raw, context })
+    }
+
+    pub(super) fn raw(&self) -> *mut RawFrames {
+        self.raw
+    }
+
+    /// The frame of a piece that was received.
+    pub(super) fn received(&mut self, number: u32) -> Option<FrameMut> {
+        let entry = self.context.held.get(number as usize)?;
+        // SAFETY: DPDK has just said that it does not use this frame any more.
+        unsafe { (*entry.get()).take() }
+    }
+
+    /// The part of these bytes' frame, if they lie in one, as a reader that a packet can carry.
+    pub(super) fn share(&self, bytes: &[u8]) -> Option<Frame> {
+        self.context.pool.share(bytes)
+    }
+}
+
+/// A frame's handle as bytes that DPDK keeps for us: `sent` turns it back.
+pub(super) fn as_token(frame: Frame) -> MaybeUninit<Frame> {
+    MaybeUninit::new(frame)
+}
+
+impl Drop for Frames {
+    fn drop(&mut self) {
+        let one_at_a_time = eal::CREATION.lock();
+        // SAFETY: the ports are closed, so that nothing uses the descriptors; this is the end of them.
+        unsafe { ffi::cy_frames_destroy(self.raw) };
+        drop(one_at_a_time);
+    }
+}

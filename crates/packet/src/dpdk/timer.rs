@@ -1,0 +1,81 @@
+//! A descriptor that becomes readable by itself: cards that are polled wake nobody.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// How soon to look again while packets have just come, and otherwise.
+const SOON_NS: i64 = 50_000;
+const LATER_NS: i64 = 500_000;
+/// For how long after a packet the next one is expected soon, µs.
+const BUSY_US: u64 = 1_000;
+
+/// The timer; runs only while its owner finds nothing.
+pub(super) struct Timer {
+    fd: OwnedFd,
+    armed: bool,
+    busy_until_us: u64,
+}
+
+impl Timer {
+    /// # Errors
+    /// When the system grants no descriptor.
+    pub(super) fn new() -> io::Result<Timer> {
+        // SAFETY: a plain system call; a non-negative result is a descriptor that nobody else owns.
+        let fd = unsafe {
+            let fd = libc::timerfd_create(
+                libc::CLOCK_MONOTONIC,
+                libc::TFD_NONBLOCK | libc::TFD_CLOEXEC,
+            );
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        let mut timer = Timer {
+            fd,
+            armed: false,
+            busy_until_us: 0,
+        };
+        timer.arm(LATER_NS);
+        Ok(timer)
+    }
+
+    fn arm(&mut self, after_ns: i64) {
+        let never = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let time = libc::itimerspec {
+            it_interval: never,
+            it_value: libc::timespec {
+                tv_nsec: after_ns,
+                ..never
+            },
+        };
+        // SAFETY: the time lives for the call; no old one is asked for.
+        let rc =
+            unsafe { libc::timerfd_settime(self.fd.as_raw_fd(), 0, &time, std::ptr::null_mut()) };
+        self.armed = rc == 0;
+    }
+
+    /// Packets have come.
+    pub(super) fn busy(&mut self, now_us: u64) {
+        self.busy_until_us = now_us + BUSY_US;
+    }
+
+    /// Nothing was there: whoever waits for the descriptor will look again after a while.
+    pub(super) fn idle(&mut self, now_us: u64) {
+        let mut count = [0u8; 8];
+        // SAFETY: the buffer is ours and as long as said.
+        let read =
+            unsafe { libc::read(self.fd.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        if read > 0 || !self.armed {
+            let soon = now_us < self.busy_until_us;
+            self.arm(if soon { SOON_NS } else { LATER_NS });
+        }
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}

@@ -1,0 +1,132 @@
+//! Several ports, and peers that come and go.
+
+use std::process::{Command, Stdio};
+
+use super::*;
+
+/// Three machines, each with a cable to each other: as many ports as peers.
+#[test]
+fn several_ports_lead_to_several_peers() {
+    let _alone = alone();
+    let clock = Clock(Instant::now());
+    let (ab, ba) = memif();
+    let (ac, ca) = memif();
+    let open_end = |id: u64, address: &str, ports: &str| {
+        let frames = pool(8192, 2048);
+        End::new(Box::new(open(address, ports, &frames)), frames, id)
+    };
+    let mut a = open_end(1, "10.77.0.1:7101", &format!("{ab};{ac}"));
+    let mut b = open_end(2, "10.77.0.2:7102", &ba);
+    let mut c = open_end(3, "10.77.0.3:7103", &ca);
+    a.port.add_node(2, "10.77.0.2:7102".parse().unwrap());
+    a.port.add_node(3, "10.77.0.3:7103".parse().unwrap());
+    b.port.add_node(1, "10.77.0.1:7101".parse().unwrap());
+    c.port.add_node(1, "10.77.0.1:7101".parse().unwrap());
+    let bodies: Vec<Vec<u8>> = (0..40).map(|n| body(n, 700 * n as usize)).collect();
+    for _ in 0..3 {
+        exchange(&clock, &mut a, &mut b, 2, &bodies);
+        exchange(&clock, &mut a, &mut c, 3, &bodies);
+        exchange(&clock, &mut c, &mut a, 1, &bodies);
+    }
+    for end in [a, b, c] {
+        end.close();
+    }
+}
+
+/// Two cables between the same two machines: destinations share them out, and one is enough when the other is gone.
+#[test]
+fn two_cables_to_one_peer() {
+    let _alone = alone();
+    let clock = Clock(Instant::now());
+    let (one, one_peer) = memif();
+    let (two, two_peer) = memif();
+    let pools = (pool(8192, 2048), pool(8192, 2048));
+    let (at, peer) = ("10.77.0.1:7101", "10.77.0.2:7102");
+    let driver = open(at, &format!("{one};{two}"), &pools.0);
+    let mut a = End::new(Box::new(driver), pools.0, 1);
+    a.port.add_node(2, peer.parse().unwrap());
+    for ports in [
+        format!("{one_peer};{two_peer}"),
+        one_peer.clone(),
+        two_peer.clone(),
+    ] {
+        let driver = open(peer, &ports, &pools.1);
+        let mut b = End::new(Box::new(driver), pools.1.clone(), 2);
+        b.port.add_node(1, at.parse().unwrap());
+        settle(&clock, &mut a, &mut b);
+        exchange(&clock, &mut a, &mut b, 2, &[body(1, 50_000)]);
+        exchange(&clock, &mut b, &mut a, 1, &[body(1, 50_000)]);
+        b.close();
+    }
+    a.close();
+}
+
+const CHILD: &str = "CYCLONE_TEST_DPDK_CHILD";
+
+/// What the killed process does: echoes what it gets.
+#[test]
+fn child() {
+    let Ok(ports) = std::env::var(CHILD) else {
+        return;
+    };
+    let frames = pool(1024, 2048);
+    let mut driver = open("10.77.0.2:7102", &ports, &frames);
+    println!("\nready");
+    let mut out = Vec::new();
+    loop {
+        driver.recv(&frames, &mut out, 32).unwrap();
+        for (from, datagram) in out.drain(..) {
+            let parts: Vec<&[u8]> = datagram.segments().collect();
+            let back = cyclone_packet::Datagram {
+                to: from,
+                parts: &parts,
+            };
+            driver.send(&[back]).unwrap();
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Who starts first waits for the other; a process that is killed leaves nothing behind that would stop its successor,
+/// nor its peer.
+#[test]
+fn a_killed_process_is_replaced() {
+    let _alone = alone();
+    let (server, client) = memif();
+    let frames = pool(1024, 2048);
+    let mut driver = open("10.77.0.1:7101", &client, &frames);
+    assert!(!driver.is_connected(), "nobody listens yet");
+    let to = "10.77.0.2:7102".parse().unwrap();
+    for round in 0..3u8 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "peers::child", "--nocapture"])
+            .env(CHILD, &server)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let since = Instant::now();
+        let mut out = Vec::new();
+        let text = [round; 600];
+        while !out
+            .iter()
+            .any(|(_, d): &(_, cyclone_pmem::payload::Payload)| d.to_vec() == text)
+        {
+            assert!(
+                since.elapsed() < PATIENCE,
+                "round {round}: {:?}",
+                driver.stats()
+            );
+            let datagram = cyclone_packet::Datagram {
+                to,
+                parts: &[&text],
+            };
+            driver.send(&[datagram]).unwrap();
+            driver.recv(&frames, &mut out, 32).unwrap();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    drop(driver);
+    assert_eq!(frames.free(), frames.count());
+}

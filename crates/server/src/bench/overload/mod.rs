@@ -1,0 +1,292 @@
+//! `cyclone bench overload`: writes that arrive whether or not the earlier ones have ended, from half to three times what the
+//! cluster can take. Promised: throughput stays within a tenth of its peak, callers are told to retry instead of
+//! waiting for ever, and nobody stands for election because of load alone. (In cyclone fig. 12 throughput collapses there.)
+//!
+//! ```text
+//! native   packets to the port that carries the heartbeats as well; these clients pause when they are refused
+//! redis    commands in pipelines over many connections, which pause for nothing
+//! ```
+//! The nodes run on CPU 0, the load on the others, so that making load takes nothing from them.
+
+mod native;
+mod redis;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use cyclone_bench::output::{Common, Report};
+use cyclone_bench::table::{Table, rounded};
+use cyclone_bench::verdict::Verdict;
+use hdrhistogram::Histogram;
+
+use crate::cluster::{LocalCluster, Options};
+
+/// Load as percentages of the greatest throughput seen.
+const LEVELS: [u64; 6] = [50, 80, 100, 150, 200, 300];
+/// CPU of all nodes.
+const NODES_CPU: usize = 0;
+/// Bytes of each value.
+const VALUE_BYTES: usize = 100;
+
+/// What the command line says.
+#[derive(Clone, Debug)]
+pub struct Arguments {
+    /// Shared options.
+    pub common: Common,
+    /// `rocksdb`, `memory` or `echo`.
+    pub engine: String,
+    /// Minutes at the highest level at the end, beside the others; 0 for none.
+    pub minutes: u64,
+    /// Shortest silence before an election, ms; the default if not given. Where others use the machine too, its scheduler
+    /// alone is silent for longer than that.
+    pub election_ms: Option<u64>,
+}
+
+/// What became of the operations that arrived within a time.
+pub(crate) struct Seen {
+    /// Arrived.
+    pub(crate) offered: u64,
+    /// Done.
+    pub(crate) done: u64,
+    /// Told to retry: certainly not done.
+    pub(crate) refused: u64,
+    /// Anything else: no outcome within the client's patience.
+    pub(crate) unclear: u64,
+    /// Of those done, from arrival, ns.
+    pub(crate) latency_ns: Histogram<u64>,
+    pub(crate) elapsed: Duration,
+}
+
+impl Seen {
+    pub(crate) fn new() -> Result<Seen> {
+        Ok(Seen {
+            offered: 0,
+            done: 0,
+            refused: 0,
+            unclear: 0,
+            latency_ns: super::histogram()?,
+            elapsed: Duration::ZERO,
+        })
+    }
+
+    fn done_s(&self) -> f64 {
+        self.done as f64 / self.elapsed.as_secs_f64().max(0.001)
+    }
+}
+
+/// A source of load.
+pub(crate) trait Source {
+    /// Lets `rate` operations per second arrive for a time; `None`: as many as the clients' windows allow.
+    fn run(&mut self, rate: Option<f64>, time: Duration) -> Result<Seen>;
+
+    /// From now on this node leads. Sources that find out for themselves need not be told.
+    fn follow(&mut self, _leader: SocketAddr) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Moments at which operations arrive, evenly.
+pub(crate) struct Arrivals {
+    begun: Instant,
+    rate: Option<f64>,
+    count: u64,
+}
+
+impl Arrivals {
+    pub(crate) fn new(rate: Option<f64>) -> Arrivals {
+        Arrivals {
+            begun: Instant::now(),
+            rate,
+            count: 0,
+        }
+    }
+
+    /// The next arrival, if it is due; without a rate one always is.
+    pub(crate) fn due(&mut self, now: Instant) -> Option<Instant> {
+        let at = match self.rate {
+            None => now,
+            Some(rate) => self.begun + Duration::from_secs_f64(self.count as f64 / rate),
+        };
+        (at <= now).then(|| {
+            self.count += 1;
+            at
+        })
+    }
+}
+
+struct Run<'a> {
+    arguments: &'a Arguments,
+    report: Report,
+    table: Table,
+    stop: &'a AtomicBool,
+    worst: f64,
+    elections: u64,
+    refused: u64,
+}
+
+/// Runs both kinds of load.
+///
+/// # Errors
+/// When the cluster does not start, or breaks.
+pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
+    let mut run = Run {
+        arguments,
+        report: Report::new("overload", &arguments.common)?,
+        table: Table::new(&[
+            "by",
+            "percent",
+            "offered_s",
+            "done_s",
+            "refused_s",
+            "unclear",
+            "p50_us",
+            "p99_us",
+            "terms",
+        ]),
+        stop,
+        worst: f64::INFINITY,
+        elections: 0,
+        refused: 0,
+    };
+    let directory = std::env::temp_dir().join(format!("cyclone-overload-{}", std::process::id()));
+    let outcome = ["native", "redis"]
+        .iter()
+        .try_for_each(|kind| run.kind(kind, &directory.join(kind)));
+    // The data was only for measuring.
+    let _ = std::fs::remove_dir_all(&directory);
+    outcome?;
+    run.report.table("overload", &run.table)?;
+    let note = "nodes on CPU 0, load on the others";
+    let kept = Verdict::at_least("throughput past saturation / peak", run.worst, 0.9);
+    run.report.verdict(kept.note(note));
+    let terms = Verdict::at_most("elections under load", run.elections as f64, 0.0);
+    run.report.verdict(terms.note(note));
+    let told = Verdict::at_least("operations told to retry", run.refused as f64, 1.0);
+    run.report.verdict(told.note(note));
+    run.report.finish();
+    Ok(())
+}
+
+impl Run<'_> {
+    fn kind(&mut self, kind: &'static str, directory: &Path) -> Result<()> {
+        std::fs::create_dir_all(directory)?;
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let options = Options {
+            engine: self.arguments.engine.clone(),
+            election_ms: self.arguments.election_ms,
+            pin: if cpus > 1 {
+                vec![NODES_CPU; 3]
+            } else {
+                Vec::new()
+            },
+            ..Options::default()
+        };
+        let mut cluster = LocalCluster::create(directory, &options)?;
+        cluster.start_all(true)?;
+        let leader = cluster.wait_for_leader(Duration::from_secs(30))?;
+        let seed = self.arguments.common.seed;
+        let mut source: Box<dyn Source> = match kind {
+            "native" => Box::new(native::Native::new(&cluster, seed)?),
+            _ => Box::new(redis::Redis::new(cluster.nodes[leader].redis, seed)?),
+        };
+        let quick = self.arguments.common.quick;
+        let time = Duration::from_secs(if quick { 2 } else { 8 });
+        // The first time warms up.
+        source.run(None, time / 2)?;
+        let before = terms(&cluster)?;
+        let saturated = source.run(None, time)?;
+        let mut peak = saturated.done_s();
+        let mut after = self.add(kind, 0, &saturated, before, &cluster)?;
+        let saturation = peak;
+        let levels = LEVELS.iter().map(|level| (*level, time));
+        let minutes = Duration::from_secs(60 * self.arguments.minutes);
+        let long = (!minutes.is_zero()).then_some((LEVELS[LEVELS.len() - 1], minutes));
+        for (level, time) in levels.chain(long) {
+            if self.stop.load(Ordering::Relaxed) {
+                bail!("stopped");
+            }
+            let rate = saturation * level as f64 / 100.0;
+            let leader = cluster.wait_for_leader(Duration::from_secs(30))?;
+            source.follow(cluster.nodes[leader].redis)?;
+            let seen = source.run(Some(rate), time)?;
+            after = self.add(kind, level, &seen, after, &cluster)?;
+            if level > 100 {
+                self.worst = self.worst.min(seen.done_s() / peak.max(1.0));
+                self.refused += seen.refused;
+            } else {
+                peak = peak.max(seen.done_s());
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a line; answers the terms by now.
+    fn add(
+        &mut self,
+        kind: &'static str,
+        percent: u64,
+        seen: &Seen,
+        before: u64,
+        cluster: &LocalCluster,
+    ) -> Result<u64> {
+        let after = terms(cluster)?;
+        let elections = after.saturating_sub(before);
+        self.elections += elections;
+        let per_second = |count: u64| count as f64 / seen.elapsed.as_secs_f64().max(0.001);
+        let micros = |q: f64| seen.latency_ns.value_at_quantile(q) as f64 / 1000.0;
+        self.table.add(vec![
+            kind.into(),
+            // 0: no rate but the clients' windows.
+            percent.into(),
+            rounded(per_second(seen.offered), 0),
+            rounded(seen.done_s(), 0),
+            rounded(per_second(seen.refused), 0),
+            seen.unclear.into(),
+            rounded(micros(0.5), 1),
+            rounded(micros(0.99), 1),
+            elections.into(),
+        ]);
+        self.report.row(&self.table);
+        Ok(after)
+    }
+}
+
+/// Sum of the highest terms that the nodes know, log by log.
+fn terms(cluster: &LocalCluster) -> Result<u64> {
+    let mut highest = 0;
+    for node in &cluster.nodes {
+        // Behind a queue of commands an answer takes its time.
+        let info = crate::resp::info(node.redis, Duration::from_secs(20))
+            .context("a node does not answer under load")?;
+        let term = info.get("cyclone_log0_term");
+        highest = highest.max(term.and_then(|term| term.parse().ok()).unwrap_or(0));
+    }
+    Ok(highest)
+}
+
+/// A SET's key and value, in order.
+pub(crate) fn value() -> Vec<u8> {
+    vec![b'v'; VALUE_BYTES]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrivals_keep_their_rate_however_late_they_are_asked_for() {
+        let mut arrivals = Arrivals::new(Some(1000.0));
+        let later = arrivals.begun + Duration::from_millis(100);
+        let mut count = 0;
+        while let Some(at) = arrivals.due(later) {
+            assert!(at <= later);
+            count += 1;
+        }
+        assert_eq!(count, 101, "one at once, then one each millisecond");
+        assert_eq!(arrivals.due(later), None);
+        assert!(Arrivals::new(None).due(later).is_some());
+    }
+}

@@ -1,0 +1,167 @@
+//! A cluster over DPDK on machines of the test's own making, without huge pages: over shared memory (net_memif, a cable
+//! between each two) and over veth pairs (net_af_packet). Nodes are killed with SIGKILL while a client counts. What was
+//! acknowledged is there, and nothing is counted twice. Skips without root.
+#![cfg(feature = "dpdk")]
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use cyclone::bench::net::child::{Counted, Reach, Role};
+use cyclone::config::hex;
+use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions, REDIS_PORT};
+
+fn lab(mtu: usize, cabling: Cabling) -> Option<Lab> {
+    if !Lab::allowed() {
+        println!("skipped: network namespaces need root");
+        return None;
+    }
+    let executable = PathBuf::from(env!("CARGO_BIN_EXE_cyclone"));
+    match Lab::new(4, mtu, cabling, executable) {
+        Ok(lab) => Some(lab),
+        Err(error) => {
+            println!("skipped: {error:#}");
+            None
+        }
+    }
+}
+
+fn options() -> NodeOptions {
+    NodeOptions {
+        replicas: 3,
+        transport: "dpdk".to_owned(),
+        burst: 32,
+        engine: "memory".to_owned(),
+        polling: "adaptive".to_owned(),
+        pin: Vec::new(),
+        nvm_bytes: 64 << 20,
+    }
+}
+
+fn counter(lab: &Lab, cluster: &LabCluster<'_>, time: Duration, value_bytes: usize) -> Child {
+    let role = Role::Count {
+        reach: Reach {
+            nodes: cluster.nodes.clone(),
+            client_key: hex(&cluster.client_key),
+            transport: "dpdk".to_owned(),
+            interface: lab.ports("dpdk", 3, 0..3),
+            burst: 32,
+        },
+        time_ms: time.as_millis() as u64,
+        value_bytes,
+    };
+    let role = serde_json::to_string(&role).unwrap();
+    lab.command(3, None, &["bench", "net-child", &role])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn outcome(child: Child, cluster: &LabCluster<'_>) -> Counted {
+    let output = child.wait_with_output().unwrap();
+    let words: Vec<String> = (0..3).map(|node| cluster.log(node)).collect();
+    assert!(
+        output.status.success(),
+        "the client failed:\n{}",
+        words.join("\n--\n")
+    );
+    let counted: Counted = serde_json::from_slice(&output.stdout).unwrap();
+    println!("{counted:?}");
+    assert!(counted.acked > 20, "{counted:?}\n{}", words.join("\n--\n"));
+    assert!(counted.value >= counted.acked, "{counted:?}");
+    assert!(
+        counted.value <= counted.acked + counted.unknown,
+        "{counted:?}"
+    );
+    counted
+}
+
+/// Kills one node after the other while a client counts over it.
+fn survives(cabling: Cabling) {
+    let Some(lab) = lab(1500, cabling) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let mut cluster = LabCluster::start(&lab, directory.path(), &options()).unwrap();
+    cluster.wait_up(Duration::from_secs(60)).unwrap();
+    let child = counter(&lab, &cluster, Duration::from_secs(9), 3000);
+    for round in 0..4 {
+        std::thread::sleep(Duration::from_millis(1500));
+        let node = round % 3;
+        cluster.kill(node).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        // At once on the same devices: the dead process has left nothing that would be in the way.
+        cluster.start_node(node, false).unwrap();
+    }
+    outcome(child, &cluster);
+    for node in 0..3 {
+        let log = cluster.log(node);
+        assert!(log.contains("DPDK on "), "{log}");
+        assert!(!log.contains("frames outside the region"), "{log}");
+    }
+}
+
+#[test]
+fn nodes_are_killed_over_shared_memory() {
+    survives(Cabling::Mesh);
+}
+
+#[test]
+fn nodes_are_killed_over_veth_pairs() {
+    survives(Cabling::Bridge);
+}
+
+/// What a node says of itself.
+fn info(lab: &Lab, node: usize) -> HashMap<String, String> {
+    let redis = (lab.address(node), REDIS_PORT).into();
+    let role = serde_json::to_string(&Role::Info { redis }).unwrap();
+    let output = lab
+        .command(3, None, &["bench", "net-child", &role])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Values above the inline limit lie at every replica in the log where DPDK received them, and the leader sends them to its
+/// followers from there: one frame, several datagrams, jumbo frames.
+#[test]
+fn large_values_are_never_copied() {
+    for (mtu, value_bytes) in [(1500, 3000), (9000, 30_000)] {
+        let Some(lab) = lab(mtu, Cabling::Mesh) else {
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let options = NodeOptions {
+            // Enough for all that is written, even if nothing is flushed meanwhile.
+            nvm_bytes: 512 << 20,
+            ..options()
+        };
+        let cluster = LabCluster::start(&lab, directory.path(), &options).unwrap();
+        cluster.wait_up(Duration::from_secs(60)).unwrap();
+        let child = counter(&lab, &cluster, Duration::from_millis(1500), value_bytes);
+        let counted = outcome(child, &cluster);
+        let written = counted.acked as f64 * value_bytes as f64;
+        for node in 0..3 {
+            let info = info(&lab, node);
+            let number = |name: &str| -> f64 { info[name].parse().unwrap() };
+            let kept = number("packet_log_kept_bytes");
+            assert!(
+                kept > 0.95 * written,
+                "{kept} of {written} at {node}: {info:#?}"
+            );
+            let small = 200.0 * counted.acked as f64;
+            let copied = number("packet_log_copied_bytes") - small;
+            assert!(
+                copied < 0.03 * written,
+                "{copied} of {written} at {node}: {info:#?}"
+            );
+            if info["cyclone_role"] == "leader" {
+                let lent = number("packet_lent_bytes");
+                assert!(lent > 1.4 * written, "{lent} of 2 × {written}: {info:#?}");
+            }
+        }
+    }
+}
