@@ -12,7 +12,8 @@ use std::collections::HashSet;
 
 use cyclone_replication::{Owner, Protocol, SegmentState};
 
-use crate::control::{Control, for_entries};
+use crate::control::Control;
+use crate::digest::records_of;
 use crate::entry::{self, Entry, HEADER_BYTES, Kind, Stamp};
 
 /// When memory is short, segments that are less live than this are cleaned too, in percent.
@@ -55,7 +56,8 @@ impl Control {
     /// Copies what is live in a segment; `false` if there was no room for all of it.
     fn copy_live(&mut self, segment: u32) -> bool {
         let mut records = Vec::new();
-        let scanned = for_entries(self.table(), segment, |at, bytes| {
+        let table = self.backup.table();
+        let scanned = records_of(table, segment, &mut self.copy, |at, bytes, _| {
             records.push((at, bytes.to_vec()));
         });
         if scanned.is_err() {

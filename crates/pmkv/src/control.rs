@@ -1,22 +1,24 @@
 //! The control thread (rowan §4.3): posts segments and finds used ones through the replication protocol, gives segments to
 //! the server's own logs, digests, and cleans. It alone changes the segment table.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cyclone_replication::frame::{Shape, scan_blocks};
 use cyclone_replication::{
     Assembler, Backup, BackupMemory, Owner, ReplicationError, SegmentState, UsedSegment,
-    scan_segment,
+    scan_records, scan_segment,
 };
 
 use crate::configuration::{KeyHash, ServerId, ShardId};
+use crate::digest::{Digested, index, records_of};
 use crate::entry::{Entry, Kind};
 use crate::log::Log;
+use crate::rebuild::rebuild;
 use crate::space::Granted;
 use crate::store::Store;
 use crate::void::{Void, Voids};
+use crate::words::WordMap;
 
 /// What a control thread goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,12 +44,6 @@ impl ControlConfig {
             clean_below_percent: 75,
         }
     }
-}
-
-/// A full segment and the highest versions in it (MaxVerArray).
-struct Digested {
-    segment: u32,
-    max: HashMap<ShardId, u64>,
 }
 
 /// Plain counters of a control thread.
@@ -86,6 +82,8 @@ pub struct Control {
     /// Whether tombstones stay: older versions of their keys may still be sent by a shard's primary.
     pub(crate) keeps_tombstones: bool,
     voids: Voids,
+    /// Where segments are copied to, to be read.
+    pub(crate) copy: Vec<u8>,
 }
 
 impl Control {
@@ -119,6 +117,7 @@ impl Control {
             look_again: true,
             keeps_tombstones: true,
             voids: Voids::new(shards, voids),
+            copy: Vec::new(),
         };
         control.rebuild(threads.max(1))?;
         control.tell();
@@ -184,11 +183,13 @@ impl Control {
         for segment in open {
             let base = table.segment_offset(segment);
             let epoch = table.entry(segment).map_or(0, |it| it.epoch);
-            scan_segment(table, segment, &mut self.assembler, |record| {
-                let at = base + record.offset;
+            let (assembler, copy) = (&mut self.assembler, &mut self.copy);
+            let mut max = WordMap::default();
+            scan_records(table, segment, assembler, copy, |record| {
+                let there = (base + record.offset, record.bytes, record.is_in_one);
                 let is_void = |shard| self.voids.covers(shard, epoch, record.offset);
-                if !index(&self.store, is_void, at, &record.bytes, &mut HashMap::new()) {
-                    apart.push(record.bytes);
+                if !index(&self.store, is_void, there, &mut max) {
+                    apart.push(record.bytes.to_vec());
                 }
             })?;
         }
@@ -206,7 +207,7 @@ impl Control {
         let mut open = BTreeMap::new();
         for segment in table.in_order(|entry| entry.state == SegmentState::Using) {
             let (base, mut written) = (table.segment_offset(segment), 0);
-            for_entries(table, segment, |at, bytes| {
+            records_of(table, segment, &mut self.copy, |at, bytes, _| {
                 written = written.max(at - base + bytes.len() as u64);
             })?;
             let epoch = table.entry(segment).map_or(0, |it| it.epoch);
@@ -342,22 +343,21 @@ impl Control {
             return false;
         };
         let table = self.backup.table();
-        let mut records = Vec::new();
+        let base = self.store.heap().offset_of(used.segment);
+        let epoch = table.entry(used.segment).map_or(0, |it| it.epoch);
+        let mut max = WordMap::default();
+        let (store, voids, to_copy) = (&self.store, &self.voids, &mut self.to_copy);
+        let (assembler, copy) = (&mut self.assembler, &mut self.copy);
         // It is used, and of this memory's protocol: the scan refuses nothing.
-        let scanned = scan_segment(table, used.segment, &mut self.assembler, |record| {
-            records.push((record.offset, record.bytes));
+        let scanned = scan_records(table, used.segment, assembler, copy, |record| {
+            let there = (base + record.offset, record.bytes, record.is_in_one);
+            let is_void = |shard| voids.covers(shard, epoch, record.offset);
+            if !index(store, is_void, there, &mut max) {
+                to_copy.push_back(record.bytes.to_vec());
+            }
         });
         if scanned.is_err() {
             self.stats.refused += 1;
-        }
-        let mut max = HashMap::new();
-        let base = self.store.heap().offset_of(used.segment);
-        let epoch = table.entry(used.segment).map_or(0, |it| it.epoch);
-        for (offset, bytes) in records {
-            let is_void = |shard| self.voids.covers(shard, epoch, offset);
-            if !index(&self.store, is_void, base + offset, &bytes, &mut max) {
-                self.to_copy.push_back(bytes);
-            }
         }
         self.digested.push(Digested {
             segment: used.segment,
@@ -377,7 +377,8 @@ impl Control {
                 break;
             };
             self.log.fence();
-            index(&self.store, |_| false, address, &bytes, &mut HashMap::new());
+            let there = (address, &bytes[..], true);
+            index(&self.store, |_| false, there, &mut WordMap::default());
             self.log.settle(address);
             copied = true;
         }
@@ -393,7 +394,7 @@ impl Control {
         let stamp = entry.header.stamp;
         let is_news = |(_, member): (usize, Entry<'_>)| {
             let stamp = member.header.stamp;
-            let hash = KeyHash::of(member.key).hash;
+            let hash = KeyHash::hash_of(member.key);
             let known = self.store.find(stamp.shard, hash, member.key);
             known.is_none_or(|known| known.stamp().version < stamp.version)
         };
@@ -405,7 +406,8 @@ impl Control {
             return false;
         };
         self.log.fence();
-        index(&self.store, |_| false, address, bytes, &mut HashMap::new());
+        let there = (address, bytes, true);
+        index(&self.store, |_| false, there, &mut WordMap::default());
         self.log.settle(address);
         true
     }
@@ -436,128 +438,18 @@ impl Control {
         }
     }
 
-    /// Indexes what is there, segment by segment, in parallel; used segments of the backup log are left to digestion.
+    /// Indexes what is there, in parallel; used segments of the backup log are left to digestion.
     //= rowan §4.7
     fn rebuild(&mut self, threads: usize) -> Result<(), ReplicationError> {
         self.take_used();
         let table = self.backup.table();
-        let wanted: Vec<(u32, SegmentState, bool)> = table
-            .entries()
-            .filter(|(_, entry)| {
-                let local = !entry.owner.is_remote() && entry.state != SegmentState::Free;
-                local || entry.state == SegmentState::Committed
-            })
-            .map(|(segment, entry)| (segment, entry.state, entry.owner.is_remote()))
-            .collect();
-        let (store, voids) = (&self.store, &self.voids);
-        let scan_some = |first: usize| -> Result<Vec<Digested>, ReplicationError> {
-            let mut found = Vec::new();
-            for &(segment, _, _) in wanted.iter().skip(first).step_by(threads) {
-                let mut max = HashMap::new();
-                let base = table.segment_offset(segment);
-                let epoch = table.entry(segment).map_or(0, |it| it.epoch);
-                for_entries(table, segment, |at, bytes| {
-                    let is_void = |shard| voids.covers(shard, epoch, at - base);
-                    index(store, is_void, at, bytes, &mut max);
-                })?;
-                found.push(Digested { segment, max });
-            }
-            Ok(found)
-        };
-        let found: Vec<Result<Vec<Digested>, ReplicationError>> = if threads == 1 {
-            vec![scan_some(0)]
-        } else {
-            std::thread::scope(|scope| {
-                let scan_some = &scan_some;
-                let spawned: Vec<_> = (0..threads)
-                    .map(|n| scope.spawn(move || scan_some(n)))
-                    .collect();
-                let panicked = || ReplicationError::Damaged("a thread of the rebuild died".into());
-                let joined = spawned.into_iter().map(|it| it.join());
-                joined
-                    .map(|it| it.unwrap_or_else(|_| Err(panicked())))
-                    .collect()
-            })
-        };
-        let mut digested = Vec::new();
-        for found in found {
-            digested.extend(found?);
+        self.digested = rebuild(table, &self.store, &self.voids, threads)?;
+        let written = table.in_order(|it| !it.owner.is_remote() && it.state == SegmentState::Using);
+        for segment in written {
+            self.transition(segment, SegmentState::Used);
         }
-        for (segment, state, remote) in wanted {
-            if !remote && state == SegmentState::Using {
-                self.transition(segment, SegmentState::Used);
-            }
-            if state == SegmentState::Committed {
-                digested.retain(|it| it.segment != segment);
-            }
-        }
-        self.digested = digested;
         Ok(())
     }
-}
-
-/// Indexes a record that lies at an address; `false` if it does not lie there in one piece. Bytes that are no entry are
-/// nobody's, and what is void is passed over.
-fn index(
-    store: &Store,
-    is_void: impl Fn(ShardId) -> bool,
-    at: u64,
-    bytes: &[u8],
-    max: &mut HashMap<ShardId, u64>,
-) -> bool {
-    let Ok(entry) = Entry::decode(bytes) else {
-        return true;
-    };
-    for stamp in entry
-        .commits()
-        .filter(|it| entry.header.kind == Kind::Commit && !is_void(it.shard))
-    {
-        if let Some(shard) = store.shard(stamp.shard) {
-            shard.committed(stamp.version);
-        }
-    }
-    if entry.header.kind == Kind::Commit || is_void(entry.header.stamp.shard) {
-        return true;
-    }
-    let area = store.heap().area();
-    let there =
-        area.contains(at, bytes.len() as u64) && area.read_vec(at, bytes.len() as u64) == bytes;
-    for (offset, member) in entry.members() {
-        let stamp = member.header.stamp;
-        let highest = max.entry(stamp.shard).or_default();
-        *highest = stamp.version.max(*highest);
-        if there {
-            store.publish(at + offset as u64, &member.header, member.key);
-        }
-    }
-    there
-}
-
-/// The records of a segment, with their addresses.
-pub(crate) fn for_entries(
-    table: &BackupMemory,
-    segment: u32,
-    mut found: impl FnMut(u64, &[u8]),
-) -> Result<(), ReplicationError> {
-    let Some(entry) = table.entry(segment) else {
-        return Ok(());
-    };
-    let base = table.segment_offset(segment);
-    if entry.owner.is_remote() {
-        return scan_segment(table, segment, &mut Assembler::default(), |record| {
-            found(base + record.offset, &record.bytes);
-        });
-    }
-    let bytes = table.area().read_vec(base, table.segment_bytes());
-    scan_blocks(
-        Shape::Contiguous,
-        table.seed(entry.epoch),
-        &bytes,
-        |block, payload| {
-            found(base + block.payload.start as u64, payload);
-        },
-    );
-    Ok(())
 }
 
 impl Control {

@@ -11,6 +11,7 @@
 //!   Void           what is there and does not count                        void.rs
 //!   Log            a log of the server's own                              log.rs
 //!   Worker         requests: append, replicate, publish, answer           worker/
+//!   Restored       an index from what lies in memory                       rebuild.rs
 //!   Control        the segment table, digestion, cleaning, cold start     control.rs, clean.rs
 //!   Node           a server: all of it, over configurations          node/
 //!   Message        what servers tell each other                           message.rs, peers.rs
@@ -23,6 +24,7 @@
 mod clean;
 pub mod configuration;
 pub mod control;
+mod digest;
 pub mod entry;
 pub mod heap;
 pub mod index;
@@ -30,9 +32,11 @@ pub mod log;
 pub mod message;
 pub mod node;
 pub mod peers;
+mod rebuild;
 pub mod space;
 pub mod store;
 pub mod void;
+mod words;
 pub mod worker;
 
 pub use configuration::{Configuration, KeyHash, Placement, Server, ServerId, ShardId};

@@ -275,13 +275,20 @@ impl Node {
 
     /// The worker that a shard's requests go to.
     pub fn worker_of(&mut self, shard: ShardId) -> &mut Worker {
-        let number = usize::from(shard) % self.workers.len();
+        let number = self.number_of(shard);
         &mut self.workers[number]
+    }
+
+    /// Neighbouring shards have the same worker: a server's shards are often those with one remainder, which would leave
+    /// workers idle if they went by remainders too.
+    fn number_of(&self, shard: ShardId) -> usize {
+        let shards = usize::from(self.config.shards).max(1);
+        (usize::from(shard) * self.workers.len() / shards).min(self.workers.len() - 1)
     }
 
     /// What this server does for a shard.
     pub fn role(&self, shard: ShardId) -> Role {
-        self.workers[usize::from(shard) % self.workers.len()].role(shard)
+        self.workers[self.number_of(shard)].role(shard)
     }
 
     /// The configuration that is committed here.
