@@ -12,9 +12,10 @@ WORKSPACE := --release --locked --workspace --features libfabric
 BIN := $(TARGET)/release/cyclone
 SEEDS ?= 300
 HOURS ?= 8
+MINUTES ?= 30
 SIM := $(TARGET)/release/cyclone-sim
 
-.PHONY: figures bench-net sim soak mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
+.PHONY: figures bench-net sim soak soak-pmkv mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
 
 demo: build
 	$(BIN) demo
@@ -45,6 +46,7 @@ unit:
 	cargo build $(WORKSPACE)
 	cargo test $(WORKSPACE)
 	cargo test --release --locked -p cyclone-pmkv-cm --features etcd,zookeeper --test stores
+	cargo test --release --locked -p cyclone --no-default-features --features etcd,zookeeper --test pmkv_kill -- --test-threads 1 under_
 
 # About a minute of fresh seeds; the fixed ones are among the tests above.
 simulate:
@@ -60,6 +62,10 @@ sim: setup
 soak: setup
 	cargo build --release --locked -p cyclone-sim
 	seq $$(nproc) | xargs -P 0 -I{} $(SIM) run --seeds 1000000000 --seconds $$(( $(HOURS) * 3600 ))
+
+# MINUTES=m of skewed overwrites of the log-structured store at 80% full: space, memory and latency per minute.
+soak-pmkv: build
+	$(BIN) bench pmkv --part soak --minutes $(MINUTES)
 
 # Plants one bug after another and asks whether the simulator notices.
 mutants: setup

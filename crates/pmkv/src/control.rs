@@ -10,6 +10,7 @@ use cyclone_replication::{
     scan_records, scan_segment,
 };
 
+use crate::checkpoint::{Sink, Start, Writing};
 use crate::configuration::{KeyHash, ServerId, ShardId};
 use crate::digest::{Digested, index, records_of};
 use crate::entry::{Entry, Kind};
@@ -59,6 +60,10 @@ pub struct ControlStats {
     pub copied_bytes: u64,
     /// Tombstones dropped.
     pub tombstones_dropped: u64,
+    /// Checkpoints of the indexes written.
+    pub checkpoints: u64,
+    /// Checkpoints that could not be written.
+    pub checkpoints_failed: u64,
     /// Segment operations that the table refused: bugs.
     pub refused: u64,
 }
@@ -84,6 +89,8 @@ pub struct Control {
     voids: Voids,
     /// Where segments are copied to, to be read.
     pub(crate) copy: Vec<u8>,
+    memory: u64,
+    checkpoint: Option<Writing>,
 }
 
 impl Control {
@@ -99,6 +106,7 @@ impl Control {
         shards: u16,
         voids: &[(ShardId, Void)],
         threads: usize,
+        start: &Start,
     ) -> Result<Control, ReplicationError> {
         let store = Arc::new(Store::new(backup.table(), shards));
         let log = Log::new(Arc::clone(&store), Owner::Cleaner(0), config.server);
@@ -118,8 +126,10 @@ impl Control {
             keeps_tombstones: true,
             voids: Voids::new(shards, voids),
             copy: Vec::new(),
+            memory: start.memory,
+            checkpoint: None,
         };
-        control.rebuild(threads.max(1))?;
+        control.rebuild(threads.max(1), start)?;
         control.tell();
         Ok(control)
     }
@@ -263,8 +273,45 @@ impl Control {
         busy |= self.digest_one();
         self.find_committed();
         busy |= self.clean_one();
+        busy |= self.write_checkpoint();
         self.tell();
         busy
+    }
+
+    /// Begins to write a checkpoint of the indexes, a little with each step; one that is under way is given up.
+    ///
+    /// # Errors
+    /// The sink's.
+    //= rowan §4.7
+    pub fn begin_checkpoint(&mut self, sink: Box<dyn Sink>) -> std::io::Result<()> {
+        self.checkpoint = None;
+        let table = self.backup.table();
+        self.checkpoint = Some(Writing::begin(
+            sink,
+            self.memory,
+            table,
+            &self.store,
+            &self.voids,
+        )?);
+        Ok(())
+    }
+
+    /// Whether a checkpoint is under way.
+    pub fn writes_checkpoint(&self) -> bool {
+        self.checkpoint.is_some()
+    }
+
+    fn write_checkpoint(&mut self) -> bool {
+        let Some(writing) = &mut self.checkpoint else {
+            return false;
+        };
+        match writing.step(&self.store) {
+            Ok(false) => return true,
+            Ok(true) => self.stats.checkpoints += 1,
+            Err(_) => self.stats.checkpoints_failed += 1,
+        }
+        self.checkpoint = None;
+        true
     }
 
     /// Sleeps until there may be something to do, at most `timeout`.
@@ -440,10 +487,10 @@ impl Control {
 
     /// Indexes what is there, in parallel; used segments of the backup log are left to digestion.
     //= rowan §4.7
-    fn rebuild(&mut self, threads: usize) -> Result<(), ReplicationError> {
+    fn rebuild(&mut self, threads: usize, start: &Start) -> Result<(), ReplicationError> {
         self.take_used();
         let table = self.backup.table();
-        self.digested = rebuild(table, &self.store, &self.voids, threads)?;
+        self.digested = rebuild(table, &self.store, &self.voids, threads, start)?;
         let written = table.in_order(|it| !it.owner.is_remote() && it.state == SegmentState::Using);
         for segment in written {
             self.transition(segment, SegmentState::Used);

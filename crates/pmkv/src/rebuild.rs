@@ -8,6 +8,7 @@
 use cyclone_replication::frame::{ALIGN_BYTES, block_bytes};
 use cyclone_replication::{BackupMemory, ReplicationError, SegmentState};
 
+use crate::checkpoint::Start;
 use crate::configuration::{KeyHash, ShardId};
 use crate::digest::{Digested, note_commits, records_of};
 use crate::entry::{Entry, Kind, MAX_VERSION};
@@ -37,6 +38,28 @@ impl Restored {
             hash,
             place: address << 16 | units,
             version: (version & MAX_VERSION) << 16 | u64::from(is_put),
+        }
+    }
+
+    /// Bytes of it in a checkpoint.
+    pub const BYTES: usize = 24;
+
+    pub fn to_bytes(self) -> [u8; Restored::BYTES] {
+        let mut bytes = [0; Restored::BYTES];
+        let words = [self.hash, self.place, self.version];
+        for (eight, word) in bytes.chunks_exact_mut(8).zip(words) {
+            eight.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub fn from_bytes(bytes: &[u8; Restored::BYTES]) -> Restored {
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |at: usize| words.get(at).map_or(0, |it| u64::from_le_bytes(*it));
+        Restored {
+            hash: word(0),
+            place: word(1),
+            version: word(2),
         }
     }
 
@@ -71,21 +94,25 @@ struct Findings {
     digested: Vec<Digested>,
 }
 
-/// Fills the indexes of `store` from what was committed in `table`, and from the server's own logs. Answers the segments
-/// that are not known to be committed, with the highest versions in them.
+/// Fills the indexes of `store` from what was committed in `table`, and from the server's own logs; what a checkpoint covers
+/// is not read again. Answers the segments that are not known to be committed, with the highest versions in them.
 pub(crate) fn rebuild(
     table: &BackupMemory,
     store: &Store,
     voids: &Voids,
     threads: usize,
+    start: &Start,
 ) -> Result<Vec<Digested>, ReplicationError> {
+    let checkpoint = start.checkpoint.as_deref();
+    let covered = checkpoint.map(|it| it.covered(start.memory, table));
+    let covered = covered.unwrap_or_default();
     let is_wanted = |entry: &cyclone_replication::Entry| {
         let local = !entry.owner.is_remote() && entry.state != SegmentState::Free;
         local || entry.state == SegmentState::Committed
     };
     let wanted: Vec<Wanted> = table
         .entries()
-        .filter(|(_, entry)| is_wanted(entry))
+        .filter(|(segment, entry)| is_wanted(entry) && !covered.contains(segment))
         .map(|(segment, entry)| Wanted {
             segment,
             state: entry.state,
@@ -105,6 +132,15 @@ pub(crate) fn rebuild(
         let found = found??;
         digested.extend(found.digested);
         by_thread.push(found.by_shard);
+    }
+    if let Some(checkpoint) = checkpoint {
+        let mut known = vec![Vec::new(); usize::from(store.shards())];
+        checkpoint.take(&covered, store, voids, |shard, entry| {
+            if let Some(known) = known.get_mut(usize::from(shard)) {
+                known.push(entry);
+            }
+        });
+        by_thread.push(known);
     }
     let filled = in_parallel(threads, |thread| {
         for shard in (0..store.shards()).skip(thread).step_by(threads) {

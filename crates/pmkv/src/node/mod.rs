@@ -23,6 +23,7 @@ use cyclone_replication::{
     BackupConfig, Protocol, ReplicationError, SenderConfig, SenderId, SharedLogs, backup, sender,
 };
 
+use crate::checkpoint::{Sink, Start};
 use crate::configuration::{Configuration, ServerId, ShardId};
 use crate::control::{Control, ControlConfig};
 use crate::message::{Body, Message};
@@ -61,6 +62,18 @@ impl SharedControl {
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         self.wanted.fetch_sub(1, Ordering::SeqCst);
         control
+    }
+
+    /// Begins to write a checkpoint of the indexes, unless one is under way.
+    ///
+    /// # Errors
+    /// The sink's.
+    pub fn begin_checkpoint(&self, sink: Box<dyn Sink>) -> std::io::Result<()> {
+        let mut control = self.lock();
+        match control.writes_checkpoint() {
+            true => Ok(()),
+            false => control.begin_checkpoint(sink),
+        }
     }
 
     /// One step of the control thread; with nothing to do it sleeps until there may be, at most `timeout`.
@@ -102,6 +115,8 @@ pub struct NodeConfig {
     pub voids: Vec<(ShardId, Void)>,
     /// Bytes per second that it takes, on average, of shards that it joins.
     pub join_bytes_per_s: u64,
+    /// The memory's number, and the newest checkpoint of its indexes.
+    pub start: Start,
 }
 
 impl NodeConfig {
@@ -125,6 +140,7 @@ impl NodeConfig {
             full_below: None,
             voids: Vec::new(),
             join_bytes_per_s: 256 << 20,
+            start: Start::default(),
         }
     }
 }
@@ -184,7 +200,7 @@ impl Node {
     /// # Errors
     /// A memory of another protocol or a damaged one; what the fabric says.
     pub fn open(
-        config: NodeConfig,
+        mut config: NodeConfig,
         data: Box<dyn Endpoint>,
         peers: Box<dyn Endpoint>,
         endpoints: Box<dyn Endpoints>,
@@ -209,7 +225,10 @@ impl Node {
             config.shards,
             &config.voids,
             config.rebuild_threads,
+            &config.start,
         )?;
+        // It is not needed any more, and large.
+        config.start = Start::default();
         let store = Arc::clone(control.store());
         let worker = |number| {
             let config = WorkerConfig {

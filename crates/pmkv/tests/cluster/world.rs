@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_pmkv::{
-    Answer, Configuration, Endpoints, KeyHash, Node, NodeConfig, Role, Server, ServerId, Void,
+    Answer, Checkpoint, Configuration, Endpoints, KeyHash, Node, NodeConfig, Role, Server,
+    ServerId, Sink, Void,
 };
 use cyclone_replication::Protocol;
 use cyclone_wire::command::{Condition, Operation, Query};
@@ -95,6 +96,27 @@ struct Host {
     asked: HashMap<u64, Asked>,
     /// What the server's program would have written down: what does not count in its memory.
     voids: BTreeMap<u16, Void>,
+    /// The memory's number, and the newest whole checkpoint of its indexes.
+    memory: u64,
+    checkpoint: Arc<Mutex<Vec<u8>>>,
+}
+
+/// A checkpoint in memory that survives everything.
+struct Kept {
+    bytes: Vec<u8>,
+    whole: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Sink for Kept {
+    fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> std::io::Result<()> {
+        *self.whole.lock().expect("bytes") = std::mem::take(&mut self.bytes);
+        Ok(())
+    }
 }
 
 pub struct World {
@@ -102,6 +124,8 @@ pub struct World {
     plan: Plan,
     seed: u64,
     pub random: Random,
+    /// For what was added later: seeds keep what they do otherwise.
+    choices: Random,
     hosts: Vec<Host>,
     pub configuration: Configuration,
     pub model: Model,
@@ -121,11 +145,14 @@ impl World {
             names: Arc::default(),
             asked: HashMap::new(),
             voids: BTreeMap::new(),
+            memory: 1,
+            checkpoint: Arc::default(),
         });
         let mut world = World {
             fabric,
             seed,
             random: Random(seed ^ 0x5eed),
+            choices: Random(seed ^ 0xc4ec),
             hosts: hosts.collect(),
             configuration: Configuration {
                 term: 0,
@@ -183,6 +210,13 @@ impl World {
         );
         let voids = self.hosts[n as usize].voids.iter();
         config.voids = voids.map(|(&shard, void)| (shard, void.clone())).collect();
+        let host = &self.hosts[n as usize];
+        let bytes = host.checkpoint.lock().expect("bytes").clone();
+        if !bytes.is_empty() && self.choices.below(4) != 0 {
+            let checkpoint = Checkpoint::decode(&bytes).expect("a checkpoint");
+            config.start.checkpoint = Some(Arc::new(checkpoint));
+        }
+        config.start.memory = host.memory;
         config.window = 16;
         config.rebuild_threads = 1 + self.random.below(2) as usize;
         config.backup.segment_bytes = self.plan.segment_bytes;
@@ -257,12 +291,22 @@ impl World {
 
     pub fn step(&mut self, id: ServerId) {
         let now_us = self.now_us();
-        let node = self.hosts[id as usize].node.as_mut().expect("it runs");
+        let host = &mut self.hosts[id as usize];
+        let whole = &host.checkpoint;
+        let node = host.node.as_mut().expect("it runs");
         if self.random.below(3) != 0 {
             node.step(now_us);
         }
         if self.random.below(3) != 0 {
             node.step_control(now_us);
+        }
+        if self.choices.below(60) == 0 {
+            let sink = Kept {
+                bytes: Vec::new(),
+                whole: Arc::clone(whole),
+            };
+            let begun = node.control_handle().begin_checkpoint(Box::new(sink));
+            begun.expect("a checkpoint");
         }
         let mut answers = Vec::new();
         node.worker(0)
@@ -537,6 +581,7 @@ impl World {
         memory.zero(0, memory.len());
         memory.persist(0, memory.len());
         self.hosts[n as usize].voids.clear();
+        self.hosts[n as usize].memory += 1;
         self.start(n, false);
         let server = self.server(n);
         self.configuration = self.configuration.with(server, self.plan.copies);

@@ -6,9 +6,11 @@
 
 mod agent;
 mod backend;
+mod checkpoint;
 mod clock;
 pub mod ctl;
 pub mod demo;
+mod figures;
 pub mod file;
 mod manager;
 mod memory;
@@ -33,6 +35,7 @@ use cyclone_pmkv_cm as cm;
 use cyclone_pmkv_cm::holder::Event;
 use cyclone_wire::reply::Reply;
 
+use crate::metrics::{Desk, Sheet};
 use agent::{Order, Shared};
 use backend::{Behind, Listening};
 use file::ClusterFile;
@@ -43,6 +46,9 @@ const IDLE: Duration = Duration::from_millis(1);
 
 /// How long a finished copy waits for others to be reported together, in microseconds.
 const COPIES_TOGETHER_US: u64 = 500_000;
+
+/// The most threads of a start.
+const MAX_REBUILD_THREADS: usize = 16;
 
 /// What the command line says.
 pub struct Arguments {
@@ -84,6 +90,8 @@ struct Serving {
     node: Node,
     memory: OwnMemory,
     gateway: Gateway,
+    /// Where readers of figures ask.
+    desk: Option<Arc<Desk>>,
     listening: Listening,
     digests: Vec<u64>,
     orders: Receiver<Order>,
@@ -123,8 +131,11 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
     shared.beat();
     let ended = AtomicBool::new(false);
     let control = serving.node.control_handle();
+    let checkpoints = file
+        .checkpoint_s
+        .map(|every_s| checkpoint::Timetable::new(&file.fabric(), arguments.id, every_s));
     std::thread::scope(|scope| {
-        scope.spawn(|| control_thread(&control, &ended));
+        scope.spawn(|| control_thread(&control, checkpoints, &ended));
         let agents = &shared;
         let agent = scope.spawn(move || agent::run(settings, agents, &order, &reports));
         let manager = file.manager_of(arguments.id);
@@ -145,9 +156,16 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
     })
 }
 
-fn control_thread(control: &SharedControl, ended: &AtomicBool) {
+fn control_thread(
+    control: &SharedControl,
+    mut checkpoints: Option<checkpoint::Timetable>,
+    ended: &AtomicBool,
+) {
     let begun = Instant::now();
     while !ended.load(Ordering::SeqCst) {
+        if let Some(checkpoints) = &mut checkpoints {
+            checkpoints.look(control);
+        }
         control.turn(
             begun.elapsed().as_micros() as u64 + 1,
             Duration::from_micros(500),
@@ -232,8 +250,9 @@ impl Serving {
         let peers = files
             .open("peers", 4096)
             .context("messages between servers")?;
-        let node = Node::open(node_config.clone(), Box::new(data), peers, Box::new(files))?;
-        let gateway = gateway(&entry, &node_config, registry)?;
+        let gateway = gateway(file, &entry, &node_config, registry)?;
+        let desk = desk(&entry)?;
+        let node = Node::open(node_config, Box::new(data), peers, Box::new(files))?;
         let rules = file.rules();
         tracing::info!(
             server = id,
@@ -264,6 +283,7 @@ impl Serving {
             node,
             memory,
             gateway,
+            desk,
             digests: Vec::new(),
             orders,
             reports,
@@ -340,6 +360,13 @@ impl Serving {
         }
         self.follow()?;
         self.report(now_us);
+        if let Some(desk) = self.desk.as_ref().filter(|desk| desk.is_asked()) {
+            let mut sheet = Sheet::default();
+            let holds_lease = self.shared.holds_lease();
+            figures::of_node(&mut sheet, &mut self.node, &self.listening, holds_lease);
+            crate::metrics::figures::of_gateway(&mut sheet, &self.gateway);
+            desk.answer(sheet);
+        }
         Ok(busy)
     }
 
@@ -482,6 +509,10 @@ fn node_config(file: &ClusterFile, id: ServerId, memory: &OwnMemory) -> Result<N
         secret()?,
     );
     config.voids = memory.voids();
+    config.rebuild_threads = std::thread::available_parallelism()
+        .map_or(1, std::num::NonZero::get)
+        .min(MAX_REBUILD_THREADS);
+    config.start = checkpoint::start(&file.fabric(), id, memory.incarnation());
     let segments = u32::try_from(file.memory_bytes / file.segment_bytes)
         .context("memory_bytes has too many segments")?;
     config.backup.segment_bytes = file.segment_bytes;
@@ -491,11 +522,20 @@ fn node_config(file: &ClusterFile, id: ServerId, memory: &OwnMemory) -> Result<N
 }
 
 fn gateway(
+    file: &ClusterFile,
     entry: &file::ServerEntry,
     config: &NodeConfig,
     registry: &mio::Registry,
 ) -> Result<Gateway> {
     let mut settings = GatewayConfig::new(entry.redis);
+    settings.users = file.redis.users()?;
+    settings.tls = file.redis.tls()?;
+    settings.max_clients = file.max_clients;
+    let is_open = settings.tls.is_none() && !entry.redis.ip().is_loopback();
+    if is_open && !settings.users.is_empty() {
+        let listen = entry.redis;
+        tracing::warn!(%listen, "passwords cross the network in the clear: redis.tls_certificate is not set");
+    }
     settings.max_key_bytes = config.worker.max_key_bytes;
     settings.max_value_bytes = config.worker.max_value_bytes;
     settings.node_id = format!("{:040x}", u64::from(entry.id) + 1);
@@ -505,6 +545,19 @@ fn gateway(
     ];
     Gateway::new(settings, registry, 0)
         .with_context(|| format!("cannot open the Redis port {}", entry.redis))
+}
+
+/// Where figures are served, if they are.
+fn desk(entry: &file::ServerEntry) -> Result<Option<Arc<Desk>>> {
+    let Some(listen) = entry.metrics else {
+        return Ok(None);
+    };
+    // The loop looks every millisecond by itself.
+    let desk = Arc::new(Desk::waking(|| {}));
+    let address = crate::metrics::serve(listen, Arc::clone(&desk))
+        .with_context(|| format!("cannot serve metrics at {listen}"))?;
+    tracing::info!(%address, "metrics");
+    Ok(Some(desk))
 }
 
 /// A random number from the kernel.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use cyclone_bench::metered::{Devices, Metered};
 use cyclone_fabric::shm::{Memory, ShmConfig, ShmEndpoint};
 use cyclone_fabric::{Endpoint, FabricError, Token};
-use cyclone_pmkv::{Configuration, Endpoints, Node, NodeConfig, Role, Server};
+use cyclone_pmkv::{Configuration, Endpoints, Node, NodeConfig, Role, Server, Start};
 use cyclone_replication::Protocol;
 
 /// Copies of everything.
@@ -29,6 +29,8 @@ pub(super) struct Setting {
     pub memory_bytes: u64,
     pub segment_bytes: u64,
     pub media: Media,
+    /// What a server that is opened again begins with.
+    pub start: Start,
 }
 
 impl Setting {
@@ -42,6 +44,7 @@ impl Setting {
             memory_bytes: 256 << 20,
             segment_bytes: 1 << 20,
             media: None,
+            start: Start::default(),
         }
     }
 }
@@ -104,6 +107,7 @@ fn open(directory: &Path, id: u32, setting: &Setting, kept: bool) -> Result<Node
     let peers = files.open("peers", 4096)?;
     let mut config = NodeConfig::new(id, setting.protocol, setting.shards, Token(7), 99);
     config.workers = setting.workers;
+    config.start = setting.start.clone();
     config.backup.segment_bytes = setting.segment_bytes;
     config.backup.max_posted = 16;
     config.backup.batch = 8;

@@ -105,6 +105,8 @@ pub struct Load {
 /// What a run saw.
 pub struct Seen {
     pub ops_s: f64,
+    /// By the time that this thread had a CPU: what other programs on the machine do changes it little.
+    pub ops_cpu_s: f64,
     pub puts: Histogram<u64>,
     pub gets: Histogram<u64>,
     /// Of all time, what the keeping side's thread took.
@@ -174,6 +176,7 @@ pub(super) fn run(cluster: &mut Cluster, load: Load) -> Result<Seen> {
     let mut requests = Requests::new(load);
     let mut seen = Seen {
         ops_s: 0.0,
+        ops_cpu_s: 0.0,
         puts: histogram()?,
         gets: histogram()?,
         keeping_share: 0.0,
@@ -184,7 +187,7 @@ pub(super) fn run(cluster: &mut Cluster, load: Load) -> Result<Seen> {
     let mut free: Vec<u64> = (0..IN_FLIGHT as u64).collect();
     let (mut sent, mut done) = (0u64, 0u64);
     cluster.keeping = Duration::ZERO;
-    let begun = Instant::now();
+    let (begun, cpu) = (Instant::now(), super::cpu_time());
     let mut answers = Vec::new();
     loop {
         let goes_on = match load.until {
@@ -227,7 +230,9 @@ pub(super) fn run(cluster: &mut Cluster, load: Load) -> Result<Seen> {
         bail!("{refused} requests were refused, {done} done: the memory is too small");
     }
     let took = begun.elapsed().as_secs_f64();
+    let cpu_s = super::cpu_time().saturating_sub(cpu).as_secs_f64();
     seen.ops_s = done as f64 / took;
+    seen.ops_cpu_s = done as f64 / cpu_s.max(1e-9);
     seen.keeping_share = cluster.keeping.as_secs_f64() / took;
     Ok(seen)
 }

@@ -1,11 +1,13 @@
 //! Write amplification by the model, with the paper's servers and workers: so many streams meet at each server's memory.
 //!
-//! What the other servers write one-sidedly is shown to the model as it is posted. What a server's own workers append is not
+//! What the other servers write one-sidedly is shown to the model in the order in which a network as loaded as the paper's
+//! would deliver it. What a server's own workers append is not
 //! posted anywhere; it is modelled as stores of a block each, one for two of others, as a server that has all of its
 //! shards' copies on two others writes. Counted is what a fixed number of writes does after the model's buffers have been
 //! filled many times over; what they hold at either end is then below a thousandth.
 
 use anyhow::Result;
+use cyclone_bench::arrivals::Network;
 use cyclone_bench::metered::{Devices, LocalStores};
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::Table;
@@ -20,7 +22,9 @@ use super::load::{self, Load, Mix, Sizes, Until};
 //= rowan §6.1
 const SERVERS: u32 = 6;
 const WORKERS: u32 = 24;
-const SHARDS: u16 = 48 * SERVERS as u16;
+/// The paper's workers serve any shard and so write to every other server; here a shard has one worker, and it takes ten
+/// shards for a worker to have all the others as backups.
+const SHARDS: u16 = (10 * SERVERS * WORKERS) as u16;
 const KEYS: u64 = 100_000;
 /// A block of ZippyDB's mean object.
 const BLOCK_BYTES: u64 = 192;
@@ -75,7 +79,8 @@ fn amplification(common: &Common, protocol: Protocol) -> Result<(f64, u64)> {
         store_bytes: BLOCK_BYTES,
         every: 2,
     };
-    let devices = Devices::new(MediaParameters::default(), protocol, false, local)?;
+    let media = MediaParameters::default();
+    let devices = Devices::behind(Network::PAPER, media, protocol, local)?;
     let mut cluster = Cluster::start(Setting {
         servers: SERVERS,
         workers: WORKERS,
