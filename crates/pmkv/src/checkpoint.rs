@@ -36,8 +36,10 @@ use crate::words::WordMap;
 
 const MAGIC: u64 = 0x3154_5049_4b43_4350;
 const END: u16 = u16::MAX;
-/// Chains walked in one step.
-const CHAINS: usize = 32;
+/// Entries that are asked for before the first of them is read, a chain more or less.
+const AT_ONCE: usize = 32;
+/// So many times in one step.
+const ROUNDS: usize = 4;
 /// A block is written when it has so many entries.
 const BLOCK: usize = 2048;
 const MAX_SEGMENTS: usize = 1 << 26;
@@ -276,7 +278,7 @@ impl Writing {
     /// The sink's.
     pub fn step(&mut self, store: &Store) -> io::Result<bool> {
         let (heap, mut addresses) = (store.heap(), Vec::new());
-        for _ in 0..CHAINS {
+        for _ in 0..ROUNDS {
             let Some(shard) = store.shard(self.shard) else {
                 self.bytes.clear();
                 self.bytes.extend_from_slice(&END.to_le_bytes());
@@ -289,7 +291,15 @@ impl Writing {
                 return Ok(true);
             };
             addresses.clear();
-            self.at = shard.index.collect(self.at.unwrap_or(0), &mut addresses);
+            // As many as are worth asking for ahead.
+            while addresses.len() < AT_ONCE
+                && let Some(at) = self.at
+            {
+                self.at = shard.index.collect(at, &mut addresses);
+            }
+            for &address in &addresses {
+                heap.prefetch(address);
+            }
             for &address in &addresses {
                 let segment = heap.segment_of(address);
                 if !segment.is_some_and(|it| self.covered.contains(&it)) {

@@ -15,8 +15,8 @@ use crate::entry::{Entry, HEADER_BYTES, Header, Kind, Stamp};
 /// Keys up to this long are compared and hashed without a buffer of their own.
 const SHORT_KEY_BYTES: usize = 64;
 
-/// So much of an entry is asked for ahead.
-const PREFETCHED_BYTES: u64 = 192;
+/// So much of an entry is asked for ahead: its header, and a short key.
+const PREFETCHED_BYTES: u64 = (HEADER_BYTES + SHORT_KEY_BYTES) as u64;
 
 /// An entry copied out of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]

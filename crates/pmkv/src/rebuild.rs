@@ -5,6 +5,8 @@
 //! after bucket. So a core waits for memory only where a key has several versions. The price is 24 bytes for each entry
 //! that lies in the memory, dead ones too, until the shards are filled.
 
+use std::sync::{Mutex, PoisonError};
+
 use cyclone_replication::frame::{ALIGN_BYTES, block_bytes};
 use cyclone_replication::{BackupMemory, ReplicationError, SegmentState};
 
@@ -142,10 +144,21 @@ pub(crate) fn rebuild(
         });
         by_thread.push(known);
     }
+    // What the first has found is sorted where it is.
+    let mut parts = by_thread.into_iter();
+    let first = parts.next().unwrap_or_default();
+    let others: Vec<Vec<Vec<Restored>>> = parts.collect();
+    let first: Vec<Mutex<Vec<Restored>>> = first.into_iter().map(Mutex::new).collect();
     let filled = in_parallel(threads, |thread| {
         for shard in (0..store.shards()).skip(thread).step_by(threads) {
-            let parts = by_thread.iter().filter_map(|it| it.get(usize::from(shard)));
-            fill(store, shard, parts);
+            let place = usize::from(shard);
+            let mut found = first.get(place).map_or_else(Vec::new, |it| {
+                std::mem::take(&mut *it.lock().unwrap_or_else(PoisonError::into_inner))
+            });
+            for part in others.iter().filter_map(|it| it.get(place)) {
+                found.extend_from_slice(part);
+            }
+            fill(store, shard, found);
         }
     });
     filled.into_iter().collect::<Result<(), _>>()?;
@@ -223,11 +236,7 @@ fn find<'a>(
 }
 
 /// Fills a shard's index with the newest entry of each key.
-fn fill<'a>(store: &Store, id: ShardId, parts: impl Iterator<Item = &'a Vec<Restored>>) {
-    let mut found = Vec::new();
-    for part in parts {
-        found.extend_from_slice(part);
-    }
+fn fill(store: &Store, id: ShardId, mut found: Vec<Restored>) {
     let newest = found.iter().map(Restored::version).max();
     if let (Some(shard), Some(newest)) = (store.shard(id), newest) {
         shard.saw(newest);
@@ -247,8 +256,12 @@ fn keep_newest(store: &Store, found: &mut Vec<Restored>) {
     while at < found.len() {
         let hash = found[at].hash;
         let group = found[at..].iter().take_while(|it| it.hash == hash).count();
-        for ahead in found[at..].iter().skip(AHEAD).take(group + 1) {
-            heap.prefetch(ahead.address());
+        for next in at + AHEAD..(at + AHEAD + group).min(found.len().saturating_sub(1)) {
+            // Where two of one hash meet, their keys will be read.
+            if found[next].hash == found[next + 1].hash {
+                heap.prefetch(found[next].address());
+                heap.prefetch(found[next + 1].address());
+            }
         }
         keys.clear();
         for next in at..at + group {
