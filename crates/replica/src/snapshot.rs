@@ -71,6 +71,8 @@ pub(crate) struct Snapshots {
     offered: Option<Offered>,
     fetching: Option<Fetching>,
     next_id: u64,
+    /// Directories discarded so far.
+    pub(crate) discarded: u64,
 }
 
 impl Snapshots {
@@ -86,6 +88,7 @@ impl Snapshots {
             offered: None,
             fetching: None,
             next_id: salt << 16,
+            discarded: 0,
         })
     }
 
@@ -203,8 +206,7 @@ impl Node {
             for log in &mut self.logs {
                 log.group.set_snapshot_available(None);
             }
-            // Left-overs are removed at the next start as well.
-            let _ = fs::remove_dir_all(offered.directory);
+            self.discard(&offered.directory);
         }
     }
 
@@ -336,8 +338,7 @@ impl Node {
 
     fn abandon_fetch(&mut self) {
         if let Some(fetching) = self.snapshots.fetching.take() {
-            // Left-overs are removed at the next start as well.
-            let _ = fs::remove_dir_all(fetching.directory);
+            self.discard(&fetching.directory);
         }
     }
 
@@ -581,8 +582,7 @@ impl Node {
             }
         }
         tracing::info!(from = fetching.from, "installed a checkpoint");
-        // Left-overs are removed at the next start as well.
-        let _ = fs::remove_dir_all(fetching.directory);
+        self.discard(&fetching.directory);
         Ok(())
     }
 }

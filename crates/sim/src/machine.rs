@@ -1,6 +1,7 @@
 //! One machine: memory and disk that outlive its process, the process with the real replica in it, and its clocks.
 
-use std::fs;
+mod damage;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -15,8 +16,7 @@ use cyclone_replica::{
     Polling, StartError, Transport,
 };
 use cyclone_store::{FakeDisk, KvMachine, Limits, StateMachine};
-
-use cyclone_wal::flash::{DeviceError, FlashDevice, SimDisk};
+use cyclone_wal::flash::{FlashDevice, SimDisk};
 
 use crate::net::Net;
 use crate::plan::Plan;
@@ -124,8 +124,6 @@ pub struct Machine {
     pub disk: FakeDisk,
     /// The logs' flash, where the plan has it: an area for each.
     flash: Vec<SimDisk>,
-    /// Until when the flash misbehaves.
-    flash_calm_us: u64,
     /// Counts processes; events for an earlier one are stale.
     pub life: u64,
     /// Whether memory or disk was damaged since the last successful start: a refusal to start is then right.
@@ -136,6 +134,8 @@ pub struct Machine {
     pub paused_until_us: u64,
     /// When it read the clock for its next step, if that was not just now.
     pub clock_read_us: Option<u64>,
+    /// Until when its workers get nothing done.
+    pub busy_until_us: u64,
     /// Longest delay of its jobs. Machines differ: one that flushes late keeps a longer log than the others.
     pub job_us: u64,
     /// Whether it was seen installing a checkpoint.
@@ -217,12 +217,12 @@ impl Machine {
             clock: Clock::draw(plan, &mut random),
             disk: FakeDisk::default(),
             flash,
-            flash_calm_us: 0,
             life: 0,
             damaged: false,
             interrupted: false,
             paused_until_us: 0,
             clock_read_us: None,
+            busy_until_us: 0,
             job_us: match random.chance(0.5) {
                 true => plan.job_us,
                 false => plan.job_us.min(2_000),
@@ -337,7 +337,6 @@ impl Machine {
     /// Runs the replica once, or one of its waiting jobs.
     pub fn run(&mut self, sim_us: u64, job: Option<usize>) -> Result<usize, Fault> {
         let now = self.clock.now(self.clock_read_us.take().unwrap_or(sim_us));
-        self.strike_flash(now.steady_us);
         let Power::On(process) = &mut self.power else {
             return Ok(0);
         };
@@ -355,40 +354,6 @@ impl Machine {
             Err(panic) => Err(Fault::Panic(panic_text(&panic))),
             Ok(Err(error)) => Err(Fault::Error(error.to_string())),
             Ok(Ok(work)) => Ok(work),
-        }
-    }
-
-    /// Now and then the flash hangs or fails for a while.
-    fn strike_flash(&mut self, now_us: u64) {
-        if self.config.flash.is_none() {
-            return;
-        }
-        // Or the clock has jumped back, and it would last too long.
-        let over = now_us >= self.flash_calm_us || now_us + 5_000_000 < self.flash_calm_us;
-        if self.flash_calm_us > 0 && over {
-            self.calm_flash();
-        }
-        if self.flash_calm_us == 0 && self.random.chance(0.0005) {
-            self.flash_calm_us = now_us + self.random.within(1_000, 4_000_000);
-            let until_us = self.flash_calm_us;
-            let kind = self.random.below(3);
-            for area in &self.flash {
-                area.faults(|faults| match kind {
-                    0 => faults.hang_until_us = until_us,
-                    1 => faults.write_error = Some(DeviceError::Io(5)),
-                    _ => faults.write_error = Some(DeviceError::NoSpace),
-                });
-            }
-        }
-    }
-
-    fn calm_flash(&mut self) {
-        self.flash_calm_us = 0;
-        for area in &self.flash {
-            area.faults(|faults| {
-                faults.write_error = None;
-                faults.hang_until_us = 0;
-            });
         }
     }
 
@@ -442,46 +407,12 @@ impl Machine {
                 false => area.settle(),
             }
         }
-        // A new process begins at a time of its own: what hung is over.
         self.calm_flash();
         let only = self.config.flash.as_ref();
         if power_lost && only.is_some_and(|flash| flash.durability == Durability::Flash) {
             // Memory that keeps its bytes is what this mode does without.
             self.region = None;
         }
-    }
-
-    /// Flips a bit of what is persisted. Answers whether anything was.
-    pub fn rot(&mut self) -> bool {
-        let Some(region) = &self.region else {
-            return false;
-        };
-        for _ in 0..400 {
-            // The end of the log is where damage could be taken for an end.
-            let at = match self.recent.is_empty() || self.random.chance(0.4) {
-                true => self.random.below(region.len()),
-                false => *self.random.pick(&self.recent) + self.random.below(64),
-            };
-            if region.flip(at, &mut || 1 << self.random.below(8)) {
-                self.damaged = true;
-                return true;
-            }
-        }
-        false
-    }
-
-    /// The log region is gone.
-    pub fn lose_region(&mut self) {
-        self.region = None;
-        self.damaged = true;
-    }
-
-    /// The data directory is gone, the store with it.
-    pub fn lose_data(&mut self) {
-        self.disk.lose();
-        self.identity = None;
-        let _ = fs::remove_dir_all(&self.directory);
-        self.damaged = true;
     }
 }
 
