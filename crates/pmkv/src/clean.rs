@@ -16,8 +16,12 @@ use crate::control::Control;
 use crate::digest::records_of;
 use crate::entry::{self, Entry, HEADER_BYTES, Kind, Stamp};
 
-/// When memory is short, segments that are less live than this are cleaned too, in percent.
+/// When values are refused, segments that are less live than this are cleaned too, in percent.
 const CLEAN_BELOW_WHEN_FULL_PERCENT: u64 = 97;
+
+/// Cleaning begins to take fuller segments when less than so many times as many are free as when values are refused: a
+/// memory that is mostly live would else be refused to its writers before anything is won back.
+const EARLY: u32 = 3;
 
 impl Control {
     /// Cleans one segment, if one is worth it.
@@ -34,13 +38,28 @@ impl Control {
         true
     }
 
+    /// Segments less live than this are cleaned, in percent: the more, the fewer are free.
+    fn clean_below_percent(&self) -> u64 {
+        let (usual, most) = (
+            u64::from(self.config.clean_below_percent),
+            CLEAN_BELOW_WHEN_FULL_PERCENT,
+        );
+        let (free, full) = (self.table().free_segments(), self.config.full_below);
+        let early = full.saturating_mul(EARLY);
+        if self.store.space().is_full() || free <= full {
+            most
+        } else if free >= early {
+            usual
+        } else {
+            let missing = u64::from(early - free);
+            usual + most.saturating_sub(usual) * missing / u64::from(early - full)
+        }
+    }
+
     /// The committed segment with the fewest live bytes, if they are few enough.
     fn victim(&self) -> Option<u32> {
         let heap = self.store.heap();
-        let percent = match self.store.space().is_full() {
-            true => CLEAN_BELOW_WHEN_FULL_PERCENT,
-            false => u64::from(self.clean_below_percent()),
-        };
+        let percent = self.clean_below_percent();
         let limit = heap.segment_bytes() * percent / 100;
         self.table()
             .entries()

@@ -30,7 +30,7 @@ pub struct ControlConfig {
     pub full_below: u32,
     /// So many free segments are for cleaning alone.
     pub cleaning_reserve: u32,
-    /// Segments less live than this are cleaned, in percent.
+    /// Segments less live than this are cleaned, in percent; fuller ones, when few are free.
     pub clean_below_percent: u32,
 }
 
@@ -40,7 +40,7 @@ impl ControlConfig {
     pub fn new(server: ServerId, segments: u32) -> ControlConfig {
         ControlConfig {
             server,
-            full_below: (segments / 16).max(5),
+            full_below: (segments / 32).max(5),
             cleaning_reserve: 2,
             clean_below_percent: 75,
         }
@@ -70,7 +70,7 @@ pub struct ControlStats {
 
 /// The control thread's part of a server.
 pub struct Control {
-    config: ControlConfig,
+    pub(crate) config: ControlConfig,
     pub(crate) backup: Box<dyn Backup>,
     pub(crate) store: Arc<Store>,
     term: u32,
@@ -137,10 +137,6 @@ impl Control {
     /// What all threads share.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
-    }
-
-    pub(crate) fn clean_below_percent(&self) -> u32 {
-        self.config.clean_below_percent
     }
 
     /// What it has done so far.

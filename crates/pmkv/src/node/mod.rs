@@ -109,7 +109,7 @@ pub struct NodeConfig {
     pub worker: WorkerConfig,
     /// The keeping side; `reserved_segments` is set from the number of workers.
     pub backup: BackupConfig,
-    /// Below so many free segments new values are refused; `None`: a sixteenth.
+    /// Below so many free segments new values are refused; `None`: one in 32.
     pub full_below: Option<u32>,
     /// What [`Node::void`] has answered for this memory, the last by shard.
     pub voids: Vec<(ShardId, Void)>,

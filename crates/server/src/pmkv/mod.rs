@@ -516,7 +516,7 @@ fn node_config(file: &ClusterFile, id: ServerId, memory: &OwnMemory) -> Result<N
     let segments = u32::try_from(file.memory_bytes / file.segment_bytes)
         .context("memory_bytes has too many segments")?;
     config.backup.segment_bytes = file.segment_bytes;
-    config.backup.max_posted = (segments / 8).clamp(2, 512);
+    config.backup.max_posted = (segments / 32).clamp(4, 512);
     config.backup.batch = config.backup.max_posted.div_ceil(4);
     Ok(config)
 }

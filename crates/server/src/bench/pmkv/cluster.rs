@@ -109,8 +109,9 @@ fn open(directory: &Path, id: u32, setting: &Setting, kept: bool) -> Result<Node
     config.workers = setting.workers;
     config.start = setting.start.clone();
     config.backup.segment_bytes = setting.segment_bytes;
-    config.backup.max_posted = 16;
-    config.backup.batch = 8;
+    let segments = setting.memory_bytes / setting.segment_bytes;
+    config.backup.max_posted = (segments / 32).clamp(4, 32) as u32;
+    config.backup.batch = config.backup.max_posted / 2;
     Ok(Node::open(config, Box::new(data), peers, Box::new(files))?)
 }
 

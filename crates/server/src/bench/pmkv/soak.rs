@@ -73,6 +73,9 @@ pub(super) fn run(common: &Common, minutes: u64, report: &mut Report) -> Result<
     };
     load::run(&mut cluster, load)?;
     load.mix = Mix::ALL[1];
+    // Until what lies there is as old as it will ever be.
+    load.until = Until::Done(2 * keys);
+    load::run(&mut cluster, load)?;
     load.until = Until::After(Duration::from_secs(60));
     let mut table = Table::new(&[
         "minute",
