@@ -46,7 +46,6 @@ unit:
 	cargo build $(WORKSPACE)
 	cargo test $(WORKSPACE)
 	cargo test --release --locked -p cyclone-pmkv-cm --features etcd,zookeeper --test stores
-	cargo test --release --locked -p cyclone --no-default-features --features etcd,zookeeper --test pmkv_kill -- --test-threads 1 under_
 
 # About a minute of fresh seeds; the fixed ones are among the tests above.
 simulate:

@@ -19,6 +19,10 @@ use crate::entry::{self, Entry, HEADER_BYTES, Kind, Stamp};
 /// When values are refused, segments that are less live than this are cleaned too, in percent.
 const CLEAN_BELOW_WHEN_FULL_PERCENT: u64 = 97;
 
+/// Before that, up to so much. What a segment's end has no room for is dead in every copy too: taking nearly full segments
+/// without need would go on for ever.
+const CLEAN_BELOW_AT_MOST_PERCENT: u64 = 90;
+
 /// Cleaning begins to take fuller segments when less than so many times as many are free as when values are refused: a
 /// memory that is mostly live would else be refused to its writers before anything is won back.
 const EARLY: u32 = 3;
@@ -40,20 +44,15 @@ impl Control {
 
     /// Segments less live than this are cleaned, in percent: the more, the fewer are free.
     fn clean_below_percent(&self) -> u64 {
-        let (usual, most) = (
-            u64::from(self.config.clean_below_percent),
-            CLEAN_BELOW_WHEN_FULL_PERCENT,
-        );
-        let (free, full) = (self.table().free_segments(), self.config.full_below);
-        let early = full.saturating_mul(EARLY);
-        if self.store.space().is_full() || free <= full {
-            most
-        } else if free >= early {
-            usual
-        } else {
-            let missing = u64::from(early - free);
-            usual + most.saturating_sub(usual) * missing / u64::from(early - full)
+        if self.store.space().is_full() {
+            return CLEAN_BELOW_WHEN_FULL_PERCENT;
         }
+        let usual = u64::from(self.config.clean_below_percent);
+        let more = CLEAN_BELOW_AT_MOST_PERCENT.saturating_sub(usual);
+        let (free, full) = (self.table().free_segments(), self.config.full_below.max(1));
+        let early = full.saturating_mul(EARLY);
+        let missing = u64::from(early.saturating_sub(free.max(full)));
+        usual + more * missing / u64::from(early - full)
     }
 
     /// The committed segment with the fewest live bytes, if they are few enough.

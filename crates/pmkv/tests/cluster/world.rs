@@ -2,6 +2,7 @@
 
 mod check;
 mod fill;
+mod kept;
 mod moves;
 
 use std::collections::{BTreeMap, HashMap};
@@ -11,7 +12,7 @@ use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_pmkv::{
     Answer, Checkpoint, Configuration, Endpoints, KeyHash, Node, NodeConfig, Role, Server,
-    ServerId, Sink, Void,
+    ServerId, Void,
 };
 use cyclone_replication::Protocol;
 use cyclone_wire::command::{Condition, Operation, Query};
@@ -101,31 +102,12 @@ struct Host {
     checkpoint: Arc<Mutex<Vec<u8>>>,
 }
 
-/// A checkpoint in memory that survives everything.
-struct Kept {
-    bytes: Vec<u8>,
-    whole: Arc<Mutex<Vec<u8>>>,
-}
-
-impl Sink for Kept {
-    fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.bytes.extend_from_slice(bytes);
-        Ok(())
-    }
-
-    fn finish(&mut self) -> std::io::Result<()> {
-        *self.whole.lock().expect("bytes") = std::mem::take(&mut self.bytes);
-        Ok(())
-    }
-}
-
 pub struct World {
     pub fabric: SimFabric,
     plan: Plan,
     seed: u64,
     pub random: Random,
-    /// For what was added later: seeds keep what they do otherwise.
-    choices: Random,
+    choices: Random, // for what was added later: seeds keep what they do otherwise
     hosts: Vec<Host>,
     pub configuration: Configuration,
     pub model: Model,
@@ -301,10 +283,7 @@ impl World {
             node.step_control(now_us);
         }
         if self.choices.below(60) == 0 {
-            let sink = Kept {
-                bytes: Vec::new(),
-                whole: Arc::clone(whole),
-            };
+            let sink = kept::Kept::new(whole);
             let begun = node.control_handle().begin_checkpoint(Box::new(sink));
             begun.expect("a checkpoint");
         }

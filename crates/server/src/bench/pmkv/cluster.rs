@@ -14,6 +14,9 @@ use cyclone_replication::Protocol;
 /// Copies of everything.
 const COPIES: usize = 3;
 
+/// How long a configuration may take, on a machine that others use too.
+const SERVED_WITHIN: Duration = Duration::from_secs(600);
+
 /// Modelled media of all servers, or none.
 pub(super) type Media = Option<Arc<Devices>>;
 
@@ -88,7 +91,8 @@ pub(super) struct Cluster {
 fn open(directory: &Path, id: u32, setting: &Setting, kept: bool) -> Result<Node> {
     let config = ShmConfig {
         memory: if kept { Memory::Kept } else { Memory::Zeroed },
-        max_peers: 1024,
+        // Each costs memory that is new at every start; there are two configurations at most.
+        max_peers: setting.servers * (setting.workers + 1) * 2 + 64,
         max_connections: setting.servers * (setting.workers + 1) * 2 + 64,
         max_registrations: 1024,
         ..ShmConfig::new(setting.memory_bytes)
@@ -170,11 +174,11 @@ impl Cluster {
         for node in self.nodes.iter_mut().flatten() {
             node.commit()?;
         }
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = Instant::now() + SERVED_WITHIN;
         while !self.is_served() {
             self.step();
             if Instant::now() > until {
-                bail!("the shards are not served after a minute");
+                bail!("the shards are not served after {SERVED_WITHIN:?}");
             }
         }
         Ok(())
