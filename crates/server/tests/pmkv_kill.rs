@@ -18,9 +18,6 @@ use cyclone::resp;
 use cyclone_sim::history::{Answer, History, Op, Operation, Outcome};
 use cyclone_sim::linear::check;
 
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
-mod stores;
-
 const SERVERS: u32 = 4;
 const KEYS: u64 = 40;
 const CLIENTS: u64 = 4;
@@ -45,7 +42,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn start(logs: &Path, replication: &str, store: &str) -> Cluster {
+    fn start(logs: &Path, replication: &str) -> Cluster {
         // Bound all at once, so that they differ; a server's port may be taken meanwhile by nobody but bad luck.
         let bound: Vec<TcpListener> = (0..SERVERS)
             .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port"))
@@ -61,7 +58,7 @@ impl Cluster {
         // Long leases: the machine may be busy, and a server that is only slow is not what is tested.
         let mut text = format!(
             "directory = {directory:?}\nreplication = \"{replication}\"\ncopies = 3\nshards_per_server = 8\n\
-             memory_bytes = {}\nlease_ms = 300\ncheckpoint_s = 1\ntoken = \"0123456789abcdef\"\n{store}",
+             memory_bytes = {}\nlease_ms = 300\ncheckpoint_s = 1\ntoken = \"0123456789abcdef\"\n",
             64 << 20
         );
         for (id, port) in ports.iter().enumerate() {
@@ -274,10 +271,10 @@ impl Client {
     }
 }
 
-fn kill_one_after_the_other(replication: &str, store: &str, kills: u64, seed: u64) {
+fn kill_one_after_the_other(replication: &str, kills: u64, seed: u64) {
     println!("{replication}, {kills} kills, seed {seed}");
     let logs = tempfile::tempdir().expect("a directory");
-    let mut cluster = Cluster::start(logs.path(), replication, store);
+    let mut cluster = Cluster::start(logs.path(), replication);
     let stop = Arc::new(AtomicBool::new(false));
     let begun = Instant::now();
     let clients: Vec<_> = (0..CLIENTS)
@@ -334,7 +331,7 @@ fn seed() -> u64 {
 fn servers_killed_one_after_the_other_leave_a_linearizable_history() {
     let kills = std::env::var("CYCLONE_PMKV_KILLS").ok();
     let kills = kills.map_or(3, |it| it.parse().expect("a number"));
-    kill_one_after_the_other("rowan", "", kills, seed());
+    kill_one_after_the_other("rowan", kills, seed());
 }
 
 #[test]
@@ -344,22 +341,6 @@ fn fifty_kills() {
     let all = "rowan,tailwind,hyperloop,rpc,rwrite,batch,share";
     let asked = std::env::var("CYCLONE_PMKV_ONLY").unwrap_or_else(|_| all.into());
     for (number, replication) in asked.split(',').enumerate() {
-        kill_one_after_the_other(replication, "", 10, seed() ^ number as u64);
-    }
-}
-
-#[cfg(feature = "etcd")]
-#[test]
-fn servers_killed_under_etcd() {
-    if let Some(outside) = stores::etcd() {
-        kill_one_after_the_other("rowan", &outside.lines, 2, seed());
-    }
-}
-
-#[cfg(feature = "zookeeper")]
-#[test]
-fn servers_killed_under_zookeeper() {
-    if let Some(outside) = stores::zookeeper() {
-        kill_one_after_the_other("rowan", &outside.lines, 2, seed());
+        kill_one_after_the_other(replication, 10, seed() ^ number as u64);
     }
 }
