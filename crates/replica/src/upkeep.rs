@@ -133,6 +133,12 @@ impl Node {
         self.workers.run_one(which);
     }
 
+    /// The same, but the job is done right after the next step has looked for results: what it did is there, and the
+    /// loop has not been told. The step after that takes its result.
+    pub fn run_job_unseen(&mut self, which: usize) {
+        self.workers.run_one_unseen(which);
+    }
+
     /// One physical log's Raft group, for looking at.
     pub fn group(&self, log: usize) -> &cyclone_consensus::Group {
         &self.logs[log].group

@@ -341,11 +341,14 @@ impl Machine {
             return Ok(0);
         };
         let node = &mut process.node;
+        let unseen = job.is_some() && self.random.chance(0.4);
         let stepped = catch_unwind(AssertUnwindSafe(|| {
-            if let Some(which) = job {
-                node.run_job(which);
+            match job {
+                Some(which) if unseen => node.run_job_unseen(which),
+                Some(which) => node.run_job(which),
+                None => {}
             }
-            node.step(now)
+            node.step(now).map(|work| work + usize::from(unseen))
         }));
         if process.memory.has_crashed() {
             return Err(Fault::PowerLost);

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use redis::{Connection, Value};
 
-use super::format::{Head, Packer, crc32c};
+use cyclone_wire::ring::crc32c_of;
+
+use super::format::{Head, Packer};
 use crate::ctl;
 use crate::resp::{self, Access};
 
@@ -264,7 +266,7 @@ fn piece(
         .arg(offset)
         .arg(count)
         .query(connection)?;
-    if bytes.len() as u64 != count || crc32c(&bytes) != sum {
+    if bytes.len() as u64 != count || crc32c_of(&bytes) != sum {
         bail!("a piece was damaged on its way");
     }
     Ok(bytes)
