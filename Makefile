@@ -12,12 +12,11 @@ WORKSPACE := --release --locked --workspace --features libfabric
 BIN := $(TARGET)/release/cyclone
 SEEDS ?= 300
 HOURS ?= 8
-MINUTES ?= 10
 # DPDK's build has a directory of its own: without RocksDB, so that this is not compiled twice.
 DPDK := --release --locked --target-dir $(TARGET)/dpdk -p cyclone --no-default-features --features dpdk
 SIM := $(TARGET)/release/cyclone-sim
 
-.PHONY: figures bench-net bench-net-dpdk fuzz dpdk sim soak mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
+.PHONY: figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-pmkv mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
 
 demo: build
 	$(BIN) demo
@@ -71,8 +70,14 @@ soak: setup
 	seq $$(nproc) | xargs -P 0 -I{} $(SIM) run --seeds 1000000000 --seconds $$(( $(HOURS) * 3600 ))
 
 # MINUTES=m of random input for everything that reads bytes from others.
+fuzz: MINUTES ?= 10
 fuzz: setup
 	scripts/fuzz.sh $(MINUTES)
+
+# MINUTES=m of skewed overwrites of the log-structured store at 80% full: space, memory and latency per minute.
+soak-pmkv: MINUTES ?= 30
+soak-pmkv: build
+	$(BIN) bench pmkv --part soak --minutes $(MINUTES)
 
 # Plants one bug after another and asks whether the simulator notices.
 mutants: setup

@@ -26,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod arrivals;
 pub mod chain;
 pub mod chart;
 pub mod child;

@@ -9,6 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::arrivals::{Arrivals, Network};
 use anyhow::Result;
 use cyclone_fabric::{
     Access, Address, AppendKey, AppendSpec, Capabilities, ChainId, ChainOperation, ChainShape,
@@ -60,6 +61,8 @@ struct Device {
     stores: u64,
     /// Appended so far by the local cores together, each in turn.
     local_stores: u64,
+    /// What is on its way, where a network is modelled.
+    arrivals: Option<Arrivals<Store>>,
 }
 
 /// The modelled media of all targets, shared by all endpoints that write there.
@@ -73,6 +76,8 @@ pub struct Devices {
     /// Whether completions wait for the media.
     charged: bool,
     local: LocalStores,
+    /// Stores arrive as over this network; never where completions wait.
+    network: Option<Network>,
     begun: Instant,
     by_target: Mutex<HashMap<Address, Arc<Mutex<Device>>>>,
 }
@@ -88,8 +93,32 @@ impl Devices {
         charged: bool,
         local: LocalStores,
     ) -> Result<Arc<Devices>> {
+        Devices::over(None, parameters, protocol, charged, local)
+    }
+
+    /// As [`Devices::new`], no time charged, with stores that overtake each other as in a network.
+    ///
+    /// # Errors
+    /// For parameters that do not fit together.
+    pub fn behind(
+        network: Network,
+        parameters: MediaParameters,
+        protocol: Protocol,
+        local: LocalStores,
+    ) -> Result<Arc<Devices>> {
+        Devices::over(Some(network), parameters, protocol, false, local)
+    }
+
+    fn over(
+        network: Option<Network>,
+        parameters: MediaParameters,
+        protocol: Protocol,
+        charged: bool,
+        local: LocalStores,
+    ) -> Result<Arc<Devices>> {
         Media::new(parameters)?;
         Ok(Arc::new(Devices {
+            network,
             parameters,
             messages: protocol == Protocol::Rpc,
             is_one_log: protocol == Protocol::Faa,
@@ -115,6 +144,9 @@ impl Devices {
             local: self.local,
             stores: 0,
             local_stores: 0,
+            arrivals: self
+                .network
+                .map(|network| Arrivals::new(network, targets.len() as u64)),
         }));
         targets.insert(target.clone(), Arc::clone(&device));
         Ok(device)
@@ -198,6 +230,18 @@ impl Device {
         let at = round * self.local.store_bytes % (SPACE_BYTES / 2);
         self.media
             .store_at(base + at, self.local.store_bytes, now_ns);
+    }
+
+    /// A store that was posted on a connection: at once, or when the modelled network has brought it.
+    fn arrive(&mut self, lane: u64, store: Store, now_ns: u64) -> u64 {
+        let Some(mut arrivals) = self.arrivals.take() else {
+            return self.store(&store, now_ns);
+        };
+        arrivals.issue(lane, store, |it| {
+            self.store(&it, now_ns);
+        });
+        self.arrivals = Some(arrivals);
+        now_ns
     }
 
     /// When the media has taken it.
@@ -337,7 +381,9 @@ impl Endpoint for Metered {
         {
             let now_ns = self.devices.now_ns();
             let mut device = device.lock().unwrap_or_else(PoisonError::into_inner);
-            let taken_ns = device.store(&store, now_ns);
+            // A connection's number is one endpoint's: its first byte's address tells endpoints apart.
+            let lane = (self.inner.memory().as_ptr() as u64) ^ connection.0;
+            let taken_ns = device.arrive(lane, store, now_ns);
             if self.devices.charged {
                 self.taken_ns.insert(connection, taken_ns);
             }

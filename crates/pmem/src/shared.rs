@@ -83,39 +83,58 @@ impl SharedArea {
         unsafe { AtomicU64::from_ptr(self.mapping.pointer(self.base + offset).cast()) }
     }
 
-    #[inline]
-    fn byte(&self, offset: u64) -> &AtomicU8 {
-        // SAFETY: the caller has checked the range; mapped for the life of `self`, and only accessed atomically.
-        unsafe { AtomicU8::from_ptr(self.mapping.pointer(self.base + offset)) }
-    }
-
     /// Copies bytes out.
     #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         self.check(offset, into.len() as u64);
-        let mut at = offset;
-        let mut rest = into;
-        while !rest.is_empty() {
-            if (self.base + at).is_multiple_of(8) && rest.len() >= 8 {
-                let (whole, tail) = rest.split_at_mut(8);
-                whole.copy_from_slice(&self.word(at).load(Ordering::Relaxed).to_ne_bytes());
-                rest = tail;
-                at += 8;
-            } else {
-                rest[0] = self.byte(at).load(Ordering::Relaxed);
-                rest = &mut rest[1..];
-                at += 1;
-            }
+        // SAFETY: the range is checked and mapped for the life of `self`; `into` is writable and not part of it.
+        unsafe {
+            copy_out(
+                self.mapping.pointer(self.base + offset),
+                into.as_mut_ptr(),
+                into.len(),
+            );
         }
         std::sync::atomic::fence(Ordering::Acquire);
     }
 
     /// Copies bytes out into a new buffer.
     pub fn read_vec(&self, offset: u64, len: u64) -> Vec<u8> {
-        self.check(offset, len);
-        let mut bytes = vec![0; len as usize];
-        self.read(offset, &mut bytes);
+        let mut bytes = Vec::new();
+        self.read_into(offset, len, &mut bytes);
         bytes
+    }
+
+    /// Copies bytes out into a buffer that is used again: it holds them and nothing else afterwards.
+    #[inline]
+    pub fn read_into(&self, offset: u64, len: u64, into: &mut Vec<u8>) {
+        self.check(offset, len);
+        let len = len as usize;
+        into.clear();
+        into.reserve(len);
+        // SAFETY: the range is checked and mapped for the life of `self`; the vector has room for `len` bytes, and all of
+        // them are written before they count.
+        unsafe {
+            copy_out(
+                self.mapping.pointer(self.base + offset),
+                into.as_mut_ptr(),
+                len,
+            );
+            into.set_len(len);
+        }
+        std::sync::atomic::fence(Ordering::Acquire);
+    }
+
+    /// Asks the CPU to have the first `len` bytes from `offset` on in its caches soon. Outside the area: nothing.
+    #[inline]
+    pub fn prefetch(&self, offset: u64, len: u64) {
+        if !self.contains(offset, len) {
+            return;
+        }
+        let start = self.mapping.pointer(self.base + offset);
+        for line in (0..len as usize).step_by(flush::LINE_BYTES) {
+            flush::prefetch(start.wrapping_add(line));
+        }
     }
 
     /// Copies bytes in, in order of address; durable after [`SharedArea::flush`] and [`SharedArea::fence`].
@@ -123,22 +142,8 @@ impl SharedArea {
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         self.check(offset, bytes.len() as u64);
         std::sync::atomic::fence(Ordering::Release);
-        let mut at = offset;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            if (self.base + at).is_multiple_of(8)
-                && let Some((whole, tail)) = rest.split_first_chunk::<8>()
-            {
-                self.word(at)
-                    .store(u64::from_ne_bytes(*whole), Ordering::Relaxed);
-                rest = tail;
-                at += 8;
-            } else {
-                self.byte(at).store(rest[0], Ordering::Relaxed);
-                rest = &rest[1..];
-                at += 1;
-            }
-        }
+        // SAFETY: the range is checked and mapped for the life of `self`.
+        unsafe { copy_in(self.mapping.pointer(self.base + offset), bytes) }
         self.note(offset, bytes);
     }
 
@@ -236,6 +241,66 @@ impl SharedArea {
     #[inline]
     fn note(&self, offset: u64, bytes: &[u8]) {
         self.mapping.note_bytes(self.base + offset, bytes);
+    }
+}
+
+/// How many bytes there are before the first aligned word.
+#[inline]
+fn before_words(at: *const u8) -> usize {
+    (at as usize).wrapping_neg() & 7
+}
+
+/// Copies out word by word where the source is aligned.
+///
+/// # Safety
+/// `len` bytes are mapped at `from`, others access them only atomically; `len` bytes are writable at `into`, and apart.
+#[inline]
+unsafe fn copy_out(from: *mut u8, into: *mut u8, len: usize) {
+    let head = before_words(from).min(len);
+    let words = (len - head) / 8;
+    // SAFETY: every index is below `len`; words are aligned by the choice of `head`; unaligned stores are used.
+    unsafe {
+        for at in 0..head {
+            *into.add(at) = AtomicU8::from_ptr(from.add(at)).load(Ordering::Relaxed);
+        }
+        let (source, target) = (from.add(head).cast::<u64>(), into.add(head).cast::<u64>());
+        for word in 0..words {
+            let value = AtomicU64::from_ptr(source.add(word)).load(Ordering::Relaxed);
+            target.add(word).write_unaligned(value);
+        }
+        for at in head + words * 8..len {
+            *into.add(at) = AtomicU8::from_ptr(from.add(at)).load(Ordering::Relaxed);
+        }
+    }
+}
+
+/// Copies in, in order of address, word by word where the target is aligned.
+///
+/// # Safety
+/// `from.len()` bytes are mapped at `to`, and others access them only atomically.
+#[inline]
+unsafe fn copy_in(to: *mut u8, from: &[u8]) {
+    let head = before_words(to).min(from.len());
+    let (bytes, rest) = from.split_at(head);
+    let words = rest.chunks_exact(8);
+    let tail = words.remainder();
+    // SAFETY: every index is below `from.len()`; words are aligned by the choice of `head`.
+    unsafe {
+        for (at, byte) in bytes.iter().enumerate() {
+            AtomicU8::from_ptr(to.add(at)).store(*byte, Ordering::Relaxed);
+        }
+        let mut target = to.add(head);
+        for word in words {
+            // `chunks_exact` gives eight bytes each time.
+            let word = word
+                .first_chunk::<8>()
+                .map_or(0, |it| u64::from_ne_bytes(*it));
+            AtomicU64::from_ptr(target.cast()).store(word, Ordering::Relaxed);
+            target = target.add(8);
+        }
+        for (at, byte) in tail.iter().enumerate() {
+            AtomicU8::from_ptr(target.add(at)).store(*byte, Ordering::Relaxed);
+        }
     }
 }
 

@@ -12,11 +12,20 @@ use std::collections::HashSet;
 
 use cyclone_replication::{Owner, Protocol, SegmentState};
 
-use crate::control::{Control, for_entries};
+use crate::control::Control;
+use crate::digest::records_of;
 use crate::entry::{self, Entry, HEADER_BYTES, Kind, Stamp};
 
-/// When memory is short, segments that are less live than this are cleaned too, in percent.
+/// When values are refused, segments that are less live than this are cleaned too, in percent.
 const CLEAN_BELOW_WHEN_FULL_PERCENT: u64 = 97;
+
+/// Before that, up to so much. What a segment's end has no room for is dead in every copy too: taking nearly full segments
+/// without need would go on for ever.
+const CLEAN_BELOW_AT_MOST_PERCENT: u64 = 90;
+
+/// Cleaning begins to take fuller segments when less than so many times as many are free as when values are refused: a
+/// memory that is mostly live would else be refused to its writers before anything is won back.
+const EARLY: u32 = 3;
 
 impl Control {
     /// Cleans one segment, if one is worth it.
@@ -33,13 +42,23 @@ impl Control {
         true
     }
 
+    /// Segments less live than this are cleaned, in percent: the more, the fewer are free.
+    fn clean_below_percent(&self) -> u64 {
+        if self.store.space().is_full() {
+            return CLEAN_BELOW_WHEN_FULL_PERCENT;
+        }
+        let usual = u64::from(self.config.clean_below_percent);
+        let more = CLEAN_BELOW_AT_MOST_PERCENT.saturating_sub(usual);
+        let (free, full) = (self.table().free_segments(), self.config.full_below.max(1));
+        let early = full.saturating_mul(EARLY);
+        let missing = u64::from(early.saturating_sub(free.max(full)));
+        usual + more * missing / u64::from(early - full)
+    }
+
     /// The committed segment with the fewest live bytes, if they are few enough.
     fn victim(&self) -> Option<u32> {
         let heap = self.store.heap();
-        let percent = match self.store.space().is_full() {
-            true => CLEAN_BELOW_WHEN_FULL_PERCENT,
-            false => u64::from(self.clean_below_percent()),
-        };
+        let percent = self.clean_below_percent();
         let limit = heap.segment_bytes() * percent / 100;
         self.table()
             .entries()
@@ -55,7 +74,8 @@ impl Control {
     /// Copies what is live in a segment; `false` if there was no room for all of it.
     fn copy_live(&mut self, segment: u32) -> bool {
         let mut records = Vec::new();
-        let scanned = for_entries(self.table(), segment, |at, bytes| {
+        let table = self.backup.table();
+        let scanned = records_of(table, segment, &mut self.copy, |at, bytes, _| {
             records.push((at, bytes.to_vec()));
         });
         if scanned.is_err() {

@@ -257,6 +257,11 @@ impl KeyHash {
         }
     }
 
+    /// The hash alone.
+    pub fn hash_of(key: &[u8]) -> u64 {
+        hash(key)
+    }
+
     /// The place in the 64-bit space.
     pub fn place(self) -> u64 {
         u64::from(self.slot) << 50 | self.hash >> 14

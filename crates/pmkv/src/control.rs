@@ -1,22 +1,25 @@
 //! The control thread (rowan §4.3): posts segments and finds used ones through the replication protocol, gives segments to
 //! the server's own logs, digests, and cleans. It alone changes the segment table.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cyclone_replication::frame::{Shape, scan_blocks};
 use cyclone_replication::{
     Assembler, Backup, BackupMemory, Owner, ReplicationError, SegmentState, UsedSegment,
-    scan_segment,
+    scan_records, scan_segment,
 };
 
+use crate::checkpoint::{Sink, Start, Writing};
 use crate::configuration::{KeyHash, ServerId, ShardId};
+use crate::digest::{Digested, index, records_of};
 use crate::entry::{Entry, Kind};
 use crate::log::Log;
+use crate::rebuild::rebuild;
 use crate::space::Granted;
 use crate::store::Store;
 use crate::void::{Void, Voids};
+use crate::words::WordMap;
 
 /// What a control thread goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +30,7 @@ pub struct ControlConfig {
     pub full_below: u32,
     /// So many free segments are for cleaning alone.
     pub cleaning_reserve: u32,
-    /// Segments less live than this are cleaned, in percent.
+    /// Segments less live than this are cleaned, in percent; fuller ones, when few are free.
     pub clean_below_percent: u32,
 }
 
@@ -37,17 +40,11 @@ impl ControlConfig {
     pub fn new(server: ServerId, segments: u32) -> ControlConfig {
         ControlConfig {
             server,
-            full_below: (segments / 16).max(5),
+            full_below: (segments / 32).max(5),
             cleaning_reserve: 2,
             clean_below_percent: 75,
         }
     }
-}
-
-/// A full segment and the highest versions in it (MaxVerArray).
-struct Digested {
-    segment: u32,
-    max: HashMap<ShardId, u64>,
 }
 
 /// Plain counters of a control thread.
@@ -63,13 +60,17 @@ pub struct ControlStats {
     pub copied_bytes: u64,
     /// Tombstones dropped.
     pub tombstones_dropped: u64,
+    /// Checkpoints of the indexes written.
+    pub checkpoints: u64,
+    /// Checkpoints that could not be written.
+    pub checkpoints_failed: u64,
     /// Segment operations that the table refused: bugs.
     pub refused: u64,
 }
 
 /// The control thread's part of a server.
 pub struct Control {
-    config: ControlConfig,
+    pub(crate) config: ControlConfig,
     pub(crate) backup: Box<dyn Backup>,
     pub(crate) store: Arc<Store>,
     term: u32,
@@ -86,6 +87,10 @@ pub struct Control {
     /// Whether tombstones stay: older versions of their keys may still be sent by a shard's primary.
     pub(crate) keeps_tombstones: bool,
     voids: Voids,
+    /// Where segments are copied to, to be read.
+    pub(crate) copy: Vec<u8>,
+    memory: u64,
+    checkpoint: Option<Writing>,
 }
 
 impl Control {
@@ -101,6 +106,7 @@ impl Control {
         shards: u16,
         voids: &[(ShardId, Void)],
         threads: usize,
+        start: &Start,
     ) -> Result<Control, ReplicationError> {
         let store = Arc::new(Store::new(backup.table(), shards));
         let log = Log::new(Arc::clone(&store), Owner::Cleaner(0), config.server);
@@ -119,8 +125,11 @@ impl Control {
             look_again: true,
             keeps_tombstones: true,
             voids: Voids::new(shards, voids),
+            copy: Vec::new(),
+            memory: start.memory,
+            checkpoint: None,
         };
-        control.rebuild(threads.max(1))?;
+        control.rebuild(threads.max(1), start)?;
         control.tell();
         Ok(control)
     }
@@ -128,10 +137,6 @@ impl Control {
     /// What all threads share.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
-    }
-
-    pub(crate) fn clean_below_percent(&self) -> u32 {
-        self.config.clean_below_percent
     }
 
     /// What it has done so far.
@@ -184,11 +189,13 @@ impl Control {
         for segment in open {
             let base = table.segment_offset(segment);
             let epoch = table.entry(segment).map_or(0, |it| it.epoch);
-            scan_segment(table, segment, &mut self.assembler, |record| {
-                let at = base + record.offset;
+            let (assembler, copy) = (&mut self.assembler, &mut self.copy);
+            let mut max = WordMap::default();
+            scan_records(table, segment, assembler, copy, |record| {
+                let there = (base + record.offset, record.bytes, record.is_in_one);
                 let is_void = |shard| self.voids.covers(shard, epoch, record.offset);
-                if !index(&self.store, is_void, at, &record.bytes, &mut HashMap::new()) {
-                    apart.push(record.bytes);
+                if !index(&self.store, is_void, there, &mut max) {
+                    apart.push(record.bytes.to_vec());
                 }
             })?;
         }
@@ -206,7 +213,7 @@ impl Control {
         let mut open = BTreeMap::new();
         for segment in table.in_order(|entry| entry.state == SegmentState::Using) {
             let (base, mut written) = (table.segment_offset(segment), 0);
-            for_entries(table, segment, |at, bytes| {
+            records_of(table, segment, &mut self.copy, |at, bytes, _| {
                 written = written.max(at - base + bytes.len() as u64);
             })?;
             let epoch = table.entry(segment).map_or(0, |it| it.epoch);
@@ -262,8 +269,45 @@ impl Control {
         busy |= self.digest_one();
         self.find_committed();
         busy |= self.clean_one();
+        busy |= self.write_checkpoint();
         self.tell();
         busy
+    }
+
+    /// Begins to write a checkpoint of the indexes, a little with each step; one that is under way is given up.
+    ///
+    /// # Errors
+    /// The sink's.
+    //= rowan §4.7
+    pub fn begin_checkpoint(&mut self, sink: Box<dyn Sink>) -> std::io::Result<()> {
+        self.checkpoint = None;
+        let table = self.backup.table();
+        self.checkpoint = Some(Writing::begin(
+            sink,
+            self.memory,
+            table,
+            &self.store,
+            &self.voids,
+        )?);
+        Ok(())
+    }
+
+    /// Whether a checkpoint is under way.
+    pub fn writes_checkpoint(&self) -> bool {
+        self.checkpoint.is_some()
+    }
+
+    fn write_checkpoint(&mut self) -> bool {
+        let Some(writing) = &mut self.checkpoint else {
+            return false;
+        };
+        match writing.step(&self.store) {
+            Ok(false) => return true,
+            Ok(true) => self.stats.checkpoints += 1,
+            Err(_) => self.stats.checkpoints_failed += 1,
+        }
+        self.checkpoint = None;
+        true
     }
 
     /// Sleeps until there may be something to do, at most `timeout`.
@@ -342,22 +386,21 @@ impl Control {
             return false;
         };
         let table = self.backup.table();
-        let mut records = Vec::new();
+        let base = self.store.heap().offset_of(used.segment);
+        let epoch = table.entry(used.segment).map_or(0, |it| it.epoch);
+        let mut max = WordMap::default();
+        let (store, voids, to_copy) = (&self.store, &self.voids, &mut self.to_copy);
+        let (assembler, copy) = (&mut self.assembler, &mut self.copy);
         // It is used, and of this memory's protocol: the scan refuses nothing.
-        let scanned = scan_segment(table, used.segment, &mut self.assembler, |record| {
-            records.push((record.offset, record.bytes));
+        let scanned = scan_records(table, used.segment, assembler, copy, |record| {
+            let there = (base + record.offset, record.bytes, record.is_in_one);
+            let is_void = |shard| voids.covers(shard, epoch, record.offset);
+            if !index(store, is_void, there, &mut max) {
+                to_copy.push_back(record.bytes.to_vec());
+            }
         });
         if scanned.is_err() {
             self.stats.refused += 1;
-        }
-        let mut max = HashMap::new();
-        let base = self.store.heap().offset_of(used.segment);
-        let epoch = table.entry(used.segment).map_or(0, |it| it.epoch);
-        for (offset, bytes) in records {
-            let is_void = |shard| self.voids.covers(shard, epoch, offset);
-            if !index(&self.store, is_void, base + offset, &bytes, &mut max) {
-                self.to_copy.push_back(bytes);
-            }
         }
         self.digested.push(Digested {
             segment: used.segment,
@@ -377,7 +420,8 @@ impl Control {
                 break;
             };
             self.log.fence();
-            index(&self.store, |_| false, address, &bytes, &mut HashMap::new());
+            let there = (address, &bytes[..], true);
+            index(&self.store, |_| false, there, &mut WordMap::default());
             self.log.settle(address);
             copied = true;
         }
@@ -393,7 +437,7 @@ impl Control {
         let stamp = entry.header.stamp;
         let is_news = |(_, member): (usize, Entry<'_>)| {
             let stamp = member.header.stamp;
-            let hash = KeyHash::of(member.key).hash;
+            let hash = KeyHash::hash_of(member.key);
             let known = self.store.find(stamp.shard, hash, member.key);
             known.is_none_or(|known| known.stamp().version < stamp.version)
         };
@@ -405,7 +449,8 @@ impl Control {
             return false;
         };
         self.log.fence();
-        index(&self.store, |_| false, address, bytes, &mut HashMap::new());
+        let there = (address, bytes, true);
+        index(&self.store, |_| false, there, &mut WordMap::default());
         self.log.settle(address);
         true
     }
@@ -436,128 +481,18 @@ impl Control {
         }
     }
 
-    /// Indexes what is there, segment by segment, in parallel; used segments of the backup log are left to digestion.
+    /// Indexes what is there, in parallel; used segments of the backup log are left to digestion.
     //= rowan §4.7
-    fn rebuild(&mut self, threads: usize) -> Result<(), ReplicationError> {
+    fn rebuild(&mut self, threads: usize, start: &Start) -> Result<(), ReplicationError> {
         self.take_used();
         let table = self.backup.table();
-        let wanted: Vec<(u32, SegmentState, bool)> = table
-            .entries()
-            .filter(|(_, entry)| {
-                let local = !entry.owner.is_remote() && entry.state != SegmentState::Free;
-                local || entry.state == SegmentState::Committed
-            })
-            .map(|(segment, entry)| (segment, entry.state, entry.owner.is_remote()))
-            .collect();
-        let (store, voids) = (&self.store, &self.voids);
-        let scan_some = |first: usize| -> Result<Vec<Digested>, ReplicationError> {
-            let mut found = Vec::new();
-            for &(segment, _, _) in wanted.iter().skip(first).step_by(threads) {
-                let mut max = HashMap::new();
-                let base = table.segment_offset(segment);
-                let epoch = table.entry(segment).map_or(0, |it| it.epoch);
-                for_entries(table, segment, |at, bytes| {
-                    let is_void = |shard| voids.covers(shard, epoch, at - base);
-                    index(store, is_void, at, bytes, &mut max);
-                })?;
-                found.push(Digested { segment, max });
-            }
-            Ok(found)
-        };
-        let found: Vec<Result<Vec<Digested>, ReplicationError>> = if threads == 1 {
-            vec![scan_some(0)]
-        } else {
-            std::thread::scope(|scope| {
-                let scan_some = &scan_some;
-                let spawned: Vec<_> = (0..threads)
-                    .map(|n| scope.spawn(move || scan_some(n)))
-                    .collect();
-                let panicked = || ReplicationError::Damaged("a thread of the rebuild died".into());
-                let joined = spawned.into_iter().map(|it| it.join());
-                joined
-                    .map(|it| it.unwrap_or_else(|_| Err(panicked())))
-                    .collect()
-            })
-        };
-        let mut digested = Vec::new();
-        for found in found {
-            digested.extend(found?);
+        self.digested = rebuild(table, &self.store, &self.voids, threads, start)?;
+        let written = table.in_order(|it| !it.owner.is_remote() && it.state == SegmentState::Using);
+        for segment in written {
+            self.transition(segment, SegmentState::Used);
         }
-        for (segment, state, remote) in wanted {
-            if !remote && state == SegmentState::Using {
-                self.transition(segment, SegmentState::Used);
-            }
-            if state == SegmentState::Committed {
-                digested.retain(|it| it.segment != segment);
-            }
-        }
-        self.digested = digested;
         Ok(())
     }
-}
-
-/// Indexes a record that lies at an address; `false` if it does not lie there in one piece. Bytes that are no entry are
-/// nobody's, and what is void is passed over.
-fn index(
-    store: &Store,
-    is_void: impl Fn(ShardId) -> bool,
-    at: u64,
-    bytes: &[u8],
-    max: &mut HashMap<ShardId, u64>,
-) -> bool {
-    let Ok(entry) = Entry::decode(bytes) else {
-        return true;
-    };
-    for stamp in entry
-        .commits()
-        .filter(|it| entry.header.kind == Kind::Commit && !is_void(it.shard))
-    {
-        if let Some(shard) = store.shard(stamp.shard) {
-            shard.committed(stamp.version);
-        }
-    }
-    if entry.header.kind == Kind::Commit || is_void(entry.header.stamp.shard) {
-        return true;
-    }
-    let area = store.heap().area();
-    let there =
-        area.contains(at, bytes.len() as u64) && area.read_vec(at, bytes.len() as u64) == bytes;
-    for (offset, member) in entry.members() {
-        let stamp = member.header.stamp;
-        let highest = max.entry(stamp.shard).or_default();
-        *highest = stamp.version.max(*highest);
-        if there {
-            store.publish(at + offset as u64, &member.header, member.key);
-        }
-    }
-    there
-}
-
-/// The records of a segment, with their addresses.
-pub(crate) fn for_entries(
-    table: &BackupMemory,
-    segment: u32,
-    mut found: impl FnMut(u64, &[u8]),
-) -> Result<(), ReplicationError> {
-    let Some(entry) = table.entry(segment) else {
-        return Ok(());
-    };
-    let base = table.segment_offset(segment);
-    if entry.owner.is_remote() {
-        return scan_segment(table, segment, &mut Assembler::default(), |record| {
-            found(base + record.offset, &record.bytes);
-        });
-    }
-    let bytes = table.area().read_vec(base, table.segment_bytes());
-    scan_blocks(
-        Shape::Contiguous,
-        table.seed(entry.epoch),
-        &bytes,
-        |block, payload| {
-            found(base + block.payload.start as u64, payload);
-        },
-    );
-    Ok(())
 }
 
 impl Control {

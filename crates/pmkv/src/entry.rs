@@ -112,14 +112,19 @@ impl Header {
     /// # Errors
     /// A kind or a length that makes no sense.
     pub fn decode(bytes: &[u8]) -> Result<Header, DecodeError> {
-        let mut reader = Reader::new(bytes);
-        let crc = reader.u32()?;
-        let code = reader.u8()?;
-        let zero = reader.u8()?;
-        let key_len = usize::from(reader.u16()?);
-        let stamp = Stamp::from_bits(reader.u64()?);
-        let value_len = reader.u32()? as usize;
-        let count = reader.u32()?;
+        let Some(head) = bytes.first_chunk::<HEADER_BYTES>() else {
+            return Err(DecodeError::Contradiction(
+                "an entry shorter than its header",
+            ));
+        };
+        let word = |at: usize| {
+            let eight = head[at..].first_chunk::<8>();
+            eight.map_or(0, |it| u64::from_le_bytes(*it))
+        };
+        let (first, stamp, last) = (word(0), Stamp::from_bits(word(8)), word(16));
+        let (crc, code, zero) = (first as u32, (first >> 32) as u8, (first >> 40) as u8);
+        let key_len = (first >> 48) as usize;
+        let (value_len, count) = (last as u32 as usize, (last >> 32) as u32);
         let kind = Kind::from_code(code).ok_or(DecodeError::Unknown {
             what: "entry kind",
             value: u64::from(code),
@@ -170,6 +175,18 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
+    /// Reads the entry at the front of bytes that are known to be whole by another checksum, or were never away: its own
+    /// is not looked at.
+    ///
+    /// # Errors
+    /// What is wrong with its lengths.
+    pub fn parse(bytes: &'a [u8]) -> Result<Entry<'a>, DecodeError> {
+        let header = Header::decode(bytes)?;
+        let whole = Reader::new(bytes).take(header.len())?;
+        let (key, value) = whole[HEADER_BYTES..].split_at(header.key_len);
+        Ok(Entry { header, key, value })
+    }
+
     /// Reads the entry at the front of `bytes`, checksum and all.
     ///
     /// # Errors

@@ -12,6 +12,12 @@ use cyclone_replication::frame::block_bytes;
 use crate::configuration::KeyHash;
 use crate::entry::{Entry, HEADER_BYTES, Header, Kind, Stamp};
 
+/// Keys up to this long are compared and hashed without a buffer of their own.
+const SHORT_KEY_BYTES: usize = 64;
+
+/// So much of an entry is asked for ahead: its header, and a short key.
+const PREFETCHED_BYTES: u64 = (HEADER_BYTES + SHORT_KEY_BYTES) as u64;
+
 /// An entry copied out of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
@@ -54,7 +60,8 @@ impl Object {
 
     /// The value alone.
     pub fn into_value(mut self) -> Vec<u8> {
-        self.bytes.split_off(HEADER_BYTES + self.header.key_len)
+        self.bytes.drain(..HEADER_BYTES + self.header.key_len);
+        self.bytes
     }
 
     /// All of it.
@@ -137,31 +144,66 @@ impl Heap {
         (object.key() == key).then_some(object)
     }
 
-    /// The version of the entry at an address, if it is this key's. For addresses that cannot be given away meanwhile.
-    pub fn version_of(&self, address: u64, key: &[u8]) -> Option<u64> {
+    /// The header of the entry at an address, if it is this key's. For addresses that cannot be given away meanwhile.
+    pub fn header_of(&self, address: u64, key: &[u8]) -> Option<Header> {
         let header = self.header(address)?;
         if header.key_len != key.len() {
             return None;
         }
-        let there = self
-            .area
-            .read_vec(address + HEADER_BYTES as u64, key.len() as u64);
-        (there == key).then_some(header.stamp.version)
+        let mut there = [0; SHORT_KEY_BYTES];
+        let mut at = address + HEADER_BYTES as u64;
+        for part in key.chunks(SHORT_KEY_BYTES) {
+            let there = &mut there[..part.len()];
+            self.area.read(at, there);
+            if there != part {
+                return None;
+            }
+            at += part.len() as u64;
+        }
+        Some(header)
     }
 
     /// The hash of the key of the entry at an address.
     pub fn hash_at(&self, address: u64) -> Option<u64> {
         let header = self.header(address)?;
-        let key = self
-            .area
-            .read_vec(address + HEADER_BYTES as u64, header.key_len as u64);
-        Some(KeyHash::of(&key).hash)
+        let at = address + HEADER_BYTES as u64;
+        if header.key_len <= SHORT_KEY_BYTES {
+            let mut key = [0; SHORT_KEY_BYTES];
+            let key = &mut key[..header.key_len];
+            self.area.read(at, key);
+            return Some(KeyHash::hash_of(key));
+        }
+        let key = self.area.read_vec(at, header.key_len as u64);
+        Some(KeyHash::hash_of(&key))
+    }
+
+    /// The key of the entry at an address.
+    pub fn key_at(&self, address: u64) -> Option<Vec<u8>> {
+        let header = self.header(address)?;
+        let at = address + HEADER_BYTES as u64;
+        Some(self.area.read_vec(at, header.key_len as u64))
+    }
+
+    /// Whether these bytes lie at an address.
+    pub fn has(&self, address: u64, bytes: &[u8]) -> bool {
+        let len = bytes.len() as u64;
+        self.area.contains(address, len) && self.area.read_vec(address, len) == bytes
+    }
+
+    /// Asks for an entry's first bytes to be brought into the caches.
+    pub fn prefetch(&self, address: u64) {
+        self.area.prefetch(address, PREFETCHED_BYTES);
     }
 
     /// Counts an entry of `len` bytes as needed, or as needed no more.
     pub fn count(&self, address: u64, len: usize, needed: bool) {
+        self.count_bytes(address, block_bytes(len) as u64, needed);
+    }
+
+    /// Counts bytes at an address as needed, or as needed no more.
+    pub fn count_bytes(&self, address: u64, bytes: u64, needed: bool) {
         if let Some(segment) = self.segment_of(address) {
-            let bytes = block_bytes(len) as i64;
+            let bytes = bytes as i64;
             let change = if needed { bytes } else { -bytes };
             self.live[segment as usize].fetch_add(change, Ordering::SeqCst);
         }

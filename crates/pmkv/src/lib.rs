@@ -11,6 +11,8 @@
 //!   Void           what is there and does not count                        void.rs
 //!   Log            a log of the server's own                              log.rs
 //!   Worker         requests: append, replicate, publish, answer           worker/
+//!   Checkpoint     the indexes in a file, for a faster start               checkpoint.rs
+//!   Restored       an index from what lies in memory                       rebuild.rs
 //!   Control        the segment table, digestion, cleaning, cold start     control.rs, clean.rs
 //!   Node           a server: all of it, over configurations          node/
 //!   Message        what servers tell each other                           message.rs, peers.rs
@@ -20,9 +22,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 mod clean;
 pub mod configuration;
 pub mod control;
+mod digest;
 pub mod entry;
 pub mod heap;
 pub mod index;
@@ -30,11 +34,14 @@ pub mod log;
 pub mod message;
 pub mod node;
 pub mod peers;
+mod rebuild;
 pub mod space;
 pub mod store;
 pub mod void;
+mod words;
 pub mod worker;
 
+pub use checkpoint::{Checkpoint, Sink, Start};
 pub use configuration::{Configuration, KeyHash, Placement, Server, ServerId, ShardId};
 pub use control::{Control, ControlConfig};
 pub use node::{Endpoints, Node, NodeConfig, NodeError, SharedControl};

@@ -10,6 +10,7 @@ use crate::configuration::{KeyHash, ShardId, shard_of_slot};
 use crate::entry::{self, Header, Kind, MAX_VERSION, Stamp};
 use crate::heap::{Heap, Object};
 use crate::index::{Index, Updated};
+use crate::rebuild::Restored;
 use crate::space::Space;
 
 /// A promoted primary's versions begin so far above all that it has seen: what a deposed primary has under way, and no
@@ -117,7 +118,12 @@ impl Store {
     /// A key's value.
     pub fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
         let KeyHash { slot, hash } = KeyHash::of(key);
-        let object = self.find(self.shard_of(slot), hash, key)?;
+        self.value(self.shard_of(slot), hash, key)
+    }
+
+    /// The value of a key whose shard and hash are known.
+    pub fn value(&self, shard: ShardId, hash: u64, key: &[u8]) -> Option<Vec<u8>> {
+        let object = self.find(shard, hash, key)?;
         (object.kind() == Kind::Put).then(|| object.into_value())
     }
 
@@ -126,13 +132,12 @@ impl Store {
         let Some(shard) = self.shard(header.stamp.shard) else {
             return false;
         };
-        let KeyHash { hash, .. } = KeyHash::of(key);
+        let hash = KeyHash::hash_of(key);
         shard.saw(header.stamp.version);
         let old: Cell<Option<Header>> = Cell::new(None);
         let version_at = |at: u64| {
-            let version = self.heap.version_of(at, key)?;
-            old.set(self.heap.header(at));
-            Some(version)
+            old.set(self.heap.header_of(at, key));
+            old.get().map(|it| it.stamp.version)
         };
         let updated = shard
             .index
@@ -161,7 +166,7 @@ impl Store {
         let Some(shard) = self.shard(header.stamp.shard) else {
             return false;
         };
-        let moved = shard.index.relocate(KeyHash::of(key).hash, old, new);
+        let moved = shard.index.relocate(KeyHash::hash_of(key), old, new);
         if moved {
             self.heap.count(old, header.len(), false);
             let len = self.heap.header(new).map_or(header.len(), |it| it.len());
@@ -174,17 +179,33 @@ impl Store {
     pub fn is_live(&self, address: u64, header: &Header, key: &[u8]) -> bool {
         let shard = self.shard(header.stamp.shard);
         let here = |at| (at == address).then_some(());
-        shard.is_some_and(|it| it.index.lookup(KeyHash::of(key).hash, here).is_some())
+        shard.is_some_and(|it| it.index.lookup(KeyHash::hash_of(key), here).is_some())
     }
 
     /// Forgets a key whose tombstone is no longer needed.
     pub fn forget(&self, address: u64, header: &Header, key: &[u8]) -> bool {
         let shard = self.shard(header.stamp.shard);
-        let gone = shard.is_some_and(|it| it.index.remove(KeyHash::of(key).hash, address));
+        let gone = shard.is_some_and(|it| it.index.remove(KeyHash::hash_of(key), address));
         if gone {
             self.heap.count(address, header.len(), false);
         }
         gone
+    }
+
+    /// Gives a shard that has nothing what a rebuild has found: by key its newest entry, in order of hashes.
+    pub(crate) fn fill(&self, id: ShardId, entries: &[Restored]) {
+        let Some(shard) = self.shard(id) else {
+            return;
+        };
+        let items = entries.iter().map(|it| (it.hash, it.address()));
+        shard.index.fill(entries.len(), items);
+        let mut objects = 0;
+        for entry in entries {
+            self.heap
+                .count_bytes(entry.address(), entry.block_bytes(), true);
+            objects += i64::from(entry.is_put());
+        }
+        shard.objects.store(objects, Ordering::SeqCst);
     }
 
     /// Forgets everything of a shard.
@@ -222,7 +243,7 @@ impl Store {
         while let Some(hash) = at.filter(|_| page.keys.len() < count.max(1)) {
             at = self.chain(shard, hash, &mut objects);
             let wanted = objects.iter().filter(|object| {
-                let here = KeyHash::of(object.key()).hash;
+                let here = KeyHash::hash_of(object.key());
                 object.kind() == Kind::Put && here >= from
             });
             page.keys.extend(wanted.map(|object| object.key().to_vec()));

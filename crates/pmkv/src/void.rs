@@ -42,6 +42,20 @@ impl Voids {
         }
     }
 
+    /// A number that changes whenever a shard is declared void: of what is void now, and of all that was written to open
+    /// segments before. 0 for a shard that never was.
+    pub fn mark(&self, shard: ShardId) -> u64 {
+        let Some(void) = self.0.get(usize::from(shard)).and_then(Option::as_ref) else {
+            return 0;
+        };
+        let mix = |mark: u64, word: u64| {
+            let wide = u128::from(mark ^ word) * 0xd6e8_feb8_6659_fd93_u128;
+            ((wide as u64) ^ ((wide >> 64) as u64)).wrapping_add(0x9e37_79b9_7f4a_7c15)
+        };
+        let open = void.open.iter().flat_map(|(&epoch, &at)| [epoch, at]);
+        open.fold(mix(1, void.before_epoch), mix) | 1
+    }
+
     pub fn covers(&self, shard: ShardId, epoch: u64, offset: u64) -> bool {
         let void = self.0.get(usize::from(shard)).and_then(Option::as_ref);
         void.is_some_and(|void| void.covers(epoch, offset))

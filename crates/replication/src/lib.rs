@@ -47,5 +47,5 @@ pub use protocol::{
     Backup, BackupId, BackupStats, Outcome, Protocol, ReplicationError, Sender, SenderId,
     UsedSegment,
 };
-pub use scan::{ScannedRecord, scan, scan_segment};
+pub use scan::{FoundRecord, ScannedRecord, scan, scan_records, scan_segment};
 pub use share::SharedLogs;

@@ -24,6 +24,52 @@ pub struct ScannedRecord {
     pub bytes: Vec<u8>,
 }
 
+/// A record while it is found: its bytes are borrowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundRecord<'a> {
+    /// Who sent it.
+    pub sender: SenderId,
+    /// In which term.
+    pub term: u32,
+    /// Its name.
+    pub name: RecordName,
+    /// The segment that holds its last-found block.
+    pub segment: u32,
+    /// Where in that segment the block's payload begins.
+    pub offset: u64,
+    /// Its bytes.
+    pub bytes: &'a [u8],
+    /// Whether they are known to lie at `offset` one behind the other.
+    pub is_in_one: bool,
+}
+
+impl FoundRecord<'_> {
+    fn to_owned(self) -> ScannedRecord {
+        ScannedRecord {
+            sender: self.sender,
+            term: self.term,
+            name: self.name,
+            segment: self.segment,
+            offset: self.offset,
+            bytes: self.bytes.to_vec(),
+        }
+    }
+}
+
+impl ScannedRecord {
+    fn as_found(&self) -> FoundRecord<'_> {
+        FoundRecord {
+            sender: self.sender,
+            term: self.term,
+            name: self.name,
+            segment: self.segment,
+            offset: self.offset,
+            bytes: &self.bytes,
+            is_in_one: false,
+        }
+    }
+}
+
 /// How a protocol's blocks stand in its segments; `None` where its records are no blocks of `frame`.
 fn shape(protocol: Protocol) -> Option<Shape> {
     match protocol {
@@ -73,6 +119,24 @@ pub fn scan_segment(
     assembler: &mut Assembler,
     mut found: impl FnMut(ScannedRecord),
 ) -> Result<(), ReplicationError> {
+    let mut copy = Vec::new();
+    scan_records(memory, segment, assembler, &mut copy, |record| {
+        found(record.to_owned());
+    })
+}
+
+/// As [`scan_segment`], without a copy of each record. `copy` is where the segment is copied to: what it holds before and
+/// after does not matter.
+///
+/// # Errors
+/// As those of [`scan_segment`].
+pub fn scan_records(
+    memory: &BackupMemory,
+    segment: u32,
+    assembler: &mut Assembler,
+    copy: &mut Vec<u8>,
+    mut found: impl FnMut(FoundRecord<'_>),
+) -> Result<(), ReplicationError> {
     let entry = memory
         .entry(segment)
         .filter(|entry| entry.state != SegmentState::Free)
@@ -82,6 +146,7 @@ pub fn scan_segment(
             wanted: "allocated",
         })?;
     if memory.protocol() == Protocol::Tailwind {
+        let found = |record: ScannedRecord| found(record.as_found());
         let buffer = crate::tailwind::scan_segment(memory, segment, found)?;
         if buffer.tail != crate::tailwind::Found::Nothing {
             assembler.note_incomplete();
@@ -89,6 +154,7 @@ pub fn scan_segment(
         return Ok(());
     }
     if memory.protocol() == Protocol::Hyperloop {
+        let found = |record: ScannedRecord| found(record.as_found());
         return crate::hyperloop::scan_segment(memory, segment, assembler, found);
     }
     let shape = shape(memory.protocol()).ok_or_else(|| {
@@ -97,23 +163,28 @@ pub fn scan_segment(
             memory.protocol()
         ))
     })?;
-    let bytes = memory
-        .area()
-        .read_vec(memory.segment_offset(segment), memory.segment_bytes());
+    let area = memory.area();
+    area.read_into(memory.segment_offset(segment), memory.segment_bytes(), copy);
     let seed = memory.seed_of(entry);
-    scan_blocks(shape, seed, &bytes, |block, payload| {
+    scan_blocks(shape, seed, copy, |block, payload| {
         if !belongs(entry, block) {
             return;
         }
-        if let Some(bytes) = assembler.block(block, payload) {
-            found(ScannedRecord {
+        let mut hand_over = |bytes: &[u8], is_in_one| {
+            found(FoundRecord {
                 sender: block.origin.sender,
                 term: block.origin.term,
                 name: block.origin.name,
                 segment,
                 offset: block.payload.start as u64,
                 bytes,
+                is_in_one,
             });
+        };
+        if block.count == 1 {
+            hand_over(payload, true);
+        } else if let Some(bytes) = assembler.block(block, payload) {
+            hand_over(&bytes, false);
         }
     });
     Ok(())

@@ -213,6 +213,9 @@ enum BenchCommand {
         /// Shared options.
         #[command(flatten)]
         common: Common,
+        /// What of it.
+        #[command(flatten)]
+        choice: bench::pmkv::Choice,
     },
     /// What `net` runs on its machines.
     #[command(hide = true)]
@@ -356,8 +359,8 @@ fn run(cli: Cli) -> Result<()> {
             bench::overload::run(&arguments, &*stop_flag()?)
         }
         Command::Bench(Bench {
-            command: BenchCommand::Pmkv { common },
-        }) => bench::pmkv::run(&common),
+            command: BenchCommand::Pmkv { common, choice },
+        }) => bench::pmkv::run(&common, &choice),
         Command::Bench(Bench {
             command: BenchCommand::NetChild { role },
         }) => bench::net::child::run(&role),

@@ -1,6 +1,9 @@
 //! The log-structured store as its users meet it: real processes, a real Redis port, a server that is killed.
 
-use std::process::Command;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn demo(replication: &str) {
     let directory = tempfile::tempdir().expect("a directory");
@@ -35,4 +38,133 @@ fn demo(replication: &str) {
 fn a_killed_server_costs_nothing_that_was_acknowledged() {
     demo("rowan");
     demo("tailwind");
+}
+
+/// A server that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn hashed(user: &str, password: &str) -> String {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_cyclone"))
+        .args(["ctl", "hash-password", "--user", user])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("run");
+    let mut stdin = child.stdin.take().expect("piped");
+    writeln!(stdin, "{password}").expect("written");
+    drop(stdin);
+    let output = child.wait_with_output().expect("ended");
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn figures(address: SocketAddr) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    let patience = Some(Duration::from_secs(10));
+    stream.set_read_timeout(patience).ok()?;
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n")
+        .ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    head.starts_with("HTTP/1.1 200 ").then(|| body.to_owned())
+}
+
+fn code(error: &redis::RedisError) -> String {
+    error.code().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn users_are_asked_for_their_passwords_and_figures_are_served() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let users = directory.path().join("users");
+    std::fs::write(&users, hashed("app", "sesame")).expect("users");
+    let ports: Vec<SocketAddr> = (0..2)
+        .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port"))
+        .collect::<Vec<_>>()
+        .iter()
+        .map(|it| it.local_addr().expect("an address"))
+        .collect();
+    let (redis, metrics) = (ports[0], ports[1]);
+    let text = format!(
+        "directory = {:?}\ncopies = 1\nshards_per_server = 4\nmemory_bytes = {}\nlease_ms = 300\n\
+         checkpoint_s = 1\ntoken = \"0123456789abcdef\"\nmax_clients = 50\n[redis]\nusers = {users:?}\n\
+         [[servers]]\nid = 0\nredis = \"{redis}\"\nmetrics = \"{metrics}\"\n",
+        directory.path(),
+        32 << 20
+    );
+    let config = directory.path().join("cluster.toml");
+    std::fs::write(&config, text).expect("a cluster file");
+    let child = Command::new(env!("CARGO_BIN_EXE_cyclone"))
+        .args([
+            "serve",
+            "--engine",
+            "pmkv",
+            "--end-with-parent",
+            "--id",
+            "0",
+            "--config",
+        ])
+        .arg(&config)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a server");
+    let _running = Running(child);
+    let until = Instant::now() + Duration::from_secs(60);
+    let set = |connection: &mut redis::Connection| {
+        let mut command = redis::cmd("SET");
+        command.arg("key").arg("value").query::<()>(connection)
+    };
+    let mut connection = loop {
+        match cyclone::resp::connect(redis, Duration::from_secs(10)) {
+            Ok(connection) => break connection,
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let refused = set(&mut connection).expect_err("nobody has logged in");
+    assert_eq!(code(&refused), "NOAUTH");
+    let auth = |connection: &mut redis::Connection, password: &str| {
+        let mut command = redis::cmd("AUTH");
+        command.arg("app").arg(password).query::<()>(connection)
+    };
+    let refused = auth(&mut connection, "open").expect_err("not the password");
+    assert_eq!(code(&refused), "WRONGPASS");
+    auth(&mut connection, "sesame").expect("the password");
+    while let Err(error) = set(&mut connection) {
+        // Until the configuration manager is in office.
+        assert_eq!(code(&error), "CLUSTERDOWN");
+        assert!(Instant::now() < until, "{error}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let wanted = [
+        "cyclone_pmkv_shards{role=\"serving\"} 4",
+        "cyclone_pmkv_objects 1",
+        "cyclone_pmkv_writes_total 1",
+        "cyclone_pmkv_lease 1",
+    ];
+    loop {
+        let body = figures(metrics).unwrap_or_default();
+        let has = |line: &&&str| body.lines().any(|it| it == **line);
+        let checkpointed = "cyclone_pmkv_checkpoints_total ";
+        let checkpoints = body.lines().find_map(|it| it.strip_prefix(checkpointed));
+        if wanted.iter().filter(has).count() == wanted.len()
+            && checkpoints.is_some_and(|it| it != "0")
+        {
+            break;
+        }
+        assert!(Instant::now() < until, "{body}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }

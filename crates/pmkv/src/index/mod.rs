@@ -179,6 +179,42 @@ impl Index {
         updated
     }
 
+    /// Fills an index that nobody uses yet: `count` keys, each once, best in order of their hashes.
+    pub fn fill(&self, count: usize, items: impl Iterator<Item = (u64, u64)>) {
+        let mut bits = MIN_BITS;
+        while (count > (1 << bits) * ITEMS / 4 * 3) && bits < MAX_BITS {
+            bits += 1;
+        }
+        let table = Table::new(bits);
+        let mut filled = 0;
+        for (hash, address) in items {
+            table.insert(table.place(hash), item(hash, address));
+            filled += 1;
+        }
+        let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
+        *tables = Tables {
+            current: Arc::new(table),
+            next: None,
+        };
+        self.items.store(filled, Ordering::SeqCst);
+    }
+
+    /// Asks for a key's bucket to be brought into the caches.
+    pub fn prefetch(&self, hash: u64) {
+        let tables = self.read();
+        let table = tables.next.as_ref().unwrap_or(&tables.current);
+        cyclone_pmem::prefetch_line(table.head(table.place(hash)));
+    }
+
+    /// Where a key's entry probably is, at a glance: for [`Index::prefetch`]'s sake alone.
+    pub fn glance(&self, hash: u64) -> Option<u64> {
+        let tables = self.read();
+        let table = tables.next.as_ref().unwrap_or(&tables.current);
+        let bucket = table.head(table.place(hash));
+        let mut items = bucket.items.iter().map(|it| it.load(Ordering::Relaxed));
+        items.find(|&it| same_tag(it, hash)).map(|it| it & ADDRESS)
+    }
+
     /// Points the key that points at `old` at `new`; `false` if none does any more.
     pub fn relocate(&self, hash: u64, old: u64, new: u64) -> bool {
         self.exchange(hash, old, item(hash, new))

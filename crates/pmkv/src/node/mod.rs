@@ -23,6 +23,7 @@ use cyclone_replication::{
     BackupConfig, Protocol, ReplicationError, SenderConfig, SenderId, SharedLogs, backup, sender,
 };
 
+use crate::checkpoint::{Sink, Start};
 use crate::configuration::{Configuration, ServerId, ShardId};
 use crate::control::{Control, ControlConfig};
 use crate::message::{Body, Message};
@@ -63,6 +64,18 @@ impl SharedControl {
         control
     }
 
+    /// Begins to write a checkpoint of the indexes, unless one is under way.
+    ///
+    /// # Errors
+    /// The sink's.
+    pub fn begin_checkpoint(&self, sink: Box<dyn Sink>) -> std::io::Result<()> {
+        let mut control = self.lock();
+        match control.writes_checkpoint() {
+            true => Ok(()),
+            false => control.begin_checkpoint(sink),
+        }
+    }
+
     /// One step of the control thread; with nothing to do it sleeps until there may be, at most `timeout`.
     pub fn turn(&self, now_us: u64, timeout: Duration) -> bool {
         while self.wanted.load(Ordering::SeqCst) > 0 {
@@ -96,12 +109,14 @@ pub struct NodeConfig {
     pub worker: WorkerConfig,
     /// The keeping side; `reserved_segments` is set from the number of workers.
     pub backup: BackupConfig,
-    /// Below so many free segments new values are refused; `None`: a sixteenth.
+    /// Below so many free segments new values are refused; `None`: one in 32.
     pub full_below: Option<u32>,
     /// What [`Node::void`] has answered for this memory, the last by shard.
     pub voids: Vec<(ShardId, Void)>,
     /// Bytes per second that it takes, on average, of shards that it joins.
     pub join_bytes_per_s: u64,
+    /// The memory's number, and the newest checkpoint of its indexes.
+    pub start: Start,
 }
 
 impl NodeConfig {
@@ -125,6 +140,7 @@ impl NodeConfig {
             full_below: None,
             voids: Vec::new(),
             join_bytes_per_s: 256 << 20,
+            start: Start::default(),
         }
     }
 }
@@ -184,7 +200,7 @@ impl Node {
     /// # Errors
     /// A memory of another protocol or a damaged one; what the fabric says.
     pub fn open(
-        config: NodeConfig,
+        mut config: NodeConfig,
         data: Box<dyn Endpoint>,
         peers: Box<dyn Endpoint>,
         endpoints: Box<dyn Endpoints>,
@@ -209,7 +225,10 @@ impl Node {
             config.shards,
             &config.voids,
             config.rebuild_threads,
+            &config.start,
         )?;
+        // It is not needed any more, and large.
+        config.start = Start::default();
         let store = Arc::clone(control.store());
         let worker = |number| {
             let config = WorkerConfig {
@@ -275,13 +294,20 @@ impl Node {
 
     /// The worker that a shard's requests go to.
     pub fn worker_of(&mut self, shard: ShardId) -> &mut Worker {
-        let number = usize::from(shard) % self.workers.len();
+        let number = self.number_of(shard);
         &mut self.workers[number]
+    }
+
+    /// Neighbouring shards have the same worker: a server's shards are often those with one remainder, which would leave
+    /// workers idle if they went by remainders too.
+    fn number_of(&self, shard: ShardId) -> usize {
+        let shards = usize::from(self.config.shards).max(1);
+        (usize::from(shard) * self.workers.len() / shards).min(self.workers.len() - 1)
     }
 
     /// What this server does for a shard.
     pub fn role(&self, shard: ShardId) -> Role {
-        self.workers[usize::from(shard) % self.workers.len()].role(shard)
+        self.workers[self.number_of(shard)].role(shard)
     }
 
     /// The configuration that is committed here.

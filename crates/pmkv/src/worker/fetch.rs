@@ -50,8 +50,14 @@ impl Worker {
             return;
         };
         let had = match (lacks, mine.lacking.is_some()) {
-            (true, false) => mine.lacking.replace(Lacking::default()),
-            (false, true) => mine.lacking.take(),
+            (true, false) => {
+                self.moving += 1;
+                mine.lacking.replace(Lacking::default())
+            }
+            (false, true) => {
+                self.moving -= 1;
+                mine.lacking.take()
+            }
             _ => return,
         };
         self.run_waiting(had);
@@ -120,6 +126,9 @@ impl Worker {
 
     /// Keys to be asked for now.
     pub fn take_fetches(&mut self, fetches: &mut Vec<(ShardId, Vec<u8>)>) {
+        if self.moving == 0 {
+            return;
+        }
         let now_us = self.now_us;
         for (mine, shard) in self.shards.iter_mut().zip(0u16..) {
             let asked = mine.lacking.iter_mut().flat_map(|it| &mut it.asked);

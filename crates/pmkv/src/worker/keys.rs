@@ -1,7 +1,35 @@
 //! Who works on which key, and who waits for it: reads and read-modify-writes wait for the key's writes under way, blind
 //! writes join them. Keys are known by their hashes; two that share one wait for each other. Pure.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::ops::Deref;
+
+use crate::words::WordMap;
+
+/// The keys of a request, by their hashes, each once. Nearly all have one.
+pub(super) enum KeySet {
+    One([u64; 1]),
+    Many(Vec<u64>),
+}
+
+impl KeySet {
+    pub fn many(mut hashes: Vec<u64>) -> KeySet {
+        hashes.sort_unstable();
+        hashes.dedup();
+        KeySet::Many(hashes)
+    }
+}
+
+impl Deref for KeySet {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        match self {
+            KeySet::One(one) => one,
+            KeySet::Many(many) => many,
+        }
+    }
+}
 
 #[derive(Default)]
 struct Queue {
@@ -11,7 +39,7 @@ struct Queue {
 
 /// Keys with writes under way or requests that wait.
 #[derive(Default)]
-pub(super) struct Keys(HashMap<u64, Queue>);
+pub(super) struct Keys(WordMap<u64, Queue>);
 
 impl Keys {
     /// Whether nothing is under way and nobody waits.
@@ -32,16 +60,19 @@ impl Keys {
         }
     }
 
-    /// A write has ended.
-    pub fn leave(&mut self, keys: &[u64]) {
+    /// A write has ended; answers whether anybody waits for one of its keys.
+    pub fn leave(&mut self, keys: &[u64]) -> bool {
+        let mut is_awaited = false;
         for key in keys {
             if let Some(queue) = self.0.get_mut(key) {
                 queue.running = queue.running.saturating_sub(1);
+                is_awaited |= !queue.parked.is_empty();
                 if queue.running == 0 && queue.parked.is_empty() {
                     self.0.remove(key);
                 }
             }
         }
+        is_awaited
     }
 
     /// A request waits.

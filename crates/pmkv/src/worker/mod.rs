@@ -17,7 +17,7 @@ mod requests;
 mod tests;
 mod versions;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,9 +29,10 @@ use crate::configuration::{Configuration, ServerId, ShardId};
 use crate::entry::{self, Entry, Kind, Stamp};
 use crate::log::Log;
 use crate::store::Store;
+use crate::words::WordMap;
 
 use fetch::{Fetching, Lacking};
-use keys::Keys;
+use keys::{KeySet, Keys};
 use links::{Links, Sent};
 use requests::Parked;
 use versions::Versions;
@@ -108,7 +109,7 @@ pub enum Role {
 
 struct Mine {
     role: Role,
-    backups: Vec<BackupId>,
+    backups: Arc<[BackupId]>,
     versions: Versions,
     /// The CommitVer that was sent last.
     told: u64,
@@ -125,7 +126,7 @@ enum Purpose {
     Write {
         ticket: Option<u64>,
         replies: Vec<Reply>,
-        keys: Vec<u64>,
+        keys: KeySet,
         last: u64,
         since_us: u64,
     },
@@ -135,7 +136,7 @@ enum Purpose {
 
 struct Op {
     shard: ShardId,
-    backups: Vec<BackupId>,
+    backups: Arc<[BackupId]>,
     record: Vec<u8>,
     /// Where it lies in this server's memory.
     address: u64,
@@ -166,7 +167,7 @@ pub struct Worker {
     log: Log,
     links: Option<Links>,
     shards: Vec<Mine>,
-    ops: HashMap<u64, Op>,
+    ops: WordMap<u64, Op>,
     next_context: u64,
     /// Ops to be sent, in order.
     staged: VecDeque<u64>,
@@ -174,6 +175,8 @@ pub struct Worker {
     keys: Keys,
     parked: BTreeMap<u64, Parked>,
     fetching: Fetching,
+    /// Shards that move here.
+    moving: usize,
     /// Requests that look at everything, and wait for all that came before.
     walks: VecDeque<u64>,
     full_servers: HashSet<ServerId>,
@@ -195,7 +198,7 @@ impl Worker {
         );
         let mine = |_| Mine {
             role: Role::Elsewhere,
-            backups: Vec::new(),
+            backups: Arc::new([]),
             versions: Versions::default(),
             told: 0,
             scattering: 0,
@@ -209,13 +212,14 @@ impl Worker {
             links: None,
             shards: (0..store.shards()).map(mine).collect(),
             store,
-            ops: HashMap::new(),
+            ops: WordMap::default(),
             next_context: 0,
             staged: VecDeque::new(),
             ended: VecDeque::new(),
             keys: Keys::default(),
             parked: BTreeMap::new(),
             fetching: Fetching::default(),
+            moving: 0,
             walks: VecDeque::new(),
             full_servers: HashSet::new(),
             scattered: Vec::new(),
@@ -251,7 +255,7 @@ impl Worker {
             mine.backups = placement.receivers().map(BackupId).collect();
             if placement.primary != own {
                 mine.role = Role::Elsewhere;
-                mine.lacking = None;
+                self.moving -= usize::from(mine.lacking.take().is_some());
             }
             // Whoever joins has heard of none.
             mine.told = 0;
@@ -308,7 +312,7 @@ impl Worker {
         if is_lost {
             self.give_up(context);
         } else {
-            op.backups.clone_from(&mine.backups);
+            op.backups = Arc::clone(&mine.backups);
             self.staged.push_back(context);
             self.stats.resent += 1;
         }
@@ -354,7 +358,7 @@ impl Worker {
         let Some(mine) = self.shards.get_mut(usize::from(shard)) else {
             return;
         };
-        let backups = mine.backups.clone();
+        let backups = Arc::clone(&mine.backups);
         mine.scattering += records.len();
         if mine.scattering == 0 {
             self.scattered.push(shard);
@@ -362,7 +366,7 @@ impl Worker {
         for record in records {
             self.stage(Op {
                 shard,
-                backups: backups.clone(),
+                backups: Arc::clone(&backups),
                 record,
                 address: 0,
                 purpose: Purpose::Scatter,
@@ -508,8 +512,8 @@ impl Worker {
 
     /// Makes an entry visible.
     fn publish(&self, address: u64, record: &[u8]) {
-        // Written by this worker: whole.
-        if let Ok(entry) = Entry::decode(record) {
+        // Made by this worker: whole.
+        if let Ok(entry) = Entry::parse(record) {
             for (at, member) in entry.members() {
                 self.store
                     .publish(address + at as u64, &member.header, member.key);
@@ -534,7 +538,7 @@ impl Worker {
             mine.told = version;
             let word = Stamp { version, shard }.bits().to_le_bytes();
             own.extend_from_slice(&word);
-            for &backup in &mine.backups {
+            for &backup in mine.backups.iter() {
                 news.entry(backup).or_default().extend_from_slice(&word);
             }
         }
@@ -560,7 +564,7 @@ impl Worker {
             for words in words.chunks(most.max(8)) {
                 self.stage(Op {
                     shard: 0,
-                    backups: vec![backup],
+                    backups: Arc::new([backup]),
                     record: record(words),
                     address: 0,
                     purpose: Purpose::Notice,

@@ -1,10 +1,13 @@
 //! What requests do: whom they wait for, what they read, what they append.
 
+use std::sync::Arc;
+
 use cyclone_store::point;
 use cyclone_wire::command::{Command, Condition, Operation, Query};
 use cyclone_wire::glob;
 use cyclone_wire::reply::{Failure, Reply};
 
+use super::keys::KeySet;
 use super::{Answer, Op, Purpose, Role, Worker};
 use crate::configuration::{KeyHash, ShardId};
 use crate::entry::{self, Kind, MAX_VERSION, Member, Stamp};
@@ -127,7 +130,7 @@ impl Worker {
         if free {
             return self.execute(ticket, operations, shard, keys);
         }
-        let request = self.park(ticket, operations, keys.clone(), is_blind);
+        let request = self.park(ticket, operations, keys.to_vec(), is_blind);
         self.keys.park(request, &keys);
     }
 
@@ -152,7 +155,17 @@ impl Worker {
     }
 
     /// The shard of all keys, and their hashes; or why the request is refused.
-    fn place(&self, operations: &[Operation<'_>]) -> Result<(ShardId, Vec<u64>), Answer> {
+    fn place(&self, operations: &[Operation<'_>]) -> Result<(ShardId, KeySet), Answer> {
+        if let [Operation::Read(Query::Get { key })] = operations
+            && key.len() <= self.config.max_key_bytes
+        {
+            let KeyHash { slot, hash } = KeyHash::of(key);
+            let shard = self.store.shard_of(slot);
+            return match self.role(shard) {
+                Role::Serving => Ok((shard, KeySet::One([hash]))),
+                _ => Err(Answer::NotServed),
+            };
+        }
         let mut shard = None;
         let mut hashes = Vec::new();
         for operation in operations {
@@ -181,19 +194,15 @@ impl Worker {
         if self.role(shard) != Role::Serving {
             return Err(Answer::NotServed);
         }
-        hashes.sort_unstable();
-        hashes.dedup();
-        Ok((shard, hashes))
+        let keys = match hashes[..] {
+            [one] => KeySet::One([one]),
+            _ => KeySet::many(hashes),
+        };
+        Ok((shard, keys))
     }
 
     /// Executes a request that waits for nobody.
-    fn execute(
-        &mut self,
-        ticket: u64,
-        operations: &[Operation<'_>],
-        shard: ShardId,
-        keys: Vec<u64>,
-    ) {
+    fn execute(&mut self, ticket: u64, operations: &[Operation<'_>], shard: ShardId, keys: KeySet) {
         if self.role(shard) != Role::Serving {
             return self.answers.push((ticket, Answer::NotServed));
         }
@@ -204,6 +213,15 @@ impl Worker {
         {
             let members = [(*key, Some(*value))];
             return self.write(ticket, shard, keys, &members, vec![Reply::Ok]);
+        }
+        if let [Operation::Read(Query::Get { key })] = operations
+            && mine.lacking.is_none()
+            && let [hash] = keys[..]
+        {
+            let value = self.store.value(shard, hash, key);
+            self.stats.reads += 1;
+            let reply = value.map_or(Reply::Nil, Reply::Bytes);
+            return self.answers.push((ticket, Answer::Read(vec![reply])));
         }
         let lacks = self.lacks(shard, operations);
         if !lacks.is_empty() {
@@ -235,7 +253,7 @@ impl Worker {
         &mut self,
         ticket: u64,
         shard: ShardId,
-        keys: Vec<u64>,
+        keys: KeySet,
         members: &[Member<'_>],
         replies: Vec<Reply>,
     ) {
@@ -275,7 +293,7 @@ impl Worker {
         let mine = &mut self.shards[usize::from(shard)];
         mine.writes = mine.writes.saturating_add(1);
         mine.versions.begin(last);
-        let backups = mine.backups.clone();
+        let backups = Arc::clone(&mine.backups);
         self.keys.enter(&keys);
         let since_us = self.now_us;
         self.stage(Op {
@@ -307,7 +325,9 @@ impl Worker {
 
     /// A write has ended: who waits for its keys may go.
     pub(super) fn leave(&mut self, keys: &[u64]) {
-        self.keys.leave(keys);
+        if !self.keys.leave(keys) {
+            return;
+        }
         let mut look = keys.to_vec();
         while let Some(key) = look.pop() {
             while let Some(request) = self.keys.first(key) {

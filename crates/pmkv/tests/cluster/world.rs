@@ -3,6 +3,7 @@
 mod check;
 mod fill;
 mod joins;
+mod kept;
 mod moves;
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_pmkv::{
-    Answer, Configuration, Endpoints, KeyHash, Node, NodeConfig, NodeError, Role, Server, ServerId,
-    Void,
+    Answer, Checkpoint, Configuration, Endpoints, KeyHash, Node, NodeConfig, NodeError, Role,
+    Server, ServerId, Void,
 };
 use cyclone_replication::Protocol;
 use cyclone_wire::command::{Condition, Operation, Query};
@@ -105,6 +106,9 @@ struct Host {
     asked: HashMap<u64, Asked>,
     /// What the server's program would have written down: what does not count in its memory.
     voids: BTreeMap<u16, Void>,
+    /// The memory's number, and the newest whole checkpoint of its indexes.
+    memory: u64,
+    checkpoint: Arc<Mutex<Vec<u8>>>,
 }
 
 pub struct World {
@@ -112,6 +116,7 @@ pub struct World {
     plan: Plan,
     seed: u64,
     pub random: Random,
+    choices: Random, // for what was added later: seeds keep what they do otherwise
     hosts: Vec<Host>,
     pub configuration: Configuration,
     pub model: Model,
@@ -133,11 +138,14 @@ impl World {
             names: Arc::default(),
             asked: HashMap::new(),
             voids: BTreeMap::new(),
+            memory: 1,
+            checkpoint: Arc::default(),
         });
         let mut world = World {
             fabric,
             seed,
             random: Random(seed ^ 0x5eed),
+            choices: Random(seed ^ 0xc4ec),
             hosts: hosts.collect(),
             configuration: Configuration {
                 term: 0,
@@ -197,6 +205,13 @@ impl World {
         );
         let voids = self.hosts[n as usize].voids.iter();
         config.voids = voids.map(|(&shard, void)| (shard, void.clone())).collect();
+        let host = &self.hosts[n as usize];
+        let bytes = host.checkpoint.lock().expect("bytes").clone();
+        if !bytes.is_empty() && self.choices.below(4) != 0 {
+            let checkpoint = Checkpoint::decode(&bytes).expect("a checkpoint");
+            config.start.checkpoint = Some(Arc::new(checkpoint));
+        }
+        config.start.memory = host.memory;
         config.window = 16;
         config.rebuild_threads = 1 + self.random.below(2) as usize;
         config.backup.segment_bytes = self.plan.segment_bytes;
@@ -275,12 +290,19 @@ impl World {
 
     pub fn step(&mut self, id: ServerId) {
         let now_us = self.now_us();
-        let node = self.hosts[id as usize].node.as_mut().expect("it runs");
+        let host = &mut self.hosts[id as usize];
+        let whole = &host.checkpoint;
+        let node = host.node.as_mut().expect("it runs");
         if self.random.below(3) != 0 {
             node.step(now_us);
         }
         if self.random.below(3) != 0 {
             node.step_control(now_us);
+        }
+        if self.choices.below(60) == 0 {
+            let sink = kept::Kept::new(whole);
+            let begun = node.control_handle().begin_checkpoint(Box::new(sink));
+            begun.expect("a checkpoint");
         }
         let mut answers = Vec::new();
         node.worker(0)

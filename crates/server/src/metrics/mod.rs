@@ -148,7 +148,8 @@ impl Desk {
         Desk::waking(move || drop(waker.wake()))
     }
 
-    fn waking(wake: impl Fn() + Send + Sync + 'static) -> Desk {
+    /// A desk whose loop is woken so.
+    pub fn waking(wake: impl Fn() + Send + Sync + 'static) -> Desk {
         Desk {
             asked: AtomicBool::new(false),
             board: Mutex::default(),

@@ -22,7 +22,7 @@ use hdrhistogram::Histogram;
 
 use super::file::{ClusterFile, ServerEntry};
 use crate::cluster::{any_first_port, free_ports, random_key, region_directory};
-use crate::config::hex;
+use crate::config::{RedisPort, hex};
 use crate::demo::{
     KEYS, Known, Progress, Report, VALUE_BYTES, Verdict, WRITERS, check, judge, key_of, value_of,
 };
@@ -73,6 +73,7 @@ impl Servers {
         let servers = (0..).zip(&ports).map(|(id, &port)| ServerEntry {
             id,
             redis: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+            metrics: None,
         });
         let file = ClusterFile {
             directory: region_directory(directory)?,
@@ -82,10 +83,13 @@ impl Servers {
             memory_bytes: 192 << 20,
             segment_bytes: 1 << 20,
             lease_ms,
+            checkpoint_s: None,
             store: "embedded".into(),
             store_addresses: Vec::new(),
             store_path: String::new(),
             token: hex(&random_key()?[..8]),
+            max_clients: 20_000,
+            redis: RedisPort::default(),
             servers: servers.collect(),
         };
         file.protocol()?;

@@ -18,6 +18,8 @@ use cyclone_pmkv_cm::Rules;
 use cyclone_replication::Protocol;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::config::RedisPort;
+
 /// The cluster's file, the same for all servers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -42,6 +44,9 @@ pub struct ClusterFile {
     /// A server's lease in milliseconds; by default 10 ms with eight cores or more, longer with fewer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
+    /// How often each server writes a checkpoint of its indexes, in seconds; by default never: starts read all of the memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_s: Option<u64>,
     /// Where configurations are kept: embedded, etcd or zookeeper (features of their names).
     #[serde(default = "embedded")]
     pub store: String,
@@ -53,6 +58,12 @@ pub struct ClusterFile {
     pub store_path: String,
     /// A secret of the cluster: 16 hexadecimal digits.
     pub token: String,
+    /// Most Redis connections of each server at a time.
+    #[serde(default = "max_clients")]
+    pub max_clients: usize,
+    /// How the servers' Redis ports are protected.
+    #[serde(default)]
+    pub redis: RedisPort,
     /// The servers.
     pub servers: Vec<ServerEntry>,
 }
@@ -65,8 +76,14 @@ pub struct ServerEntry {
     pub id: ServerId,
     /// Its Redis port, as clients reach it.
     pub redis: SocketAddr,
+    /// Where it serves `/metrics` over HTTP; nowhere if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<SocketAddr>,
 }
 
+fn max_clients() -> usize {
+    20_000
+}
 fn rowan() -> String {
     "rowan".into()
 }

@@ -6,9 +6,11 @@
 
 mod agent;
 mod backend;
+mod checkpoint;
 mod clock;
 pub mod ctl;
 pub mod demo;
+mod figures;
 pub mod file;
 mod files;
 mod manager;
@@ -36,6 +38,7 @@ use cyclone_pmkv_cm as cm;
 use cyclone_pmkv_cm::holder::Event;
 use cyclone_wire::reply::Reply;
 
+use crate::metrics::{Desk, Sheet};
 use agent::{Order, Shared};
 use backend::{Behind, Listening};
 use file::ClusterFile;
@@ -48,6 +51,9 @@ const IDLE: Duration = Duration::from_millis(1);
 
 /// How long a finished copy waits for others to be reported together, in microseconds.
 const COPIES_TOGETHER_US: u64 = 500_000;
+
+/// The most threads of a start.
+const MAX_REBUILD_THREADS: usize = 16;
 
 /// What the command line says.
 pub struct Arguments {
@@ -67,6 +73,8 @@ struct Serving {
     node: Node,
     memory: OwnMemory,
     gateway: Gateway,
+    /// Where readers of figures ask.
+    desk: Option<Arc<Desk>>,
     listening: Listening,
     digests: Vec<u64>,
     orders: Orders,
@@ -106,8 +114,11 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
     shared.beat();
     let ended = AtomicBool::new(false);
     let control = serving.node.control_handle();
+    let checkpoints = file
+        .checkpoint_s
+        .map(|every_s| checkpoint::Timetable::new(&file.fabric(), arguments.id, every_s));
     std::thread::scope(|scope| {
-        scope.spawn(|| control_thread(&control, &ended));
+        scope.spawn(|| control_thread(&control, checkpoints, &ended));
         let agents = &shared;
         let agent = scope.spawn(move || agent::run(settings, agents, &order, &reports));
         let manager = file.manager_of(arguments.id);
@@ -139,9 +150,16 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
     })
 }
 
-fn control_thread(control: &SharedControl, ended: &AtomicBool) {
+fn control_thread(
+    control: &SharedControl,
+    mut checkpoints: Option<checkpoint::Timetable>,
+    ended: &AtomicBool,
+) {
     let begun = Instant::now();
     while !ended.load(Ordering::SeqCst) {
+        if let Some(checkpoints) = &mut checkpoints {
+            checkpoints.look(control);
+        }
         control.turn(
             begun.elapsed().as_micros() as u64 + 1,
             Duration::from_micros(500),
@@ -237,8 +255,9 @@ impl Serving {
         let peers = files
             .open("peers", 4096)
             .context("messages between servers")?;
-        let node = Node::open(node_config.clone(), Box::new(data), peers, Box::new(files))?;
-        let gateway = gateway(&entry, &node_config, registry)?;
+        let gateway = gateway(file, &entry, &node_config, registry)?;
+        let desk = desk(&entry)?;
+        let node = Node::open(node_config, Box::new(data), peers, Box::new(files))?;
         let rules = file.rules();
         tracing::info!(
             server = id,
@@ -268,6 +287,7 @@ impl Serving {
             node,
             memory,
             gateway,
+            desk,
             digests: Vec::new(),
             orders: Orders::new(id, orders),
             reports,
@@ -344,6 +364,13 @@ impl Serving {
         }
         self.follow(now_us)?;
         self.report(now_us);
+        if let Some(desk) = self.desk.as_ref().filter(|desk| desk.is_asked()) {
+            let mut sheet = Sheet::default();
+            let holds_lease = self.shared.holds_lease();
+            figures::of_node(&mut sheet, &mut self.node, &self.listening, holds_lease);
+            crate::metrics::figures::of_gateway(&mut sheet, &self.gateway);
+            desk.answer(sheet);
+        }
         Ok(busy)
     }
 
@@ -490,20 +517,33 @@ fn node_config(file: &ClusterFile, id: ServerId, memory: &OwnMemory) -> Result<N
         secret()?,
     );
     config.voids = memory.voids();
+    config.rebuild_threads = std::thread::available_parallelism()
+        .map_or(1, std::num::NonZero::get)
+        .min(MAX_REBUILD_THREADS);
+    config.start = checkpoint::start(&file.fabric(), id, memory.incarnation());
     let segments = u32::try_from(file.memory_bytes / file.segment_bytes)
         .context("memory_bytes has too many segments")?;
     config.backup.segment_bytes = file.segment_bytes;
-    config.backup.max_posted = (segments / 8).clamp(2, 512);
+    config.backup.max_posted = (segments / 32).clamp(4, 512);
     config.backup.batch = config.backup.max_posted.div_ceil(4);
     Ok(config)
 }
 
 fn gateway(
+    file: &ClusterFile,
     entry: &file::ServerEntry,
     config: &NodeConfig,
     registry: &mio::Registry,
 ) -> Result<Gateway> {
     let mut settings = GatewayConfig::new(entry.redis);
+    settings.users = file.redis.users()?;
+    settings.tls = file.redis.tls()?;
+    settings.max_clients = file.max_clients;
+    let is_open = settings.tls.is_none() && !entry.redis.ip().is_loopback();
+    if is_open && !settings.users.is_empty() {
+        let listen = entry.redis;
+        tracing::warn!(%listen, "passwords cross the network in the clear: redis.tls_certificate is not set");
+    }
     settings.max_key_bytes = config.worker.max_key_bytes;
     settings.max_value_bytes = config.worker.max_value_bytes;
     settings.node_id = format!("{:040x}", u64::from(entry.id) + 1);
@@ -513,6 +553,19 @@ fn gateway(
     ];
     Gateway::new(settings, registry, 0)
         .with_context(|| format!("cannot open the Redis port {}", entry.redis))
+}
+
+/// Where figures are served, if they are.
+fn desk(entry: &file::ServerEntry) -> Result<Option<Arc<Desk>>> {
+    let Some(listen) = entry.metrics else {
+        return Ok(None);
+    };
+    // The loop looks every millisecond by itself.
+    let desk = Arc::new(Desk::waking(|| {}));
+    let address = crate::metrics::serve(listen, Arc::clone(&desk))
+        .with_context(|| format!("cannot serve metrics at {listen}"))?;
+    tracing::info!(%address, "metrics");
+    Ok(Some(desk))
 }
 
 /// A random number from the kernel.

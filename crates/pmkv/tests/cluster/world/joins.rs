@@ -17,6 +17,7 @@ impl World {
         memory.zero(0, memory.len());
         memory.persist(0, memory.len());
         self.hosts[n as usize].voids.clear();
+        self.hosts[n as usize].memory += 1;
         self.start(n, false);
         let server = self.server(n);
         self.configuration = self.configuration.with(server, self.plan.copies);

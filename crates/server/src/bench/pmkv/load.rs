@@ -1,18 +1,17 @@
 //! YCSB's load phase and workloads A, B, C over an in-process cluster.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use cyclone_bench::measure::histogram;
+use cyclone_bench::workload::zipf::Zipf;
+use cyclone_bench::workload::{Key, Random, THETA, bytes};
 use cyclone_pmkv::{Answer, KeyHash};
 use cyclone_wire::command::{Condition, Operation, Query};
 use hdrhistogram::Histogram;
 
-use super::Cluster;
+use super::cluster::Cluster;
 
-/// Keys of a run.
-const KEYS: u64 = 100_000;
 /// Requests under way.
 const IN_FLIGHT: usize = 64;
 const KEY_BYTES: usize = 16;
@@ -27,12 +26,14 @@ pub struct Mix {
 }
 
 impl Mix {
+    /// Each key in turn is written.
+    pub const LOAD: Mix = Mix {
+        name: "load",
+        writes: 100,
+    };
     /// In YCSB's order.
     pub const ALL: [Mix; 4] = [
-        Mix {
-            name: "load",
-            writes: 100,
-        },
+        Mix::LOAD,
         Mix {
             name: "A",
             writes: 50,
@@ -72,151 +73,145 @@ impl Sizes {
             mean_tenths: 1538,
         },
     ];
+
+    /// Bytes of a value.
+    fn draw(self, random: &mut Random) -> u32 {
+        let object = self.mean_tenths / 20 + random.below(self.mean_tenths / 10);
+        object.saturating_sub(KEY_BYTES as u64).max(1) as u32
+    }
+}
+
+/// When a load ends.
+#[derive(Clone, Copy)]
+pub enum Until {
+    /// After so long.
+    After(Duration),
+    /// After so many requests.
+    Done(u64),
+}
+
+/// A load.
+#[derive(Clone, Copy)]
+pub struct Load {
+    pub mix: Mix,
+    pub sizes: Sizes,
+    /// Zipfian, or each key as often as any other.
+    pub is_skewed: bool,
+    pub keys: u64,
+    pub until: Until,
+    pub seed: u64,
 }
 
 /// What a run saw.
 pub struct Seen {
     pub ops_s: f64,
+    /// By the time that this thread had a CPU: what other programs on the machine do changes it little.
+    pub ops_cpu_s: f64,
     pub puts: Histogram<u64>,
     pub gets: Histogram<u64>,
     /// Of all time, what the keeping side's thread took.
     pub keeping_share: f64,
+    /// Requests refused because memory was full.
+    pub refused: u64,
 }
 
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// In [0, 1).
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
+/// Which requests there are, one after the other.
+struct Requests {
+    load: Load,
+    random: Random,
+    zipf: Zipf,
+    next_key: u64,
 }
 
-/// Ranks by Zipf's law with exponent 0.99 (Gray et al., as YCSB has it), scattered over the keys.
-struct Zipfian {
-    zeta: f64,
-    alpha: f64,
-    eta: f64,
-}
-
-const THETA: f64 = 0.99;
-
-impl Zipfian {
-    fn new() -> Zipfian {
-        let zeta = |n: u64| (1..=n).map(|it| (it as f64).powf(-THETA)).sum::<f64>();
-        let (all, two) = (zeta(KEYS), zeta(2));
-        let eta = (1.0 - (2.0 / KEYS as f64).powf(1.0 - THETA)) / (1.0 - two / all);
-        Zipfian {
-            zeta: all,
-            alpha: 1.0 / (1.0 - THETA),
-            eta,
+impl Requests {
+    fn new(load: Load) -> Requests {
+        Requests {
+            random: Random::new(load.seed ^ load.mix.writes),
+            zipf: Zipf::new(load.keys, THETA),
+            next_key: 0,
+            load,
         }
     }
 
-    fn key(&self, random: &mut Random) -> u64 {
-        let unit = random.unit();
-        let scaled = unit * self.zeta;
-        let rank = if scaled < 1.0 {
-            0
-        } else if scaled < 1.0 + 0.5f64.powf(THETA) {
-            1
+    /// The next key, and the length of what is written to it.
+    fn next(&mut self) -> (u64, Option<u32>) {
+        let key = if self.load.mix.name == Mix::LOAD.name {
+            self.next_key = (self.next_key + 1) % self.load.keys;
+            self.next_key
+        } else if self.load.is_skewed {
+            self.zipf.rank(&mut self.random)
         } else {
-            (KEYS as f64 * (self.eta * unit - self.eta + 1.0).powf(self.alpha)) as u64
+            self.random.below(self.load.keys)
         };
-        rank.wrapping_mul(0x9e37_79b9_7f4a_7c15) % KEYS
+        let is_put = self.random.below(100) < self.load.mix.writes;
+        (key, is_put.then(|| self.load.sizes.draw(&mut self.random)))
     }
 }
 
-fn name(key: u64) -> String {
-    format!("{key:0KEY_BYTES$x}")
+/// Sends the next request; answers whether it writes.
+fn send(cluster: &mut Cluster, requests: &mut Requests, ticket: u64) -> Result<bool> {
+    let (number, len) = requests.next();
+    let key = Key::new(number, KEY_BYTES);
+    let key = key.as_ref();
+    let operation = match len {
+        Some(len) => Operation::Set {
+            key,
+            value: bytes::value(len, number),
+            condition: Condition::Always,
+            get: false,
+        },
+        None => Operation::Read(Query::Get { key }),
+    };
+    let shard = cluster.configuration.shard_of_slot(KeyHash::of(key).slot);
+    let primary = cluster.configuration.shards[usize::from(shard)].primary;
+    let Some(node) = cluster.nodes[primary as usize].as_mut() else {
+        bail!("server {primary} does not run");
+    };
+    node.worker_of(shard).submit(ticket, &[operation]);
+    Ok(len.is_some())
 }
 
-/// Asks for `lasts`, so many requests at once.
-pub(super) fn run(
-    cluster: &mut Cluster,
-    mix: Mix,
-    sizes: Sizes,
-    skewed: bool,
-    lasts: Duration,
-    seed: u64,
-) -> Result<Seen> {
-    let mut random = Random(seed ^ mix.writes);
-    let zipfian = Zipfian::new();
+/// Runs a load, so many requests at once.
+pub(super) fn run(cluster: &mut Cluster, load: Load) -> Result<Seen> {
+    let mut requests = Requests::new(load);
     let mut seen = Seen {
         ops_s: 0.0,
+        ops_cpu_s: 0.0,
         puts: histogram()?,
         gets: histogram()?,
         keeping_share: 0.0,
+        refused: 0,
     };
-    let mut under_way: HashMap<u64, (Instant, bool)> = HashMap::new();
-    let value = [b'v'; 512];
-    let (mut ticket, mut done, mut refused) = (0u64, 0u64, 0u64);
-    let mut next_key = 0;
+    // A request's ticket is its place here.
+    let mut under_way = [(Instant::now(), false); IN_FLIGHT];
+    let mut free: Vec<u64> = (0..IN_FLIGHT as u64).collect();
+    let (mut sent, mut done) = (0u64, 0u64);
     cluster.keeping = Duration::ZERO;
-    let begun = Instant::now();
+    let (begun, cpu) = (Instant::now(), super::cpu_time());
     let mut answers = Vec::new();
-    while begun.elapsed() < lasts || !under_way.is_empty() {
-        while under_way.len() < IN_FLIGHT && begun.elapsed() < lasts {
-            let key = match (mix.name, skewed) {
-                ("load", _) => {
-                    next_key = (next_key + 1) % KEYS;
-                    next_key
-                }
-                (_, true) => zipfian.key(&mut random),
-                (_, false) => random.next() % KEYS,
-            };
-            let key = name(key);
-            let is_put = random.next() % 100 < mix.writes;
-            let len = sizes.mean_tenths / 20 + random.next() % (sizes.mean_tenths / 10);
-            let len = (len as usize)
-                .saturating_sub(KEY_BYTES)
-                .clamp(1, value.len());
-            let operation = match is_put {
-                true => Operation::Set {
-                    key: key.as_bytes(),
-                    value: &value[..len],
-                    condition: Condition::Always,
-                    get: false,
-                },
-                false => Operation::Read(Query::Get {
-                    key: key.as_bytes(),
-                }),
-            };
-            let shard = cluster
-                .configuration
-                .shard_of_slot(KeyHash::of(key.as_bytes()).slot);
-            let primary = cluster.configuration.shards[usize::from(shard)].primary;
-            let Some(node) = cluster.nodes[primary as usize].as_mut() else {
-                bail!("server {primary} does not run");
-            };
-            ticket += 1;
-            under_way.insert(ticket, (Instant::now(), is_put));
-            node.worker_of(shard).submit(ticket, &[operation]);
+    loop {
+        let goes_on = match load.until {
+            Until::After(lasts) => begun.elapsed() < lasts,
+            Until::Done(count) => sent < count,
+        };
+        if !goes_on && free.len() == IN_FLIGHT {
+            break;
+        }
+        while let Some(ticket) = free.pop_if(|_| goes_on) {
+            let since = Instant::now();
+            let is_put = send(cluster, &mut requests, ticket)?;
+            under_way[ticket as usize] = (since, is_put);
+            sent += 1;
         }
         cluster.step();
-        for node in cluster.nodes.iter_mut().flatten() {
-            let mut number = 0;
-            while let Some(worker) = node.worker(number) {
-                worker.take_answers(&mut answers);
-                number += 1;
-            }
-        }
+        take_answers(cluster, &mut answers);
         for (ticket, answer) in answers.drain(..) {
-            let Some((since, is_put)) = under_way.remove(&ticket) else {
-                continue;
-            };
+            let (since, is_put) = under_way[ticket as usize];
+            free.push(ticket);
             match answer {
                 Answer::Done(_) | Answer::Read(_) => done += 1,
                 Answer::Full | Answer::Busy => {
-                    refused += 1;
+                    seen.refused += 1;
                     continue;
                 }
                 other => bail!("a request ended with {other:?}"),
@@ -230,11 +225,24 @@ pub(super) fn run(
             all.saturating_record(ns.max(1));
         }
     }
-    if refused > done {
+    if seen.refused > done {
+        let refused = seen.refused;
         bail!("{refused} requests were refused, {done} done: the memory is too small");
     }
     let took = begun.elapsed().as_secs_f64();
+    let cpu_s = super::cpu_time().saturating_sub(cpu).as_secs_f64();
     seen.ops_s = done as f64 / took;
+    seen.ops_cpu_s = done as f64 / cpu_s.max(1e-9);
     seen.keeping_share = cluster.keeping.as_secs_f64() / took;
     Ok(seen)
+}
+
+fn take_answers(cluster: &mut Cluster, answers: &mut Vec<(u64, Answer)>) {
+    for node in cluster.nodes.iter_mut().flatten() {
+        let mut number = 0;
+        while let Some(worker) = node.worker(number) {
+            worker.take_answers(answers);
+            number += 1;
+        }
+    }
 }

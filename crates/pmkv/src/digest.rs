@@ -1,0 +1,80 @@
+//! Records on their way from segments into the indexes (rowan §4.4).
+
+use cyclone_replication::frame::{Shape, scan_blocks};
+use cyclone_replication::{Assembler, BackupMemory, ReplicationError, scan_records};
+
+use crate::configuration::ShardId;
+use crate::entry::{Entry, Kind};
+use crate::store::Store;
+use crate::words::WordMap;
+
+/// A full segment and the highest versions in it (MaxVerArray).
+pub(crate) struct Digested {
+    pub segment: u32,
+    pub max: WordMap<ShardId, u64>,
+}
+
+/// Indexes a record that lies at an address; `false` if it does not lie there in one piece. `bytes` are whole: another
+/// checksum says so, or nobody else has had them. Bytes that are no entry are nobody's, and what is void is passed over.
+pub(crate) fn index(
+    store: &Store,
+    is_void: impl Fn(ShardId) -> bool,
+    (at, bytes, is_in_one): (u64, &[u8], bool),
+    max: &mut WordMap<ShardId, u64>,
+) -> bool {
+    let Ok(entry) = Entry::parse(bytes) else {
+        return true;
+    };
+    note_commits(store, &is_void, &entry);
+    if entry.header.kind == Kind::Commit || is_void(entry.header.stamp.shard) {
+        return true;
+    }
+    let is_there = is_in_one || store.heap().has(at, bytes);
+    for (offset, member) in entry.members() {
+        let stamp = member.header.stamp;
+        let highest = max.entry(stamp.shard).or_default();
+        *highest = stamp.version.max(*highest);
+        if is_there {
+            store.publish(at + offset as u64, &member.header, member.key);
+        }
+    }
+    is_there
+}
+
+/// Takes note of what an entry says is committed, if that is what it says.
+pub(crate) fn note_commits(store: &Store, is_void: impl Fn(ShardId) -> bool, entry: &Entry<'_>) {
+    if entry.header.kind != Kind::Commit {
+        return;
+    }
+    for stamp in entry.commits().filter(|it| !is_void(it.shard)) {
+        if let Some(shard) = store.shard(stamp.shard) {
+            shard.committed(stamp.version);
+        }
+    }
+}
+
+/// The records of a segment of any log: address, bytes, and whether these are known to lie there in one piece. `copy` is
+/// where the segment is copied to.
+pub(crate) fn records_of(
+    table: &BackupMemory,
+    segment: u32,
+    copy: &mut Vec<u8>,
+    mut found: impl FnMut(u64, &[u8], bool),
+) -> Result<(), ReplicationError> {
+    let Some(entry) = table.entry(segment) else {
+        return Ok(());
+    };
+    let base = table.segment_offset(segment);
+    if entry.owner.is_remote() {
+        let assembler = &mut Assembler::default();
+        return scan_records(table, segment, assembler, copy, |record| {
+            found(base + record.offset, record.bytes, record.is_in_one);
+        });
+    }
+    table.area().read_into(base, table.segment_bytes(), copy);
+    let seed = table.seed(entry.epoch);
+    scan_blocks(Shape::Contiguous, seed, copy, |block, payload| {
+        found(base + block.payload.start as u64, payload, true);
+    });
+    Ok(())
+}

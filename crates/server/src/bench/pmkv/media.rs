@@ -1,0 +1,122 @@
+//! Write amplification by the model, with the paper's servers and workers: so many streams meet at each server's memory.
+//!
+//! What the other servers write one-sidedly is shown to the model in the order in which a network as loaded as the paper's
+//! would deliver it. What a server's own workers append is not
+//! posted anywhere; it is modelled as stores of a block each, one for two of others, as a server that has all of its
+//! shards' copies on two others writes. Counted is what a fixed number of writes does after the model's buffers have been
+//! filled many times over; what they hold at either end is then below a thousandth.
+//!
+//! The smaller the writes, the more of a line each leaves unwritten. The paper's mean object (ZippyDB) stands in 128 bytes there; here
+//! blocks have 32 bytes more before the entry, and it stands in 192. UP2X's objects stand in 128 bytes here, so they are the ones to
+//! be compared with the paper's figure.
+
+use anyhow::Result;
+use cyclone_bench::arrivals::Network;
+use cyclone_bench::metered::{Devices, LocalStores};
+use cyclone_bench::output::{Common, Report};
+use cyclone_bench::table::Table;
+use cyclone_bench::verdict::Verdict;
+use cyclone_pmem::media::MediaParameters;
+use cyclone_replication::Protocol;
+use serde_json::json;
+
+use super::cluster::{Cluster, Setting};
+use super::load::{self, Load, Mix, Sizes, Until};
+
+//= rowan §6.1
+const SERVERS: u32 = 6;
+const WORKERS: u32 = 24;
+/// The paper's workers serve any shard and so write to every other server; here a shard has one worker, and it takes ten
+/// shards for a worker to have all the others as backups.
+const SHARDS: u16 = (10 * SERVERS * WORKERS) as u16;
+const KEYS: u64 = 100_000;
+/// Objects, and the bytes of a block with one of the mean size.
+const OBJECTS: [(Sizes, u64); 2] = [(Sizes::ALL[1], 128), (Sizes::ALL[0], 192)];
+
+//= rowan §6.3, fig. 10
+pub(super) fn run(common: &Common, protocols: &[Protocol], report: &mut Report) -> Result<()> {
+    let mut table = Table::new(&[
+        "replication",
+        "objects",
+        "write_amplification",
+        "paper",
+        "request_bytes",
+    ]);
+    let named = [Protocol::Rwrite, Protocol::Share, Protocol::Rowan];
+    let wanted = |it: &&Protocol| !common.quick || named.contains(it);
+    let objects = &OBJECTS[..if common.quick { 1 } else { OBJECTS.len() }];
+    let asked = protocols.iter().filter(wanted);
+    let asked = asked.flat_map(|&protocol| objects.iter().map(move |it| (protocol, *it)));
+    for (protocol, (sizes, block_bytes)) in asked {
+        report.progress(&format!("media under {protocol}, {}", sizes.name));
+        let (ratio, requested) = amplification(common, protocol, (sizes, block_bytes))?;
+        table.add(vec![
+            json!(protocol.to_string()),
+            json!(sizes.name),
+            json!((ratio * 1000.0).round() / 1000.0),
+            json!(paper(protocol)),
+            json!(requested),
+        ]);
+        report.row(&table);
+        if sizes.name != OBJECTS[0].0.name {
+            continue;
+        }
+        let verdict = match protocol {
+            Protocol::Rowan => Verdict::at_most("write amplification, rowan", ratio, 1.032),
+            Protocol::Rwrite => Verdict::at_least("write amplification, rwrite", ratio, 1.4),
+            Protocol::Share => Verdict::at_least("write amplification, share", ratio, 1.28),
+            _ => continue,
+        };
+        let note = format!("{WORKERS} workers × {SERVERS} servers, modelled media");
+        report.verdict(verdict.note(note));
+    }
+    report.table("pmkv-media", &table)
+}
+
+fn paper(protocol: Protocol) -> Option<&'static str> {
+    match protocol {
+        Protocol::Rowan | Protocol::Rpc => Some("< 1.032"),
+        Protocol::Rwrite => Some("1.54"),
+        Protocol::Share => Some("1.28–1.39"),
+        _ => None,
+    }
+}
+
+/// Media bytes ÷ request bytes, and the latter.
+fn amplification(
+    common: &Common,
+    protocol: Protocol,
+    (sizes, block_bytes): (Sizes, u64),
+) -> Result<(f64, u64)> {
+    let local = LocalStores {
+        cores: WORKERS,
+        store_bytes: block_bytes,
+        every: 2,
+    };
+    let media = MediaParameters::default();
+    let devices = Devices::behind(Network::PAPER, media, protocol, local)?;
+    let mut cluster = Cluster::start(Setting {
+        servers: SERVERS,
+        workers: WORKERS,
+        shards: SHARDS,
+        memory_bytes: 128 << 20,
+        // Where each of many senders has a segment of its own, they are small.
+        segment_bytes: 128 << 10,
+        media: Some(devices.clone()),
+        ..Setting::small(protocol)
+    })?;
+    let mut load = Load {
+        mix: Mix::LOAD,
+        sizes,
+        is_skewed: false,
+        keys: KEYS,
+        until: Until::Done(KEYS / 4),
+        seed: common.seed,
+    };
+    load::run(&mut cluster, load)?;
+    let before = devices.stats();
+    load.until = Until::Done(if common.quick { KEYS } else { 4 * KEYS });
+    load::run(&mut cluster, load)?;
+    let stats = devices.stats().since(&before);
+    Ok((stats.amplification(), stats.request_bytes))
+}
