@@ -16,6 +16,10 @@ const STORIES: &[(u64, &str)] = &[
         "a deposed leader's last requests, overwritten and never committed",
     ),
     (247, "rot taken for the log's end"),
+    (
+        404,
+        "requests of an earlier time as leader, beyond the log's end",
+    ),
     (461, "a commit index durable before its entries"),
     (544, "a log full of uncommitted entries"),
     (

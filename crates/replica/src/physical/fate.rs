@@ -41,11 +41,12 @@ impl PhysicalLog {
             let waiting = front.origins.drain(..);
             answers.extend(waiting.map(|origin| (origin, Outcome::Unknown)));
         }
-        if self.group.is_leader() {
-            return;
-        }
         if planted::has(Bug::WaitersForgotten) {
             return;
+        }
+        if self.group.is_leader() {
+            // Those of an earlier time as leader may lie beyond the log's end, where nothing may come for long.
+            return self.give_up_late(now_us, answers);
         }
         let leader = self.group.leader();
         for read in self.reads.fail() {
@@ -77,9 +78,17 @@ impl PhysicalLog {
                 answers.extend(lost);
             }
         }
+        self.give_up_late(now_us, answers);
+    }
+
+    /// Answers "unknown" for what has been under way for too long, but not for what this replica itself, as leader, is
+    /// about to commit.
+    fn give_up_late(&mut self, now_us: u64, answers: &mut Vec<(Origin, Outcome)>) {
+        let leads_in = self.group.is_leader().then(|| self.group.term());
         let pending = &mut self.pending;
         self.in_flight.retain_mut(|ours| {
-            let late = now_us.saturating_sub(ours.since_us) > OUTCOME_TIMEOUT_US;
+            let late = leads_in != Some(ours.term)
+                && now_us.saturating_sub(ours.since_us) > OUTCOME_TIMEOUT_US;
             if late {
                 *pending -= ours.origins.len();
                 let unknown = ours.origins.drain(..);
