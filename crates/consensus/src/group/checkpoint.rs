@@ -37,8 +37,8 @@ impl Group {
             return Err(StepError::NotForStep { kind: offer.kind });
         };
         let members = &meta.members;
-        let included = members.voters.contains(&raft.id) || members.learners.contains(&raft.id);
-        let known = raft.prs().get(offer.from).is_some();
+        let included = members.contains(raft.id);
+        let known = self.may_hear(offer.from, RaftKind::Snapshot);
         if offer.to != raft.id || offer.log != self.config.log || !included || !known {
             return Err(misdirected);
         }
