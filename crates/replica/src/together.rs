@@ -61,13 +61,25 @@ impl Node {
         let peers = self.logs[0].group.status().peers;
         let best = peers
             .iter()
-            .filter(|peer| peer.recent_active)
+            .filter(|peer| peer.recent_active && self.votes_everywhere(peer.id))
             .max_by_key(|peer| peer.matched);
-        let Some(best) = best else { return };
+        if let Some(best) = best {
+            self.hand_over_to(best.id);
+        }
+    }
+
+    /// Hands leadership of all logs to this replica.
+    pub(crate) fn hand_over_to(&mut self, id: u64) {
         for log in self.logs.iter_mut().rev() {
             // Refused when leadership is gone already: then there is nothing to hand over.
-            let _ = log.transfer(best.id);
+            let _ = log.transfer(id);
         }
+    }
+
+    /// Whether this replica votes in every log, also after a change that is under way.
+    pub(crate) fn votes_everywhere(&self, id: u64) -> bool {
+        let votes = |log: &PhysicalLog| log.group.members().voters.contains(&id);
+        self.logs.iter().all(votes)
     }
 }
 
@@ -75,11 +87,10 @@ fn view(log: &PhysicalLog) -> LogView {
     let group = &log.group;
     let mut ready = Vec::new();
     if group.is_leader() {
-        let status = group.status();
-        let has_all = status
-            .peers
-            .iter()
-            .filter(|peer| peer.recent_active && peer.matched == status.last);
+        let (status, voters) = (group.status(), group.members().voters);
+        let has_all = status.peers.iter().filter(|peer| {
+            peer.recent_active && peer.matched == status.last && voters.contains(&peer.id)
+        });
         ready.extend(has_all.map(|peer| peer.id));
     }
     LogView {

@@ -7,7 +7,7 @@ use cyclone_packet::{Outgoing, Peer};
 use cyclone_wire::envelope;
 use cyclone_wire::planted::{self, Bug};
 
-use crate::config::Config;
+use crate::config::{Config, Member};
 use crate::node::{Done, Node, NodeError};
 use crate::requests::Ticket;
 
@@ -34,8 +34,8 @@ impl Node {
         self.next_touch_us = now_us + TOUCH_US;
         let own = self.config.id;
         let strangers: Vec<Peer> = self
-            .config
-            .members
+            .membership
+            .list()
             .iter()
             .filter(|member| member.id != own)
             .map(|member| Peer::Node(member.id))
@@ -167,7 +167,12 @@ impl Node {
         self.logs.iter().map(|log| log.group.last_index()).sum()
     }
 
-    /// How many other replicas hold every entry that was there when the mark was taken. With several logs the places of
+    /// The members as this replica knows them: those of the cluster's record, or of its configuration before there is one.
+    pub fn members(&self) -> &[Member] {
+        self.membership.list()
+    }
+
+    /// How many other replicas that vote hold every entry that was there when the mark was taken. With several logs the places of
     /// each are noted now and then, so that a replica may be counted late, never early.
     pub fn replicas_holding(&self, mark: u64) -> usize {
         let noted = self.marks.iter().find(|(sum, _)| *sum >= mark);
@@ -179,8 +184,9 @@ impl Node {
         };
         let mut holding = std::collections::HashMap::new();
         for (log, last) in self.logs.iter().zip(lasts) {
-            let peers = log.group.status().peers;
-            for peer in peers.iter().filter(|peer| peer.matched >= last) {
+            let (peers, voters) = (log.group.status().peers, log.group.members().voters);
+            let holds = peers.iter().filter(|peer| peer.matched >= last);
+            for peer in holds.filter(|peer| voters.contains(&peer.id)) {
                 *holding.entry(peer.id).or_insert(0) += 1;
             }
         }
