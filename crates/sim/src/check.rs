@@ -11,7 +11,8 @@ use cyclone_wire::gang::Head;
 /// A committed entry, as the first replica to commit it had it.
 struct Entry {
     term: u64,
-    payload: Vec<u8>,
+    /// `None` as long as it was only seen at replicas that have it on flash alone.
+    payload: Option<Vec<u8>>,
     /// The term that the replica was in.
     in_term: u64,
 }
@@ -114,14 +115,19 @@ impl Checks {
     }
 
     /// The state after all committed entries, computed by a state machine of its own, as a hash. Gangs are decided from
-    /// the logs as the replicas do, but at another time: all entries are known at once.
-    pub fn replayed(&self, limits: Limits) -> anyhow::Result<String> {
+    /// the logs as the replicas do, but at another time: all entries are known at once. `None` when an entry went straight
+    /// from flash into the store at every replica, so that nobody else has seen it.
+    pub fn replayed(&self, limits: Limits) -> anyhow::Result<Option<String>> {
+        let mut entries = self.logs.iter().flat_map(|log| &log.committed);
+        if entries.any(|entry| entry.payload.is_none()) {
+            return Ok(None);
+        }
         let count = self.logs.len();
         let machine = KvMachine::open(FakeDisk::default().open(|| false), count as u16, limits)?;
         let mut book = GangBook::new(&vec![0; count]);
         for (log, checks) in self.logs.iter().enumerate() {
             for (entry, index) in checks.committed.iter().zip(1..) {
-                let head = Head::decode(&entry.payload).ok().map(|(head, _)| head);
+                let head = Head::decode(entry.bytes()).ok().map(|(head, _)| head);
                 book.committed(log, index, entry.term, head.as_ref());
             }
         }
@@ -137,7 +143,7 @@ impl Checks {
         }
         let whole = (0..count).all(|log| at[log] == self.committed_in(log));
         anyhow::ensure!(whole, "the committed logs do not decide every gang: {at:?}");
-        Ok(machine.digest()?)
+        Ok(Some(machine.digest()?))
     }
 
     /// Replays one log as far as it goes by itself, and a gang if its turn has come in all of its logs.
@@ -153,7 +159,7 @@ impl Checks {
             EntryInput {
                 index,
                 term: entry.term,
-                payload: &entry.payload[skip..],
+                payload: &entry.bytes()[skip..],
             }
         };
         let before = at[log];
@@ -200,9 +206,15 @@ impl Checks {
     pub fn preload(&mut self, term: u64, payload: Vec<u8>) {
         self.logs[0].committed.push(Entry {
             term,
-            payload,
+            payload: Some(payload),
             in_term: term,
         });
+    }
+}
+
+impl Entry {
+    fn bytes(&self) -> &[u8] {
+        self.payload.as_deref().unwrap_or_default()
     }
 }
 
@@ -393,14 +405,20 @@ impl LogChecks {
             })?;
             self.committed.push(Entry {
                 term,
-                payload: self.scratch.clone(),
+                payload: in_memory.then(|| self.scratch.clone()),
                 in_term: group.term(),
             });
             return Ok(());
         }
-        let known = &self.committed[index as usize - 1];
+        let known = &mut self.committed[index as usize - 1];
         self.made += 1;
-        let alike = !in_memory || known.payload == self.scratch;
+        let alike = match &known.payload {
+            Some(payload) => !in_memory || *payload == self.scratch,
+            None => {
+                known.payload = in_memory.then(|| self.scratch.clone());
+                true
+            }
+        };
         require(known.term == term && alike, || {
             format!(
                 "replica {id} commits entry {index} of term {term}; another entry was committed there in term {}",

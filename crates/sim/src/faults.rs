@@ -3,10 +3,11 @@
 use std::net::IpAddr;
 
 use crate::check::Broken;
+use crate::event::{Ending, Event};
 use crate::load::address_of as client_address;
 use crate::machine::{Machine, address};
 use crate::plan::Kind;
-use crate::world::{Ending, Event, World, trace};
+use crate::world::{World, trace};
 
 /// Clients that a partition puts on a side; of a crowd, the others reach everybody.
 const MOST_CLIENTS_CUT: usize = 16;
@@ -21,6 +22,7 @@ impl World {
     fn mean_us(&self, kind: Kind) -> u64 {
         let rates = &self.plan.rates;
         match kind {
+            _ if !self.plan.has(kind) => 0,
             Kind::Partition => rates.partition_us,
             Kind::OneWay => rates.one_way_us,
             Kind::Clog => rates.clog_us,
@@ -31,6 +33,10 @@ impl World {
             Kind::StoreError => rates.store_error_us,
             Kind::StoreStall => rates.store_stall_us,
             Kind::Jump => rates.jump_us,
+            Kind::FlashStall => rates.flash_stall_us,
+            Kind::FlashError => rates.flash_error_us,
+            Kind::FlashFull => rates.flash_full_us,
+            Kind::FlashAstray => rates.flash_astray_us,
             _ => 0,
         }
     }
@@ -84,6 +90,7 @@ impl World {
                 self.finish_some_jobs(victim);
                 self.stop(victim, false);
                 self.rot(victim);
+                self.rot_flash(victim);
             }
             Kind::Power => {
                 if self.random.chance(0.5) {
@@ -125,6 +132,19 @@ impl World {
                 trace!(self, "the store of replica {id} stalls for {span_us} µs");
                 self.machines[victim].disk.stall(true);
                 self.after(span_us, Event::End(Ending::Unstall(victim)));
+            }
+            Kind::FlashStall | Kind::FlashError | Kind::FlashFull => {
+                let span_us = self.span_us();
+                trace!(self, "{kind} at replica {id} for {span_us} µs");
+                self.machines[victim].strike_flash(kind);
+                self.after(span_us, Event::End(Ending::CalmFlash(victim)));
+            }
+            Kind::FlashAstray => {
+                if !self.may_lose_one() {
+                    return Ok(());
+                }
+                trace!(self, "replica {id}'s flash loses or misplaces a write");
+                self.machines[victim].misplace_flash_write();
             }
             Kind::Jump => {
                 let far = self.plan.election_us as i64 * 3;
@@ -271,6 +291,10 @@ impl World {
                 self.machines[victim].disk.stall(false);
                 Ok(())
             }
+            Ending::CalmFlash(victim) => {
+                self.machines[victim].calm_flash();
+                Ok(())
+            }
             Ending::Resume(victim) => {
                 // What came meanwhile is taken in by the step for which the clock was read before.
                 if self.rough
@@ -302,14 +326,7 @@ impl World {
     /// A bit rots while the machine is off. Only after the death of a process, when all of memory is settled: one fault at
     /// a time is what two copies can survive.
     fn rot(&mut self, position: usize) {
-        let lost = self
-            .machines
-            .iter()
-            .filter(|machine| machine.is_lost())
-            .count();
-        if 2 * (lost + 1) < self.machines.len()
-            && self.random.chance(self.plan.rot)
-            && self.machines[position].rot()
+        if self.may_lose_one() && self.random.chance(self.plan.rot) && self.machines[position].rot()
         {
             trace!(
                 self,
@@ -319,15 +336,30 @@ impl World {
         }
     }
 
+    /// A page of its flash goes bad while the process is down.
+    fn rot_flash(&mut self, position: usize) {
+        let id = self.machines[position].id;
+        if self.plan.has(Kind::FlashRot)
+            && self.may_lose_one()
+            && self.random.chance(self.plan.flash_rot)
+            && self.machines[position].rot_flash()
+        {
+            trace!(self, "a page of replica {id}'s flash goes bad");
+            self.struck.note(Kind::FlashRot);
+        }
+    }
+
+    /// Whether a majority remains when one more machine is lost.
+    fn may_lose_one(&self) -> bool {
+        let machines = self.machines.iter();
+        let lost = machines.filter(|machine| machine.is_lost()).count();
+        2 * (lost + 1) < self.machines.len()
+    }
+
     /// What a power failure does to memory and disk beyond losing lines. Never to so many machines that a majority's
     /// memory is gone: that is reported, not survived.
     pub(crate) fn damage(&mut self, position: usize) {
-        let lost = self
-            .machines
-            .iter()
-            .filter(|machine| machine.is_lost())
-            .count();
-        if !self.rough || 2 * (lost + 1) >= self.machines.len() {
+        if !self.rough || !self.may_lose_one() {
             return;
         }
         let id = self.machines[position].id;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   run        a run: rough times, quiet ones, the reckoning              run.rs
-//!     World    one queue of events in simulated time                      world.rs, faults.rs
+//!     World    one queue of events in simulated time                      world.rs, event.rs, faults.rs
 //!     Plan     the cluster, the load, how often each fault strikes        plan.rs
 //!     Machine  memory, disk, clocks, and the real replica                 machine.rs, images.rs
 //!     Net      every datagram's fate                                      net.rs
@@ -22,6 +22,7 @@
 pub mod bank;
 mod callers;
 pub mod check;
+mod event;
 mod faults;
 #[cfg(test)]
 mod gathered;

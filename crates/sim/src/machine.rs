@@ -19,7 +19,7 @@ use cyclone_store::{FakeDisk, KvMachine, Limits, StateMachine};
 use cyclone_wal::flash::{DeviceError, FlashDevice, SimDisk};
 
 use crate::net::Net;
-use crate::plan::Plan;
+use crate::plan::{Kind, Plan};
 use crate::random::Random;
 
 /// The key that nodes share; a simulated cluster has no secrets.
@@ -124,8 +124,6 @@ pub struct Machine {
     pub disk: FakeDisk,
     /// The logs' flash, where the plan has it: an area for each.
     flash: Vec<SimDisk>,
-    /// Until when the flash misbehaves.
-    flash_calm_us: u64,
     /// Counts processes; events for an earlier one are stale.
     pub life: u64,
     /// Whether memory or disk was damaged since the last successful start: a refusal to start is then right.
@@ -217,7 +215,6 @@ impl Machine {
             clock: Clock::draw(plan, &mut random),
             disk: FakeDisk::default(),
             flash,
-            flash_calm_us: 0,
             life: 0,
             damaged: false,
             interrupted: false,
@@ -337,7 +334,6 @@ impl Machine {
     /// Runs the replica once, or one of its waiting jobs.
     pub fn run(&mut self, sim_us: u64, job: Option<usize>) -> Result<usize, Fault> {
         let now = self.clock.now(self.clock_read_us.take().unwrap_or(sim_us));
-        self.strike_flash(now.steady_us);
         let Power::On(process) = &mut self.power else {
             return Ok(0);
         };
@@ -355,40 +351,6 @@ impl Machine {
             Err(panic) => Err(Fault::Panic(panic_text(&panic))),
             Ok(Err(error)) => Err(Fault::Error(error.to_string())),
             Ok(Ok(work)) => Ok(work),
-        }
-    }
-
-    /// Now and then the flash hangs or fails for a while.
-    fn strike_flash(&mut self, now_us: u64) {
-        if self.config.flash.is_none() {
-            return;
-        }
-        // Or the clock has jumped back, and it would last too long.
-        let over = now_us >= self.flash_calm_us || now_us + 5_000_000 < self.flash_calm_us;
-        if self.flash_calm_us > 0 && over {
-            self.calm_flash();
-        }
-        if self.flash_calm_us == 0 && self.random.chance(0.0005) {
-            self.flash_calm_us = now_us + self.random.within(1_000, 4_000_000);
-            let until_us = self.flash_calm_us;
-            let kind = self.random.below(3);
-            for area in &self.flash {
-                area.faults(|faults| match kind {
-                    0 => faults.hang_until_us = until_us,
-                    1 => faults.write_error = Some(DeviceError::Io(5)),
-                    _ => faults.write_error = Some(DeviceError::NoSpace),
-                });
-            }
-        }
-    }
-
-    fn calm_flash(&mut self) {
-        self.flash_calm_us = 0;
-        for area in &self.flash {
-            area.faults(|faults| {
-                faults.write_error = None;
-                faults.hang_until_us = 0;
-            });
         }
     }
 
@@ -442,13 +404,68 @@ impl Machine {
                 false => area.settle(),
             }
         }
-        // A new process begins at a time of its own: what hung is over.
         self.calm_flash();
         let only = self.config.flash.as_ref();
         if power_lost && only.is_some_and(|flash| flash.durability == Durability::Flash) {
             // Memory that keeps its bytes is what this mode does without.
             self.region = None;
         }
+    }
+
+    /// The flash hangs or fails until [`Machine::calm_flash`].
+    pub fn strike_flash(&mut self, kind: Kind) {
+        for area in &self.flash {
+            area.faults(|faults| match kind {
+                Kind::FlashStall => faults.hang_until_us = u64::MAX,
+                Kind::FlashFull => faults.write_error = Some(DeviceError::NoSpace),
+                _ => faults.write_error = Some(DeviceError::Io(5)),
+            });
+        }
+    }
+
+    /// The flash works again.
+    pub fn calm_flash(&mut self) {
+        for area in &self.flash {
+            area.faults(|faults| {
+                faults.write_error = None;
+                faults.hang_until_us = 0;
+                (faults.lose_write, faults.misdirect_write) = (None, None);
+            });
+        }
+    }
+
+    /// One of the next writes to the flash is lost, or lands where another page was. It says that it is done.
+    pub fn misplace_flash_write(&mut self) {
+        let area = self.random.pick(&self.flash);
+        let (written, write) = (area.written(), area.writes() + self.random.below(8));
+        let astray = !written.is_empty() && self.random.chance(0.5);
+        let target = astray.then(|| *self.random.pick(&written));
+        area.faults(|faults| match target {
+            Some(page) => faults.misdirect_write = Some((write, page)),
+            None => faults.lose_write = Some(write),
+        });
+        self.damaged = true;
+    }
+
+    /// A page of the flash rots or becomes unreadable, but none that was written last: that one would look as if its
+    /// write had been cut short, and as the only durable level flash is believed not to do that. Answers whether there
+    /// was a page.
+    pub fn rot_flash(&mut self) -> bool {
+        if self.flash.is_empty() {
+            return false;
+        }
+        let area = self.random.pick(&self.flash);
+        let pages = area.settled();
+        if pages.is_empty() {
+            return false;
+        }
+        let page = *self.random.pick(&pages);
+        match self.random.chance(0.5) {
+            true => area.rot(page, self.random.below(8 * 4096) as usize),
+            false => area.faults(|faults| faults.read_error.push(page)),
+        }
+        self.damaged = true;
+        true
     }
 
     /// Flips a bit of what is persisted. Answers whether anything was.

@@ -91,6 +91,16 @@ kinds! {
     Logs = "logs",
     /// Flash below the log, as a second level or as the only durable one.
     Flash = "flash",
+    /// The flash answers nothing for a while.
+    FlashStall = "flash-stall",
+    /// The flash's writes fail for a while.
+    FlashError = "flash-error",
+    /// The flash is full for a while.
+    FlashFull = "flash-full",
+    /// A write to the flash is lost, or lands elsewhere.
+    FlashAstray = "flash-astray",
+    /// A page of the flash rots or cannot be read any more.
+    FlashRot = "flash-rot",
 }
 
 impl fmt::Display for Kind {
@@ -151,6 +161,14 @@ pub struct Rates {
     pub store_stall_us: u64,
     /// A steady clock that jumps.
     pub jump_us: u64,
+    /// Flash that answers nothing.
+    pub flash_stall_us: u64,
+    /// Flash whose writes fail.
+    pub flash_error_us: u64,
+    /// Flash that is full.
+    pub flash_full_us: u64,
+    /// Flash that loses or misplaces a write.
+    pub flash_astray_us: u64,
 }
 
 /// A run.
@@ -216,8 +234,10 @@ pub struct Plan {
     pub hot: bool,
     /// Whether to start from checked-in images.
     pub old_format: bool,
-    /// The log's second level, or its only durable one, with faults of its own.
+    /// The log's second level, or its only durable one. Faults of flash strike only there.
     pub flash: Option<Durability>,
+    /// Chance per process that ends that a page of its flash rots or becomes unreadable.
+    pub flash_rot: f64,
 }
 
 const SECOND: u64 = 1_000_000;
@@ -283,6 +303,7 @@ impl Plan {
                 store_error_us: rate(&mut random, 40),
                 store_stall_us: rate(&mut random, 10),
                 jump_us: rate(&mut random, 20),
+                ..Rates::default()
             },
             recovery: some(&mut random, 1.0),
             rot: some(&mut random, 0.6),
@@ -301,6 +322,7 @@ impl Plan {
             hot: random.chance(0.3),
             old_format: random.chance(0.1),
             flash: None,
+            flash_rot: 0.0,
             hoarder: None,
         };
         // Drawn apart: what else is drawn does not depend on it.
@@ -309,6 +331,11 @@ impl Plan {
         if !plan.old_format && apart.chance(0.1) {
             plan.flash = Some(*apart.pick(&[Durability::Nvm, Durability::Flash]));
         }
+        plan.rates.flash_stall_us = rate(&mut apart, 6);
+        plan.rates.flash_error_us = rate(&mut apart, 6);
+        plan.rates.flash_full_us = rate(&mut apart, 6);
+        plan.rates.flash_astray_us = rate(&mut apart, 10);
+        plan.flash_rot = some(&mut apart, 0.6);
         let mut apart = Random::new(seed ^ 0x686f_6172_6465);
         if plan.job_us > 2_000 && apart.chance(0.5) {
             let longest_us = *apart.pick(&[SECOND, 4 * SECOND, 10 * SECOND]);
@@ -329,7 +356,7 @@ impl Plan {
         plan
     }
 
-    /// The same plan with flash, and its faults.
+    /// The same plan with flash, and the faults that were drawn for it.
     pub fn with_flash(self, durability: Durability) -> Plan {
         Plan {
             flash: Some(durability),
@@ -393,6 +420,12 @@ impl Plan {
             Kind::Forget => self.max_sessions < 10_000,
             Kind::Logs => self.logs > 1,
             Kind::Flash => self.flash.is_some(),
+            Kind::FlashStall => self.flash.is_some() && rates.flash_stall_us > 0,
+            Kind::FlashError => self.flash.is_some() && rates.flash_error_us > 0,
+            Kind::FlashFull => self.flash.is_some() && rates.flash_full_us > 0,
+            // As the only durable level, flash that loses what it said was written breaks every promise.
+            Kind::FlashAstray => self.flash == Some(Durability::Nvm) && rates.flash_astray_us > 0,
+            Kind::FlashRot => self.flash.is_some() && self.flash_rot > 0.0,
         }
     }
 
@@ -432,6 +465,11 @@ impl Plan {
             Kind::Forget => self.max_sessions = 10_000,
             Kind::Logs => self.with_logs(1),
             Kind::Flash => self.flash = None,
+            Kind::FlashStall => rates.flash_stall_us = 0,
+            Kind::FlashError => rates.flash_error_us = 0,
+            Kind::FlashFull => rates.flash_full_us = 0,
+            Kind::FlashAstray => rates.flash_astray_us = 0,
+            Kind::FlashRot => self.flash_rot = 0.0,
         }
         self
     }

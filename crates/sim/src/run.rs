@@ -61,6 +61,7 @@ impl World {
             self.machines[position].paused_until_us = 0;
             self.machines[position].job_us = 2_000;
             self.machines[position].disk.stall(false);
+            self.machines[position].calm_flash();
             self.start(position)?;
             self.step(position, None)?;
         }
@@ -244,16 +245,18 @@ impl World {
         }
         let applied = self.checks.committed();
         let broken = |error: anyhow::Error| Broken(error.to_string());
-        let replayed = self.checks.replayed(limits).map_err(broken)?;
+        let mut replayed = self.checks.replayed(limits).map_err(broken)?;
         for machine in &self.machines {
             let Some(node) = machine.node() else { continue };
             let digest = node
                 .store()
                 .digest()
                 .map_err(|error| Broken(error.to_string()))?;
-            if digest != replayed {
+            // Where no model could be made, the first replica is the others'.
+            let right = replayed.get_or_insert_with(|| digest.clone());
+            if digest != *right {
                 return Err(Broken(format!(
-                    "replica {} ends with state {digest}; replaying the {applied} committed entries gives {replayed}",
+                    "replica {} ends with state {digest}; replaying the {applied} committed entries gives {right}",
                     machine.id
                 )));
             }

@@ -38,6 +38,17 @@ fn seeds_with_a_story_hold() {
     }
 }
 
+/// Seed 2305 has two thousand clients and flash alone: once, flash went on failing when the faults were over.
+#[test]
+fn a_crowd_on_flash_comes_to_rest() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let plan = Plan::draw(2305).with_flash(Durability::Flash);
+    assert!(plan.has(Kind::Crowd), "the plan is another one now");
+    if let Err(failure) = run(&plan, place.path(), false) {
+        panic!("fails after {} µs: {}", failure.at_us, failure.what);
+    }
+}
+
 /// The same faults and those of flash: pages torn by power failures, writes that hang or fail; as the only durable level,
 /// every power failure takes the region.
 #[test]

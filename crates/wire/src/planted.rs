@@ -65,6 +65,14 @@ bugs! {
     TrimNotWritten = "trim-not-written",
     /// wal: a commit index becomes durable before the entries it covers.
     CommitBeforeEntries = "commit-before-entries",
+    /// wal: flash that fails a write counts as having done it.
+    FlashErrorIgnored = "flash-error-ignored",
+    /// wal: a gap ends the flash log, although a later page says that what is missing was durable.
+    FlashGapIsEnd = "flash-gap-is-end",
+    /// wal: what was handed over to flash counts as durable there.
+    FlashAckEarly = "flash-ack-early",
+    /// consensus: the ring lets go of what flash has been handed, durable or not.
+    FlashFreedEarly = "flash-freed-early",
     /// consensus: the vote is not part of what is written.
     VoteNotWritten = "vote-not-written",
     /// consensus: an append of an old term's leader is taken.

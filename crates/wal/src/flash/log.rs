@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
 use cyclone_wire::flash::{FlashMode, FlashSuperblock, PAGE_BYTES};
+use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::ring::HardState;
 
 use super::buffer::Buffers;
@@ -224,7 +225,8 @@ impl FlashLog {
 
     /// The proof that everything below `position` is durable, once it is.
     pub fn witness(&self, position: u64) -> Option<Durable> {
-        (self.durable >= position).then_some(Durable { _only_the_log: () })
+        let durable = self.durable >= position || planted::has(Bug::FlashAckEarly);
+        durable.then_some(Durable { _only_the_log: () })
     }
 
     /// Whether entries up to `last` and everything else handed over are durable.

@@ -10,6 +10,8 @@ use super::device::{Action, Completion, DeviceError, FlashDevice, Request};
 
 /// Bytes that are written or not, where a page may tear.
 const SECTOR: usize = 512;
+/// Pages that count as written last: more than writes may be under way.
+const LATEST: usize = 128;
 
 type Page = Box<[u8]>;
 
@@ -32,6 +34,8 @@ pub struct FlashFaults {
 
 struct Disk {
     pages: BTreeMap<u64, Page>,
+    /// The pages written last.
+    latest: VecDeque<u64>,
     bytes: u64,
     random: u64,
     faults: FlashFaults,
@@ -59,6 +63,10 @@ impl Disk {
         for (place, page) in bytes.chunks(PAGE_BYTES).enumerate() {
             let number = offset / PAGE_BYTES as u64 + place as u64;
             self.pages.insert(number, page.into());
+            self.latest.push_back(number);
+            if self.latest.len() > LATEST {
+                self.latest.pop_front();
+            }
         }
     }
 
@@ -122,6 +130,7 @@ impl SimDisk {
         SimDisk {
             disk: Arc::new(Mutex::new(Disk {
                 pages: BTreeMap::new(),
+                latest: VecDeque::new(),
                 bytes,
                 random: seed,
                 faults: FlashFaults::default(),
@@ -268,6 +277,16 @@ impl SimDisk {
     /// Pages that were ever written, by number.
     pub fn written(&self) -> Vec<u64> {
         self.lock().pages.keys().copied().collect()
+    }
+
+    /// Pages that were written, but not among the last.
+    pub fn settled(&self) -> Vec<u64> {
+        let disk = self.lock();
+        let pages = disk.pages.keys();
+        pages
+            .filter(|page| !disk.latest.contains(page))
+            .copied()
+            .collect()
     }
 
     /// A page's bytes.
