@@ -397,7 +397,6 @@ impl Group {
             }
             self.settle();
         }
-        self.leave_joint();
         self.planted_tick();
         let raft = &self.raw.raft;
         self.commit_due = raft.raft_log.committed > raft.store().ring.hard_state().commit;

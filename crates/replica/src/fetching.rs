@@ -1,9 +1,10 @@
 //! A checkpoint on its way here: who offers it, what it consists of, which pieces have come.
 
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
-use cyclone_wire::envelope::decode_list;
+use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch, decode_list};
 use cyclone_wire::raftmsg::RaftMessage;
 
 /// Bytes asked for in one request.

@@ -179,7 +179,9 @@ impl MemberRequest {
     fn is_done(&self, list: &[Replica], highest: u64) -> bool {
         let find = |id: &u64| list.iter().find(|replica| replica.id == *id);
         match self {
-            MemberRequest::Add { id, packet, .. } => find(id).is_some_and(|it| it.packet == *packet),
+            MemberRequest::Add { id, packet, .. } => {
+                find(id).is_some_and(|it| it.packet == *packet)
+            }
             MemberRequest::Promote { id } => find(id).is_some_and(|it| !it.learner),
             MemberRequest::Remove { id } => *id <= highest && find(id).is_none(),
             MemberRequest::Replace {
@@ -319,7 +321,7 @@ impl Node {
         }
         // What an earlier leader has begun must have been seen.
         let home = &self.logs[0];
-        if home.applied < home.group.commit() || home.group.entry_term(home.applied) != Some(home.group.term()) {
+        if home.applied_term != home.group.term() {
             return self.answers.push((Origin::Local(ticket), Outcome::Busy));
         }
         self.refresh_members();
@@ -517,7 +519,8 @@ impl Node {
             return;
         }
         for log in &mut self.logs {
-            if !is_reached(&log.group.members(), target) {
+            if log.has_proposed_all() && !is_reached(&log.group.members(), target) {
+                log.group.leave_joint();
                 // What is refused now is tried again.
                 let _ = log.group.propose_members(&wanted, &ids(target, true));
             }
@@ -586,7 +589,10 @@ impl Node {
             self.counters.malformed += 1;
             return;
         };
-        let known = self.membership.latest().map_or(self.membership.number, |it| it.number);
+        let known = self
+            .membership
+            .latest()
+            .map_or(self.membership.number, |it| it.number);
         let later = record.cluster == self.config.cluster_id && record.number > known;
         if later && record.has_removed(self.config.id) {
             self.membership.told = Some(record);

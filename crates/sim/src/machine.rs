@@ -173,6 +173,7 @@ impl Machine {
             cluster_id: CLUSTER,
             members: (1..=plan.nodes).map(member).collect(),
             bootstrap: true,
+            join: false,
             logs: plan.logs,
             data: directory.clone(),
             nvm: PathBuf::from("simulated"),

@@ -143,8 +143,7 @@ impl Group {
         !self.changes.is_empty()
     }
 
-    /// Begins a change to these voters and learners; the joint configuration is left without being asked, by whoever leads
-    /// then. Answers the entry's index, or `None` if that is the membership already.
+    /// Begins a change to these voters and learners; [`Group::leave_joint`], called by whoever leads then, ends it. Answers the entry's index, or `None` if that is the membership already.
     ///
     /// # Errors
     /// Nothing was done: as [`Group::propose`], [`ProposeError::Changing`], [`ProposeError::BadMembers`],
@@ -202,8 +201,9 @@ impl Group {
         Ok(index)
     }
 
-    /// Leaves a joint configuration that is committed. A leader that is not among the new voters hands over before.
-    pub(super) fn leave_joint(&mut self) {
+    /// Leader: leaves a joint configuration, if there is one and it is committed. A leader that is not among the new voters does
+    /// not: it has to hand over. Call it now and then.
+    pub fn leave_joint(&mut self) {
         let state = self.raw.store().ring.hard_state();
         if state.voters_outgoing.is_empty() || !self.is_leader() || !self.may_change() {
             return;
@@ -214,7 +214,7 @@ impl Group {
         }
         members.learners.append(&mut members.learners_next);
         members.voters_outgoing.clear();
-        // What is refused now is tried again with the next tick.
+        // What is refused now is tried again with the next call.
         let _ = self.propose_change(&members);
     }
 

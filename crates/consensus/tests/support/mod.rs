@@ -155,6 +155,7 @@ impl Cluster {
 
     /// Persists and sends everything a node has ready, and checks what it says.
     pub fn drain(&mut self, at: usize) {
+        self.nodes[at].group.leave_joint();
         loop {
             self.now_us += 40;
             let (_, released) = self.nodes[at].group.poll_flash(self.now_us).unwrap();
