@@ -192,6 +192,10 @@ impl Node {
         if let Some(offered) = self.snapshots.offered.take() {
             for log in &mut self.logs {
                 log.group.set_snapshot_available(None);
+                // Raft waits for what became of each offer.
+                for follower in offered.followers.keys() {
+                    log.group.report_snapshot(*follower, false);
+                }
             }
             // Left-overs are removed at the next start as well.
             let _ = fs::remove_dir_all(offered.directory);

@@ -20,13 +20,15 @@ impl Node {
 
     /// The leader of the log that a slot lives in, if known: log 0's, to which all others come.
     pub fn leader_of(&self, _slot: u16) -> Option<u64> {
-        self.logs[0].group.leader()
+        // What one that was removed knew has passed: following it, a client would go round for ever.
+        let leader = self.logs[0].group.leader();
+        leader.filter(|_| !self.is_removed())
     }
 
     /// Refuses while this replica does not lead every log.
     pub(crate) fn check_leadership(&self) -> Result<(), Outcome> {
         if !self.logs[0].group.is_leader() {
-            return Err(Outcome::NotLeader(self.logs[0].group.leader()));
+            return Err(Outcome::NotLeader(self.leader_of(0)));
         }
         match self.leads() {
             true => Ok(()),
