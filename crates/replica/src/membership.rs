@@ -25,6 +25,7 @@ use cyclone_wire::reply::Reply;
 
 use crate::config::{Config, Member};
 use crate::node::Node;
+use crate::physical::PhysicalLog;
 use crate::requests::{Origin, Outcome, Ticket};
 
 /// Members at most; as many as a configuration may name.
@@ -120,6 +121,13 @@ pub enum MemberError {
     /// The members' addresses are not known.
     #[error("the address of member {0} is not in this node's configuration")]
     NoAddress(u64),
+}
+
+impl MemberError {
+    /// Whether the same may be taken later.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, MemberError::UnderWay | MemberError::Behind { .. })
+    }
 }
 
 /// What a replica knows of the members.
@@ -355,7 +363,13 @@ impl Node {
 
     /// Whether this replica was a member and is none any more: it is silent, and can be stopped.
     pub fn is_removed(&self) -> bool {
-        self.membership.is_removed(self.config.id)
+        let own = self.config.id;
+        let without = |log: &PhysicalLog| {
+            let members = log.group.members();
+            !members.voters.is_empty() && !members.contains(own)
+        };
+        // It may have heard the end of the change and not of the record.
+        self.membership.is_removed(own) || self.logs.iter().all(without)
     }
 
     /// The record to begin with; `None`: it is so already, or will be.

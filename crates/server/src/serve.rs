@@ -331,8 +331,11 @@ impl Redis {
         }
         for (ticket, error) in node.take_member_refusals() {
             work += 1;
-            self.gateway
-                .complete(ticket, Outcome::Refused(error.to_string()));
+            let outcome = match error.is_temporary() {
+                true => Outcome::Busy,
+                false => Outcome::Refused(error.to_string()),
+            };
+            self.gateway.complete(ticket, outcome);
         }
         for (ticket, answer) in node.take_backups() {
             work += 1;
