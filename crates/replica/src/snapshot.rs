@@ -274,7 +274,9 @@ impl Node {
 
     /// Follower: the leader has no longer what this replica lacks, and offers a checkpoint.
     pub(crate) fn offered_snapshot(&mut self, offer: RaftMessage) {
-        let Some(meta) = offer.snapshot.clone() else {
+        let offered = offer.snapshot.clone();
+        // One that leaves this replica out would be of no use to Raft, and must not replace the store.
+        let Some(meta) = offered.filter(|meta| meta.members.contains(self.config.id)) else {
             self.counters.malformed += 1;
             return;
         };

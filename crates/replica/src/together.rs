@@ -20,9 +20,19 @@ impl Node {
 
     /// The leader of the log that a slot lives in, if known: log 0's, to which all others come.
     pub fn leader_of(&self, _slot: u16) -> Option<u64> {
+        let home = &self.logs[0].group;
+        if home.is_leader() {
+            return Some(self.config.id);
+        }
         // What one that was removed knew has passed: following it, a client would go round for ever.
-        let leader = self.logs[0].group.leader();
-        leader.filter(|_| !self.is_removed())
+        let leader = home.leader();
+        leader.filter(|_| !self.is_removed() && !self.is_lonely())
+    }
+
+    /// Whether this replica has no vote and hears from no leader: it may have been removed without hearing of it.
+    pub(crate) fn is_lonely(&self) -> bool {
+        let home = &self.logs[0].group;
+        home.leader_is_silent() && !home.members().voters.contains(&self.config.id)
     }
 
     /// Refuses while this replica does not lead every log.

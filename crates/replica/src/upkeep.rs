@@ -25,7 +25,8 @@ const TOUCH_US: u64 = 500_000;
 
 impl Node {
     /// Followers have nothing to say to each other until one of them needs the other's vote; then the handshake must not
-    /// be what they wait for. A message without content makes it in good time.
+    /// be what they wait for. A message without content makes it in good time. One that has no vote and no leader speaks, too: who was
+    /// removed is told.
     pub(crate) fn keep_in_touch(&mut self) -> Result<(), NodeError> {
         let now_us = self.now_us();
         if now_us < self.next_touch_us {
@@ -39,7 +40,7 @@ impl Node {
             .iter()
             .filter(|member| member.id != own)
             .map(|member| Peer::Node(member.id))
-            .filter(|peer| !self.port.is_connected(*peer))
+            .filter(|peer| !self.port.is_connected(*peer) || self.is_lonely())
             .collect();
         let parts: [&[u8]; 1] = [&[envelope::RAFT]];
         let burst: Vec<Outgoing<'_>> = strangers

@@ -284,6 +284,8 @@ impl Group {
                 hard_state: Some(state),
             })?;
             self.changes.remove(0);
+            // A checkpoint from before leaves out who comes with this entry.
+            self.raw.mut_store().available = None;
             self.tell_raft(&from, &to)
                 .filter(|told| sorted(told) == sorted(&to))
                 .ok_or(ConsensusError::Members { index })?;

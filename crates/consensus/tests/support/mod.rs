@@ -61,8 +61,6 @@ pub struct Node {
     pub applied: u64,
     /// The voters that it was first started with.
     pub voters: Vec<u64>,
-    /// Index of the checkpoint offered last.
-    pub offered: u64,
     /// The memberships that the store has seen, by index.
     pub memberships: BTreeMap<u64, Members>,
     /// What the store would still have after a crash; the log is trimmed no further.
@@ -135,7 +133,6 @@ impl Cluster {
             disk,
             applied: 0,
             voters: voters.to_vec(),
-            offered: 0,
             memberships: BTreeMap::new(),
             flushed: 0,
         }
@@ -229,12 +226,7 @@ impl Cluster {
                 "two leaders in term {}",
                 node.group.term()
             );
-            if node.group.members_since() > node.offered {
-                // It may leave out who has come since.
-                node.group.set_snapshot_available(None);
-            }
             if node.group.take_wants_snapshot() {
-                node.offered = node.applied;
                 let (index, members) = (node.applied, node.group.members());
                 let term = node.group.entry_term(index).unwrap();
                 let meta = SnapshotMeta {

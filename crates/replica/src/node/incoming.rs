@@ -4,6 +4,9 @@ use super::*;
 
 impl Node {
     pub(super) fn raft_messages(&mut self, from: u64, body: &Payload) {
+        if self.membership.is_removed(from) {
+            return self.membership.note_stranger(from);
+        }
         let mut at = 0;
         while at + 4 <= body.len() {
             let mut length = [0; 4];
@@ -35,10 +38,6 @@ impl Node {
             return;
         }
         if self.membership.is_removed(self.config.id) {
-            return;
-        }
-        if self.membership.is_removed(from) {
-            self.membership.note_stranger(from);
             return;
         }
         if !message.entries.is_empty() {
