@@ -476,15 +476,21 @@ impl Node {
         self.logs[0].write_bytes(self.now.wall_ms, origin, |out| command.encode(out));
     }
 
-    /// Looks at the record, and does what a change lacks.
-    pub(crate) fn membership_upkeep(&mut self) {
+    /// Looks at the record, and does what a change lacks. Answers whether something was proposed.
+    pub(crate) fn membership_upkeep(&mut self) -> bool {
         self.refresh_members();
+        let changing = |node: &Node| -> Vec<bool> {
+            let logs = node.logs.iter();
+            logs.map(|log| log.group.is_changing()).collect()
+        };
+        let before = changing(self);
         if self.leads() {
             self.carry_on();
         }
         let committed = self.logs.iter().map(|log| log.group.commit());
         self.membership.committed = committed.collect();
         self.tell_strangers();
+        changing(self) != before
     }
 
     fn refresh_members(&mut self) {

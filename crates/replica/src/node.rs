@@ -523,7 +523,10 @@ impl Node {
         self.end_weak_reads();
         self.keep_time();
         self.note_mark();
-        self.membership_upkeep();
+        if self.membership_upkeep() {
+            // What was proposed is durable when the step is over, as everything is.
+            self.advance()?;
+        }
         self.keep_in_touch()?;
         self.trim()?;
         self.snapshot_upkeep();
