@@ -128,11 +128,6 @@ impl MemNet {
         }
     }
 
-    /// Changes the faults from now on.
-    pub fn set_faults(&self, faults: Faults) {
-        self.lock().faults = faults;
-    }
-
     /// Loses everything from one address to another from now on.
     pub fn block(&self, from: SocketAddr, to: SocketAddr) {
         self.lock().blocked.insert((from, to));

@@ -127,13 +127,6 @@ impl Backups {
             answers: Vec::new(),
         })
     }
-
-    fn end(&mut self) {
-        if let Some(made) = self.made.take() {
-            // Left-overs are removed at the next start as well.
-            let _ = fs::remove_dir_all(made.directory);
-        }
-    }
 }
 
 fn read_piece(path: &Path, offset: u64, length: u64) -> io::Result<Vec<u8>> {
@@ -157,7 +150,7 @@ impl Node {
             } => self.read_backup(ticket, id, (file, offset, length)),
             BackupRequest::End { id } => {
                 if self.backups.made.as_ref().is_some_and(|made| made.id == id) {
-                    self.backups.end();
+                    self.end_backup();
                     self.backups.answers.push((ticket, Ok(BackupReply::Ended)));
                     Ok(())
                 } else {
@@ -262,8 +255,7 @@ impl Node {
                         })
                     }
                     Err(error) => {
-                        // Left-overs are removed at the next start as well.
-                        let _ = fs::remove_dir_all(directory);
+                        self.discard(&directory);
                         Err(BackupError::Failed(error))
                     }
                 };
@@ -282,7 +274,13 @@ impl Node {
             .is_some_and(|made| now_us.saturating_sub(made.used_us) > IDLE_US);
         if idle {
             tracing::warn!("a snapshot was not fetched to its end");
-            self.backups.end();
+            self.end_backup();
+        }
+    }
+
+    fn end_backup(&mut self) {
+        if let Some(made) = self.backups.made.take() {
+            self.discard(&made.directory);
         }
     }
 }

@@ -97,9 +97,20 @@ pub(crate) fn second_levels(
         let (applied, _) = store.applied(log);
         let (spec, failed) = (spec(config, flash, log), at(flash, log));
         let opened = FlashLog::open(platform.flash(config, log)?, spec, &who);
+        let first = ring.first_index();
+        let opened = match opened {
+            // Store and ring have everything that this replica needs; followers that lag get a checkpoint instead.
+            Err(error @ (FlashError::Corrupt { .. } | FlashError::Device(_)))
+                if applied + 1 >= first =>
+            {
+                let area = flash.area(log).display().to_string();
+                tracing::error!(log, area, %error, "the flash area is bad and nothing depends on it: made anew");
+                Err(FlashError::NotFormatted)
+            }
+            opened => opened,
+        };
         let mut level = match opened {
             Err(FlashError::NotFormatted) => {
-                let first = ring.first_index();
                 if applied + 1 < first {
                     return Err(StartError::FlashLost {
                         path: flash.area(log).display().to_string(),
@@ -331,13 +342,15 @@ impl Node {
 pub(crate) fn trim_levels(
     log: &mut PhysicalLog,
     flushed: u64,
+    frames_used: f64,
     now_us: u64,
 ) -> Result<bool, NodeError> {
     let Some(status) = log.group.flash_status(now_us) else {
         return Ok(false);
     };
     let group = log.group.status();
-    let used = log.group.fullness();
+    // Large payloads lie in frames, which may run short before the ring does.
+    let used = log.group.fullness().max(frames_used);
     if used >= TRIM_AT {
         // Followers that are a little behind are fed from memory.
         let entries = (group.last - log.group.replay_through()) as f64;

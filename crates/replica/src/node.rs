@@ -74,6 +74,8 @@ pub(crate) enum Done {
         read: Read,
         result: Result<Reply, ApplyError>,
     },
+    /// A directory that nobody needs any more is gone.
+    Discarded,
     Digest {
         ticket: Ticket,
         result: Result<String, ApplyError>,
@@ -505,6 +507,7 @@ impl Node {
                 }
                 Done::Snapshot(done) => self.snapshot_done(done)?,
                 Done::Backup(done) => self.backup_done(done),
+                Done::Discarded => {}
             }
         }
         Ok(work)

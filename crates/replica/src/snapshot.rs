@@ -71,6 +71,8 @@ pub(crate) struct Snapshots {
     offered: Option<Offered>,
     fetching: Option<Fetching>,
     next_id: u64,
+    /// Directories discarded so far.
+    pub(crate) discarded: u64,
 }
 
 impl Snapshots {
@@ -86,6 +88,7 @@ impl Snapshots {
             offered: None,
             fetching: None,
             next_id: salt << 16,
+            discarded: 0,
         })
     }
 
@@ -197,8 +200,7 @@ impl Node {
                     log.group.report_snapshot(*follower, false);
                 }
             }
-            // Left-overs are removed at the next start as well.
-            let _ = fs::remove_dir_all(offered.directory);
+            self.discard(&offered.directory);
         }
     }
 
@@ -332,8 +334,7 @@ impl Node {
 
     fn abandon_fetch(&mut self) {
         if let Some(fetching) = self.snapshots.fetching.take() {
-            // Left-overs are removed at the next start as well.
-            let _ = fs::remove_dir_all(fetching.directory);
+            self.discard(&fetching.directory);
         }
     }
 
@@ -583,8 +584,7 @@ impl Node {
             }
         }
         tracing::info!(from = fetching.from, "installed a checkpoint");
-        // Left-overs are removed at the next start as well.
-        let _ = fs::remove_dir_all(fetching.directory);
+        self.discard(&fetching.directory);
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! What a node does beside requests: keeping the log short, handing over, telling about itself.
 
 use std::os::fd::RawFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use cyclone_packet::{Outgoing, Peer};
@@ -68,7 +69,8 @@ impl Node {
         for log in &mut self.logs {
             if log.group.flash().is_some() {
                 let flushed = self.store.flushed(log.id);
-                flush |= crate::flash::trim_levels(log, flushed, self.now.steady_us)?;
+                let now_us = self.now.steady_us;
+                flush |= crate::flash::trim_levels(log, flushed, frames_used, now_us)?;
                 continue;
             }
             let fullness = log.group.fullness();
@@ -107,6 +109,21 @@ impl Node {
         Ok(())
     }
 
+    /// Removes a checkpoint's directory. A worker does it: after a compaction these are the last links of many files,
+    /// and freeing their extents would keep the event loop from its heartbeats.
+    pub(crate) fn discard(&mut self, directory: &Path) {
+        // Another one may be made under the same name before the worker gets to it.
+        self.snapshots.discarded += 1;
+        let gone = directory.with_extension(format!("gone-{}", self.snapshots.discarded));
+        if std::fs::rename(directory, &gone).is_ok() {
+            self.workers.run(move || {
+                // Left-overs are removed at the next start as well.
+                let _ = std::fs::remove_dir_all(gone);
+                Done::Discarded
+            });
+        }
+    }
+
     /// Jobs that wait for [`Node::run_job`]; always 0 where threads run them.
     pub fn waiting_jobs(&self) -> usize {
         self.workers.waiting()
@@ -115,6 +132,12 @@ impl Node {
     /// Runs one waiting job on the caller's thread, counted from the oldest; the next step takes its result.
     pub fn run_job(&mut self, which: usize) {
         self.workers.run_one(which);
+    }
+
+    /// The same, but the job is done right after the next step has looked for results: what it did is there, and the
+    /// loop has not been told. The step after that takes its result.
+    pub fn run_job_unseen(&mut self, which: usize) {
+        self.workers.run_one_unseen(which);
     }
 
     /// One physical log's Raft group, for looking at.

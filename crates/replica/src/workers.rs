@@ -15,6 +15,8 @@ pub(crate) enum Workers<R: Send + 'static> {
     Threads(Threads<R>),
     Manual {
         jobs: VecDeque<Job<R>>,
+        /// To be run right after the loop has looked for results.
+        unseen: Option<Job<R>>,
         results: VecDeque<R>,
     },
 }
@@ -69,6 +71,7 @@ impl<R: Send + 'static> Workers<R> {
     pub(crate) fn manual() -> Self {
         Workers::Manual {
             jobs: VecDeque::new(),
+            unseen: None,
             results: VecDeque::new(),
         }
     }
@@ -83,10 +86,20 @@ impl<R: Send + 'static> Workers<R> {
 
     /// Runs one waiting job, counted from the oldest.
     pub(crate) fn run_one(&mut self, which: usize) {
-        if let Workers::Manual { jobs, results } = self
+        if let Workers::Manual { jobs, results, .. } = self
             && let Some(job) = jobs.remove(which)
         {
             results.push_back(job());
+        }
+    }
+
+    /// Runs one waiting job, counted from the oldest, when the loop has next looked for results: as a thread does that
+    /// gets done while the loop is busy with something else.
+    pub(crate) fn run_one_unseen(&mut self, which: usize) {
+        if let Workers::Manual { jobs, unseen, .. } = self
+            && unseen.is_none()
+        {
+            *unseen = jobs.remove(which);
         }
     }
 
@@ -118,7 +131,15 @@ impl<R: Send + 'static> Workers<R> {
                 pool.running -= 1;
                 Some(result)
             }
-            Workers::Manual { results, .. } => results.pop_front(),
+            Workers::Manual {
+                results, unseen, ..
+            } => {
+                let result = results.pop_front();
+                if let Some(job) = unseen.take_if(|_| result.is_none()) {
+                    results.push_back(job());
+                }
+                result
+            }
         }
     }
 }

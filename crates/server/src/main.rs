@@ -214,6 +214,8 @@ enum BenchCommand {
     Gang(bench::plans::Common),
     /// Batches of 1 to 32 keys beside RocksDB alone (cyclone fig. 17): the plan `fig17`.
     Batch(bench::plans::Common),
+    /// The log's second level (cyclone fig. 11, 12): the plans `fig11`, `fig12` and `flash`, and how fast entries drain.
+    Flashlog(bench::flashlog::Flashlog),
     /// CPU time per operation by the number of physical logs (cyclone fig. 8): the plan `logs`.
     Logs(bench::plans::Common),
     #[command(flatten)]
@@ -337,6 +339,9 @@ fn run(cli: Cli) -> Result<()> {
         Command::Bench(Bench {
             command: BenchCommand::Batch(common),
         }) => bench::plans::run_named("fig17", common, &*stop_flag()?),
+        Command::Bench(Bench {
+            command: BenchCommand::Flashlog(arguments),
+        }) => bench::flashlog::run(&arguments, &*stop_flag()?),
         Command::Bench(Bench {
             command: BenchCommand::Logs(common),
         }) => bench::plans::run_named("logs", common, &*stop_flag()?),

@@ -291,7 +291,7 @@ fn described(config: &Config, reply: BackupReply) -> Reply {
     match reply {
         BackupReply::Ended => Reply::Ok,
         BackupReply::Piece(bytes) => Reply::Array(vec![
-            Reply::Int(i64::from(crate::backup::crc32c(&bytes))),
+            Reply::Int(i64::from(cyclone_wire::ring::crc32c_of(&bytes))),
             Reply::Bytes(bytes),
         ]),
         BackupReply::Begun { id, applied, files } => Reply::Array(vec![

@@ -91,6 +91,41 @@ fn is_same_everywhere(cluster: &LocalCluster) {
     }
 }
 
+/// A page of the second level rots that only says what the store has long had: the node starts, and says so.
+#[test]
+fn flash_that_nothing_depends_on_is_made_anew() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(directory.path(), options(5, 3, Some("nvm")));
+    cluster.start_all(true).expect("started");
+    let area = directory.path().join("node1/flash/log-0.flash");
+    let find = |number| {
+        let bytes = fs::read(&area).ok()?;
+        let needle = value(number).into_bytes();
+        (0..bytes.len() - needle.len()).find(|&at| bytes[at..].starts_with(&needle))
+    };
+    // Later pages say that earlier ones were durable.
+    for round in 0..4 {
+        write(&mut cluster, round * 100..round * 100 + 100);
+        let until = Instant::now() + PATIENCE;
+        while find(round * 100 + 99).is_none() {
+            assert!(Instant::now() < until, "the entries do not get to flash");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    // An orderly end flushes the store.
+    cluster.terminate(0).expect("ended");
+    let at = find(50).expect("on flash");
+    let mut bytes = fs::read(&area).expect("area");
+    bytes[at] ^= 1;
+    fs::write(&area, bytes).expect("written");
+    cluster.start(0, false).expect("started");
+    is_same_everywhere(&cluster);
+    let log = fs::read_to_string(directory.path().join("node1.log")).expect("log");
+    assert!(log.contains("the flash area is bad"), "{log}");
+    write(&mut cluster, 400..410);
+    is_same_everywhere(&cluster);
+}
+
 #[test]
 fn what_the_store_holds_is_mended_without_loss() {
     mended_without_loss(0, None);

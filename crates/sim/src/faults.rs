@@ -170,9 +170,15 @@ impl World {
     }
 
     /// A leader that falls while a replica installs its checkpoint leaves the replica to another, whose log may begin
-    /// earlier.
-    pub(crate) fn while_installing(&mut self, installing: bool) {
-        if installing && self.plan.has(Kind::Kill) && self.random.chance(0.3) {
+    /// earlier. That takes an election, and so may the installation.
+    pub(crate) fn while_installing(&mut self, position: usize, installing: bool) {
+        if !installing {
+            return;
+        }
+        if self.plan.has(Kind::SlowJob) && self.rough && self.random.chance(0.5) {
+            self.machines[position].busy_until_us = self.now_us + self.span_us();
+        }
+        if self.plan.has(Kind::Kill) && self.random.chance(0.3) {
             // Soon, most of the time: a new leader has to be there before the installation ends.
             let delay_us = self.random.tail(50, self.plan.job_us);
             self.after(delay_us, Event::Depose);

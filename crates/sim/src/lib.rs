@@ -4,7 +4,7 @@
 //!   run        a run: rough times, quiet ones, the reckoning              run.rs
 //!     World    one queue of events in simulated time                      world.rs, event.rs, faults.rs
 //!     Plan     the cluster, the load, how often each fault strikes        plan.rs
-//!     Machine  memory, disk, clocks, and the real replica                 machine.rs, images.rs
+//!     Machine  memory, disk, clocks, and the real replica                 machine.rs, machine/, images.rs
 //!     Net      every datagram's fate                                      net.rs
 //!     Load     the real client, many times over                           load.rs
 //!     Checks   what must hold after every step                            check.rs

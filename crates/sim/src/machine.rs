@@ -1,6 +1,7 @@
 //! One machine: memory and disk that outlive its process, the process with the real replica in it, and its clocks.
 
-use std::fs;
+mod damage;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -15,11 +16,10 @@ use cyclone_replica::{
     Polling, StartError, Transport,
 };
 use cyclone_store::{FakeDisk, KvMachine, Limits, StateMachine};
-
-use cyclone_wal::flash::{DeviceError, FlashDevice, SimDisk};
+use cyclone_wal::flash::{FlashDevice, SimDisk};
 
 use crate::net::Net;
-use crate::plan::{Kind, Plan};
+use crate::plan::Plan;
 use crate::random::Random;
 
 /// The key that nodes share; a simulated cluster has no secrets.
@@ -136,6 +136,8 @@ pub struct Machine {
     pub paused_until_us: u64,
     /// When it read the clock for its next step, if that was not just now.
     pub clock_read_us: Option<u64>,
+    /// Until when its workers get nothing done.
+    pub busy_until_us: u64,
     /// Longest delay of its jobs. Machines differ: one that flushes late keeps a longer log than the others.
     pub job_us: u64,
     /// Whether it was seen installing a checkpoint.
@@ -227,6 +229,7 @@ impl Machine {
             interrupted: false,
             paused_until_us: 0,
             clock_read_us: None,
+            busy_until_us: 0,
             job_us: match random.chance(0.5) {
                 true => plan.job_us,
                 false => plan.job_us.min(2_000),
@@ -345,11 +348,14 @@ impl Machine {
             return Ok(0);
         };
         let node = &mut process.node;
+        let unseen = job.is_some() && self.random.chance(0.4);
         let stepped = catch_unwind(AssertUnwindSafe(|| {
-            if let Some(which) = job {
-                node.run_job(which);
+            match job {
+                Some(which) if unseen => node.run_job_unseen(which),
+                Some(which) => node.run_job(which),
+                None => {}
             }
-            node.step(now)
+            node.step(now).map(|work| work + usize::from(unseen))
         }));
         if process.memory.has_crashed() {
             return Err(Fault::PowerLost);
@@ -417,95 +423,6 @@ impl Machine {
             // Memory that keeps its bytes is what this mode does without.
             self.region = None;
         }
-    }
-
-    /// The flash hangs or fails until [`Machine::calm_flash`].
-    pub fn strike_flash(&mut self, kind: Kind) {
-        for area in &self.flash {
-            area.faults(|faults| match kind {
-                Kind::FlashStall => faults.hang_until_us = u64::MAX,
-                Kind::FlashFull => faults.write_error = Some(DeviceError::NoSpace),
-                _ => faults.write_error = Some(DeviceError::Io(5)),
-            });
-        }
-    }
-
-    /// The flash works again.
-    pub fn calm_flash(&mut self) {
-        for area in &self.flash {
-            area.faults(|faults| {
-                faults.write_error = None;
-                faults.hang_until_us = 0;
-                (faults.lose_write, faults.misdirect_write) = (None, None);
-            });
-        }
-    }
-
-    /// One of the next writes to the flash is lost, or lands where another page was. It says that it is done.
-    pub fn misplace_flash_write(&mut self) {
-        let area = self.random.pick(&self.flash);
-        let (written, write) = (area.written(), area.writes() + self.random.below(8));
-        let astray = !written.is_empty() && self.random.chance(0.5);
-        let target = astray.then(|| *self.random.pick(&written));
-        area.faults(|faults| match target {
-            Some(page) => faults.misdirect_write = Some((write, page)),
-            None => faults.lose_write = Some(write),
-        });
-        self.damaged = true;
-    }
-
-    /// A page of the flash rots or becomes unreadable, but none that was written last: that one would look as if its
-    /// write had been cut short, and as the only durable level flash is believed not to do that. Answers whether there
-    /// was a page.
-    pub fn rot_flash(&mut self) -> bool {
-        if self.flash.is_empty() {
-            return false;
-        }
-        let area = self.random.pick(&self.flash);
-        let pages = area.settled();
-        if pages.is_empty() {
-            return false;
-        }
-        let page = *self.random.pick(&pages);
-        match self.random.chance(0.5) {
-            true => area.rot(page, self.random.below(8 * 4096) as usize),
-            false => area.faults(|faults| faults.read_error.push(page)),
-        }
-        self.damaged = true;
-        true
-    }
-
-    /// Flips a bit of what is persisted. Answers whether anything was.
-    pub fn rot(&mut self) -> bool {
-        let Some(region) = &self.region else {
-            return false;
-        };
-        for _ in 0..400 {
-            // The end of the log is where damage could be taken for an end.
-            let at = match self.recent.is_empty() || self.random.chance(0.4) {
-                true => self.random.below(region.len()),
-                false => *self.random.pick(&self.recent) + self.random.below(64),
-            };
-            if region.flip(at, &mut || 1 << self.random.below(8)) {
-                self.damaged = true;
-                return true;
-            }
-        }
-        false
-    }
-
-    /// The log region is gone.
-    pub fn lose_region(&mut self) {
-        self.region = None;
-        self.damaged = true;
-    }
-
-    /// The data directory is gone, the store with it.
-    pub fn lose_data(&mut self) {
-        self.disk.lose();
-        self.identity = None;
-        let _ = fs::remove_dir_all(&self.directory);
-        self.damaged = true;
     }
 }
 

@@ -550,6 +550,11 @@ mod tests {
             assert_eq!(kind.name().parse(), Ok(kind));
         }
         assert!("flood".parse::<Kind>().is_err());
+        let table = include_str!("../../../docs/testing.md");
+        for &kind in Kind::ALL {
+            let told = table.contains(&format!("`{kind}`"));
+            assert!(told, "docs/testing.md does not tell of {kind}");
+        }
         assert_eq!(Plan::draw(7), Plan::draw(7));
     }
 }

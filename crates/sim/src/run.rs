@@ -61,6 +61,7 @@ impl World {
         for position in 0..self.machines.len() {
             self.machines[position].paused_until_us = 0;
             self.machines[position].job_us = 2_000;
+            self.machines[position].busy_until_us = 0;
             self.machines[position].disk.stall(false);
             self.machines[position].calm_flash();
             self.start(position)?;

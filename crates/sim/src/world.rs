@@ -240,6 +240,11 @@ impl World {
                     self.at(until_us, Event::Job(machine, life));
                     return Ok(());
                 }
+                if self.now_us < self.machines[machine].busy_until_us {
+                    let until_us = self.machines[machine].busy_until_us;
+                    self.at(until_us, Event::Job(machine, life));
+                    return Ok(());
+                }
                 if self.machines[machine].disk.is_stalled() {
                     let pause_us = self.plan.election_us / 4;
                     self.after(pause_us, Event::Job(machine, life));
@@ -389,7 +394,7 @@ impl World {
                         let installing = node.is_installing();
                         if installing != self.machines[position].installing {
                             self.machines[position].installing = installing;
-                            self.while_installing(installing);
+                            self.while_installing(position, installing);
                         }
                     }
                     if work == 0 {

@@ -211,6 +211,7 @@ impl Ring {
             term: header.term,
             kind: header.kind,
             len: header.len,
+            payload_crc: header.payload_crc,
             parts,
         };
         if self.payload_crc(&meta) != header.payload_crc {

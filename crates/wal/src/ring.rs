@@ -172,6 +172,8 @@ pub(crate) struct Meta {
     pub(crate) term: u64,
     pub(crate) kind: u8,
     pub(crate) len: u32,
+    /// CRC32C of the payload, as it was when the entry came.
+    pub(crate) payload_crc: u32,
     /// `None`: the whole payload is inline.
     pub(crate) parts: Option<Box<[Part]>>,
 }
@@ -227,6 +229,11 @@ impl Persisted {
 }
 
 impl<'a> EntryView<'a> {
+    /// CRC32C of the payload, as it was when the entry came.
+    pub fn payload_crc(&self) -> u32 {
+        self.meta.payload_crc
+    }
+
     /// The payload, piece by piece.
     pub fn segments(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let (ring, meta) = (self.ring, self.meta);

@@ -211,6 +211,7 @@ impl Ring {
             term: entry.term,
             kind: entry.kind,
             len: header.len,
+            payload_crc: header.payload_crc,
             parts: (!pieces.is_empty()).then(|| parts.into_boxed_slice()),
         });
         Ok(())

@@ -4,7 +4,10 @@
 #[path = "support/levels.rs"]
 mod levels;
 
-use cyclone_wal::flash::{DeviceError, FetchError, FlashError, FlashLog, FlashMode, FlashState};
+use cyclone_wal::flash::{
+    Action, Buffers, DeviceError, FetchError, FlashDevice, FlashError, FlashLog, FlashMode,
+    FlashState, Request,
+};
 use levels::{Dice, Levels, SEGMENT, SEGMENTS, WHO, bytes, open_flash, read, seed, spec};
 
 /// Term and payload length of each entry from index 1 on.
@@ -380,6 +383,20 @@ fn foreign_areas_are_refused() {
     assert_eq!(open(&|_| {}, FlashMode::Second), Ok(()));
     levels.disk.rot(1, 100);
     assert_eq!(open(&|_| {}, FlashMode::Second), Err(FlashError::Damaged));
+    // The first copy is written last. While it is blank, a torn other one is an area that was not made to its end.
+    let zeros = Buffers::new(1, 4096).take().expect("one buffer");
+    let mut device = levels.disk.device();
+    let blank = Request {
+        token: 1,
+        action: Action::Write,
+        offset: 0,
+        buffer: zeros,
+        len: 4096,
+    };
+    device.submit(0, blank).expect("taken");
+    levels.disk.settle();
+    let opened = open(&|_| {}, FlashMode::Second);
+    assert_eq!(opened, Err(FlashError::NotFormatted));
     let blank = cyclone_wal::flash::SimDisk::new(u64::from(SEGMENT) * SEGMENTS, 1);
     let opened = open_flash(&blank, FlashMode::Second).map(|_| ());
     assert_eq!(opened, Err(FlashError::NotFormatted));

@@ -2,6 +2,7 @@
 //! The packet layer has already told node from client, so a client cannot send what only nodes may.
 
 use crate::codec::{DecodeError, Reader, Write};
+use crate::ring::crc32c_of;
 
 /// Raft messages, each preceded by its 32-bit length. From nodes only.
 pub const RAFT: u8 = 1;
@@ -109,7 +110,7 @@ impl SnapshotChunk {
         out.put_u32(self.file);
         out.put_u64(self.offset);
         out.put_u64(self.total);
-        out.put_u32(crc32c(&self.bytes));
+        out.put_u32(crc32c_of(&self.bytes));
         out.put_bytes(&self.bytes);
     }
 
@@ -125,7 +126,7 @@ impl SnapshotChunk {
         let found = reader.u32()?;
         let bytes = reader.bytes()?;
         reader.finish()?;
-        let computed = crc32c(bytes);
+        let computed = crc32c_of(bytes);
         if found != computed {
             return Err(DecodeError::Checksum { found, computed });
         }
@@ -147,11 +148,6 @@ impl SnapshotChunk {
             bytes: bytes.to_vec(),
         })
     }
-}
-
-fn crc32c(bytes: &[u8]) -> u32 {
-    // The algorithm's width is 32 bits.
-    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
 /// The list of a checkpoint's files: names and lengths in bytes, files 1, 2, … in order.

@@ -26,6 +26,7 @@
 //!
 //! An object that does not fit a page continues in the next one: all its parts but the last lack the flag 2.
 
+use crate::at::{u16_at, u32_at, u64_at};
 use crate::ring::crc32c_of;
 
 /// Bytes of a page.
@@ -49,22 +50,6 @@ const FIRST_PART: u8 = 1;
 const LAST_PART: u8 = 2;
 
 const _: () = assert!(PAGE_ROOM > RECORD_HEAD_BYTES + ENTRY_HEAD_BYTES);
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
-}
 
 /// What an area is for: which entries it takes, and what it alone can bring back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,6 +18,8 @@
 //!   offset u32, length u32, zero u32            64 segment table; then the inline bytes in order
 //! ```
 
+use crate::at::{u16_at, u32_at, u64_at};
+
 /// Offset of the anchors.
 pub const ANCHOR_AT: u64 = 0;
 /// Bytes between anchor slots.
@@ -67,22 +69,6 @@ pub fn crc32c<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u32 {
 /// CRC32C of one piece.
 pub fn crc32c_of(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
 }
 
 /// A pointer slot's value for a record at `offset` of the record area.

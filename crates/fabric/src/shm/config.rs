@@ -11,7 +11,8 @@ pub enum Memory {
     /// It is zeroed.
     Zeroed,
     /// Its bytes stay ([`ShmEndpoint::kept_memory`](super::ShmEndpoint::kept_memory) says whether there were any); the
-    /// length must be the configured one.
+    /// length must be the configured one. Memory that does not survive a loss of power is zeroed all the same, unless the
+    /// control file of the life before says that the machine was not started again since.
     Kept,
 }
 
@@ -44,6 +45,12 @@ pub struct ShmConfig {
     pub region: Option<PathBuf>,
     /// What becomes of memory that is there already.
     pub memory: Memory,
+    /// A file that says what is in the memory: removed, durably, before a memory begins anew, so that it is never taken for
+    /// the description of an empty one.
+    pub described_by: Option<PathBuf>,
+    /// Whether the endpoint's files go when it is dropped: of use to nobody but who opened it, and under a name that does not
+    /// come back. What is left by a process that was killed is for its successor to remove.
+    pub leaves_nothing: bool,
     /// How everybody flushes this memory.
     pub flush: FlushPolicy,
     /// Registrations at once.
@@ -84,6 +91,8 @@ impl ShmConfig {
             memory_bytes,
             region: None,
             memory: Memory::Zeroed,
+            described_by: None,
+            leaves_nothing: false,
             flush: FlushPolicy::Auto,
             max_registrations: 256,
             max_queues: 8,

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use cyclone_pmem::{FlushPolicy, Region, RegionError, RegionOptions, SharedArea};
+use cyclone_pmem::{FlushPolicy, Region, RegionError, RegionOptions, SharedArea, Survives};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -34,6 +34,7 @@ pub(super) struct Made {
     pub memory: SharedArea,
     pub memory_path: PathBuf,
     pub description: String,
+    pub survives: Survives,
     pub kept: bool,
     pub own: Identity,
     /// The first serial number that no key of a life before has had.
@@ -127,21 +128,32 @@ fn lock(path: &Path) -> Result<File, FabricError> {
     Err(failed(io::ErrorKind::ResourceBusy.into()))
 }
 
+/// What the control file of the life before says.
+#[derive(Default)]
+struct Former {
+    /// The serial number that it had come to.
+    serial: u64,
+    /// The machine was not started again since; without a control file nobody knows.
+    is_of_this_boot: bool,
+}
+
 /// Ends the life before: its initiators get no further, and who is in the middle of something is waited for.
-/// Answers the serial number that it had come to.
-fn end_former(path: &Path, own: Identity, config: &ShmConfig) -> Result<u64, FabricError> {
+fn end_former(path: &Path, own: Identity, config: &ShmConfig) -> Result<Former, FabricError> {
     let Some(former) = Control::attach(path) else {
-        return Ok(0);
+        return Ok(Former::default());
     };
     let serial = former.load(header::SERIAL);
     let boot = boot_id().map_err(system("read the boot id"))?;
-    let is_same_boot = [former.load(header::BOOT), former.load(header::BOOT + 8)] == boot;
+    let is_of_this_boot = [former.load(header::BOOT), former.load(header::BOOT + 8)] == boot;
     former.store(header::STATE, RETIRED);
-    if is_same_boot {
+    if is_of_this_boot {
         let mut initiators = Initiators::new(former, own, config);
         initiators.wait_out("take over", |mark| mark != Mark::NONE)?;
     }
-    Ok(serial)
+    Ok(Former {
+        serial,
+        is_of_this_boot,
+    })
 }
 
 /// Opens the memory and takes its lock.
@@ -159,6 +171,16 @@ fn open_memory(path: &Path, config: &ShmConfig) -> Result<(Region, bool), Fabric
     );
     let region = region.map_err(|error| of_region("open the memory", path, error))?;
     Ok((region, existed))
+}
+
+/// Removes a file, if it is there, so that a loss of power does not bring it back.
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    }
+    let directory = path.parent().filter(|it| !it.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// A control file beside the final one, filled in but for its memory.
@@ -201,16 +223,21 @@ pub(super) fn make(directory: &Path, name: &str, config: &ShmConfig) -> Result<M
     }
     let own = Identity::own().map_err(system("read this process's start time"))?;
     let former_lock = lock(&control_path)?;
-    let former_serial = end_former(&control_path, own, config)?;
+    let former = end_former(&control_path, own, config)?;
 
     let default_path = directory.join(format!("{name}.mem"));
     let memory_path = config.region.clone().unwrap_or(default_path);
     let (region, existed) = open_memory(&memory_path, config)?;
     let memory_path = memory_path.canonicalize().map_err(system(at()))?;
-    let kept = existed && config.memory == Memory::Kept;
+    // What only survives processes may have lost its last writes with the machine, even if the file is still there.
+    let is_whole = region.survives() == Survives::PowerLoss || former.is_of_this_boot;
+    let kept = existed && is_whole && config.memory == Memory::Kept;
     let area = region.take(0, region.len());
     let memory = area.map_err(|error| of_region("take the memory", &memory_path, error))?;
     let memory = memory.share();
+    if let Some(path) = config.described_by.as_ref().filter(|_| !kept) {
+        remove(path).map_err(system(format!("remove {}", path.display())))?;
+    }
     if existed && !kept {
         memory.zero(0, memory.len());
         memory.persist(0, memory.len());
@@ -222,7 +249,7 @@ pub(super) fn make(directory: &Path, name: &str, config: &ShmConfig) -> Result<M
     let now = now.unwrap_or_default();
     // What a life before has noted counts where it is believable: the file may have been scribbled over.
     let by_clock = (now.as_secs() << 16) & SERIALS;
-    let former_serial = Some(former_serial).filter(|serial| *serial < SERIALS);
+    let former_serial = Some(former.serial).filter(|serial| *serial < SERIALS);
     let serial = by_clock.max(former_serial.map_or(0, |serial| serial + 1));
     if !control.set_memory_path(memory_path.as_os_str().as_bytes()) {
         return Err(FabricError::TooLarge {
@@ -240,6 +267,7 @@ pub(super) fn make(directory: &Path, name: &str, config: &ShmConfig) -> Result<M
         memory,
         memory_path,
         description: region.describe(),
+        survives: region.survives(),
         kept,
         own,
         serial,

@@ -34,11 +34,12 @@ mod serve;
 #[cfg(test)]
 mod tests;
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cyclone_pmem::SharedArea;
+use cyclone_pmem::{SharedArea, Survives};
 
 pub use self::config::{Memory, ShmConfig, Stalled, ZeroCheck};
 
@@ -82,6 +83,7 @@ pub struct ShmEndpoint {
     memory: SharedArea,
     memory_path: PathBuf,
     description: String,
+    survives: Survives,
     kept: bool,
     own: Identity,
     serial: u64,
@@ -138,6 +140,7 @@ impl ShmEndpoint {
             memory: made.memory,
             memory_path: made.memory_path,
             description: made.description,
+            survives: made.survives,
             kept: made.kept,
             own: made.own,
             serial: made.serial,
@@ -168,6 +171,11 @@ impl ShmEndpoint {
     /// The file or device that holds the memory.
     pub fn memory_path(&self) -> &Path {
         &self.memory_path
+    }
+
+    /// What the memory's persisted bytes survive.
+    pub fn survives(&self) -> Survives {
+        self.survives
     }
 
     /// What the memory is made of and what it survives, for people.
@@ -515,5 +523,13 @@ impl Drop for ShmEndpoint {
             self.remove(place);
         }
         self.control.store(header::STATE, RETIRED);
+        if self.config.leaves_nothing {
+            // Locked by this life still: nobody else's. First the one that is an address; who has mapped them keeps them.
+            let control = Path::new(OsStr::from_bytes(&self.address.0));
+            for path in [control, &self.memory_path] {
+                // What cannot be removed now is in nobody's way but that of the disk.
+                let _ = std::fs::remove_file(path);
+            }
+        }
     }
 }

@@ -396,6 +396,83 @@ fn nonsense_between_operations_does_no_more_than_fail_them() {
     }
 }
 
+/// The machine lost power after the last write: the file system brings the memory's file back, with older content here and
+/// there. Only the control file tells; without one nobody knows.
+#[test]
+fn memory_of_another_boot_is_not_kept() {
+    let directory = tempfile::tempdir().expect("directory");
+    let description = directory.path().join("description");
+    let config = ShmConfig {
+        memory: Memory::Kept,
+        described_by: Some(description.clone()),
+        ..config()
+    };
+    let open = || ShmEndpoint::open(directory.path(), "owner", config.clone()).expect("open");
+    let write = |endpoint: &ShmEndpoint| {
+        endpoint.memory().write(64, b"written");
+        endpoint.memory().persist(64, 64);
+        std::fs::write(&description, b"written").expect("written");
+    };
+    let is_empty = |endpoint: &ShmEndpoint| {
+        let is_empty = endpoint.memory().read_vec(64, 7) == [0; 7];
+        assert_eq!(is_empty, !description.exists());
+        is_empty
+    };
+    let first = open();
+    assert!(!first.kept_memory() && is_empty(&first));
+    assert_eq!(first.survives(), cyclone_pmem::Survives::ProcessCrash);
+    write(&first);
+    drop(first);
+    let second = open();
+    assert!(second.kept_memory() && !is_empty(&second));
+    let boot = second.control.load(header::BOOT + 8);
+    second.control.store(header::BOOT + 8, boot ^ 1);
+    drop(second);
+    let third = open();
+    assert!(!third.kept_memory() && is_empty(&third));
+    write(&third);
+    drop(third);
+    let fourth = open();
+    assert!(fourth.kept_memory() && !is_empty(&fourth));
+    drop(fourth);
+    std::fs::remove_file(directory.path().join("owner.ctl")).expect("removed");
+    let fifth = open();
+    assert!(!fifth.kept_memory() && is_empty(&fifth));
+}
+
+/// Endpoints that go for good take their files with them; others leave them to their next life.
+#[test]
+fn files_go_with_an_endpoint_that_leaves_nothing() {
+    let mut pair = Pair::new(config());
+    let config = ShmConfig {
+        leaves_nothing: true,
+        ..config()
+    };
+    let passing = ShmEndpoint::open(pair.directory.path(), "passing", config).expect("open");
+    let address = passing.address();
+    let on = pair.initiator.connect(&address).expect("connect");
+    let files = || {
+        let entries = std::fs::read_dir(pair.directory.path()).expect("directory");
+        let names = entries.map(|it| it.expect("entry").file_name());
+        let passing = names.filter(|it| it.to_string_lossy().starts_with("passing"));
+        passing.count()
+    };
+    assert_eq!(files(), 2);
+    drop(passing);
+    assert_eq!(files(), 0);
+    assert!(pair.initiator.connect(&address).is_err());
+    let send = Operation::Send { bytes: b"late" };
+    pair.initiator.post(on, send, 1).expect("posted");
+    let mut events = Vec::new();
+    while events.is_empty() {
+        pair.initiator.poll(&mut events);
+    }
+    assert!(matches!(events[0], Event::Failed { .. }), "{events:?}");
+    drop(pair.owner);
+    assert!(pair.directory.path().join("owner.ctl").exists());
+    assert!(pair.directory.path().join("owner.mem").exists());
+}
+
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {

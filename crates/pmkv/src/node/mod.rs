@@ -360,6 +360,7 @@ impl Node {
             return Ok(());
         };
         let shared: Arc<SharedLogs> = Arc::default();
+        let mut senders = Vec::new();
         for number in 0..self.workers.len() {
             let name = format!("w{number}t{}", configuration.term);
             let endpoint = self.endpoints.open(&name, 4096)?;
@@ -374,8 +375,11 @@ impl Node {
                 shared: Arc::clone(&shared),
                 ..SenderConfig::new(id, configuration.term, token)
             };
-            let sender = sender(self.config.protocol, endpoint, settings)?;
-            self.workers[number].install(&configuration, sender);
+            senders.push(sender(self.config.protocol, endpoint, settings)?);
+        }
+        // All of them or none: a call that is repeated opens them under the same names.
+        for (worker, sender) in self.workers.iter_mut().zip(senders) {
+            worker.install(&configuration, sender);
         }
         self.peers.install(&configuration);
         let own = self.config.server;
@@ -390,7 +394,7 @@ impl Node {
                 continue;
             }
             self.worker_of(shard).set_role(shard, Role::Preparing);
-            let promotion = Promotion::new(&placement.backups, placement.source.is_some());
+            let promotion = Promotion::new(placement.receivers(), placement.source.is_some());
             self.promotions.insert(shard, promotion);
         }
         self.serving = serving;

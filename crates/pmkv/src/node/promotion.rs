@@ -51,13 +51,14 @@ pub(super) struct Join {
 }
 
 impl Promotion {
-    /// Of a shard with these other full replicas.
-    pub(super) fn new(replicas: &[ServerId], is_move: bool) -> Promotion {
+    /// Of a shard with these other replicas: those that join it, too. What the last primary had under way may lie at one of
+    /// them and nowhere else; left there alone it would count once that copy is a full one.
+    pub(super) fn new(replicas: impl Iterator<Item = ServerId>, is_move: bool) -> Promotion {
         Promotion {
             attempt: 0,
             above: 0,
             asked_us: 0,
-            missing: replicas.iter().map(|&id| (id, BTreeSet::new())).collect(),
+            missing: replicas.map(|id| (id, BTreeSet::new())).collect(),
             newest: 0,
             is_scattering: false,
             is_move,

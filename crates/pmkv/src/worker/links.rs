@@ -54,11 +54,6 @@ impl Links {
         }
     }
 
-    /// Whether every log is open.
-    pub fn are_open(&self) -> bool {
-        self.links.values().all(|link| link.state == State::Open)
-    }
-
     /// Servers whose logs are not open.
     pub fn closed(&self) -> Vec<ServerId> {
         let closed = self

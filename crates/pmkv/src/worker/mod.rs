@@ -426,11 +426,6 @@ impl Worker {
         self.links.as_ref().map_or(Vec::new(), Links::closed)
     }
 
-    /// Whether the logs of all other servers are open.
-    pub fn links_are_open(&self) -> bool {
-        self.links.as_ref().is_some_and(Links::are_open)
-    }
-
     /// Sends what is staged, after one fence for all of it: the t-log holds everything that a backup may hold.
     fn send_staged(&mut self) {
         if self.staged.is_empty() {

@@ -3,6 +3,8 @@
 mod model;
 mod world;
 
+use std::sync::atomic::Ordering;
+
 use cyclone_fabric::sim::SimConfig;
 use cyclone_replication::Protocol;
 use world::{Plan, World};
@@ -178,6 +180,90 @@ fn servers_fail_one_after_the_other_and_join_again() {
             world.cold_start();
         },
     );
+}
+
+/// A primary fails while another server joins its shards. What it had under way may be durable at who joins and nowhere
+/// else: it is either seen by everybody from then on or by nobody, also once that copy has become a full one.
+#[test]
+fn a_primary_fails_while_a_server_joins() {
+    each(
+        |protocol| Plan {
+            servers: 4,
+            copies: 3,
+            shards: 8,
+            ..Plan::new(protocol)
+        },
+        1000..1012,
+        |world| {
+            world.run(600);
+            world.fail_over(0, true);
+            world.run(200);
+            world.begin_rejoin(0);
+            let steps = 100 + world.random.below(400) as usize;
+            world.run(steps);
+            let joins = world.joins_of(0);
+            assert!(!joins.is_empty());
+            let shard = joins[world.random.below(joins.len() as u64) as usize];
+            let primary = world.configuration.shards[usize::from(shard)].primary;
+            let power = world.random.below(2) == 0;
+            world.fail_over(primary, power);
+            world.check();
+            world.run(200);
+            world.finish_rejoin(0);
+            world.check();
+            // Every replica of before is gone but the one that joined.
+            world.run(100);
+            let other = world.live().into_iter().find(|&id| id != 0);
+            world.fail_over(other.expect("one of two"), power);
+            world.check();
+        },
+    );
+}
+
+/// Who joins is asked for what a failed primary had under way, and fails as well before it has answered.
+#[test]
+fn a_server_that_joins_fails_right_after_the_primary() {
+    each(
+        |protocol| Plan {
+            servers: 4,
+            copies: 3,
+            shards: 8,
+            ..Plan::new(protocol)
+        },
+        1100..1106,
+        |world| {
+            world.run(600);
+            world.fail_over(0, true);
+            world.run(200);
+            world.begin_rejoin(0);
+            let steps = 100 + world.random.below(400) as usize;
+            world.run(steps);
+            world.fail_over(1, true);
+            let steps = world.random.below(60) as usize;
+            world.run(steps);
+            world.fail_over(0, false);
+            world.check();
+            world.run(300);
+        },
+    );
+}
+
+/// Endpoints of a new term cannot be opened for a while, on a full disk for instance: whoever has committed waits for whom
+/// has not, clients with them, and nothing is lost.
+#[test]
+fn a_commitment_that_fails_is_repeated() {
+    each(Plan::new, 1200..1203, |world| {
+        for _ in 0..3 {
+            world.run(700);
+            let failing = 1 + world.random.below(8) as u32;
+            world.failing.store(failing, Ordering::Relaxed);
+            world.configuration.term += 1;
+            world.reconfigure();
+            assert_eq!(world.failing.load(Ordering::Relaxed), 0);
+        }
+        world.failing.store(3, Ordering::Relaxed);
+        world.fail_over(1, true);
+    });
 }
 
 /// Shards move under requests; a shard comes back to where it was, too, and what it left there does not count.

@@ -2,15 +2,18 @@
 
 mod check;
 mod fill;
+mod joins;
 mod moves;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_pmkv::{
-    Answer, Configuration, Endpoints, KeyHash, Node, NodeConfig, Role, Server, ServerId, Void,
+    Answer, Configuration, Endpoints, KeyHash, Node, NodeConfig, NodeError, Role, Server, ServerId,
+    Void,
 };
 use cyclone_replication::Protocol;
 use cyclone_wire::command::{Condition, Operation, Query};
@@ -71,10 +74,17 @@ struct Machines {
     server: ServerId,
     life: u32,
     names: Arc<Mutex<Vec<String>>>,
+    failing: Arc<AtomicU32>,
 }
 
 impl Endpoints for Machines {
     fn open(&mut self, name: &str, memory_bytes: u64) -> Result<Box<dyn Endpoint>, FabricError> {
+        let failing = self.failing.load(Ordering::Relaxed);
+        if failing > 0 {
+            self.failing.store(failing - 1, Ordering::Relaxed);
+            let (what, limit) = ("file", 0);
+            return Err(FabricError::Limit { what, limit });
+        }
         let name = format!("s{}.{}.{name}", self.server, self.life);
         self.names.lock().expect("names").push(name.clone());
         Ok(Box::new(self.fabric.endpoint_with(&name, memory_bytes)))
@@ -110,6 +120,8 @@ pub struct World {
     ticket: u64,
     pub full: usize,
     pub not_served: usize,
+    /// So many endpoints cannot be opened.
+    pub failing: Arc<AtomicU32>,
 }
 
 impl World {
@@ -137,6 +149,7 @@ impl World {
             ticket: 0,
             full: 0,
             not_served: 0,
+            failing: Arc::default(),
             plan: plan.clone(),
         };
         for n in 0..plan.servers {
@@ -172,6 +185,7 @@ impl World {
             server: n,
             life: host.life,
             names: Arc::clone(&host.names),
+            failing: Arc::clone(&self.failing),
         };
         let peers = machines.open("peers", 4096).expect("an endpoint");
         let mut config = NodeConfig::new(
@@ -219,7 +233,11 @@ impl World {
             }
         }
         for &id in &members {
-            self.node(id).commit().expect("committed");
+            while let Err(error) = self.node(id).commit() {
+                let is_meant = matches!(error, NodeError::Fabric(FabricError::Limit { .. }));
+                assert!(is_meant, "seed {}: {error}", self.seed);
+                self.steps(20);
+            }
             if self.random.below(2) == 0 {
                 self.steps(20);
             }
@@ -528,33 +546,6 @@ impl World {
         assert!(lost.is_empty());
         self.steps(30);
         self.configuration = next;
-        self.reconfigure();
-    }
-
-    /// A server comes back with an empty memory, and becomes a backup of what it has joined.
-    pub fn rejoin(&mut self, n: ServerId) {
-        let memory = self.fabric.memory(&format!("s{n}"));
-        memory.zero(0, memory.len());
-        memory.persist(0, memory.len());
-        self.hosts[n as usize].voids.clear();
-        self.start(n, false);
-        let server = self.server(n);
-        self.configuration = self.configuration.with(server, self.plan.copies);
-        self.reconfigure();
-        let joins = self.configuration.shards.iter().zip(0u16..);
-        let joins: Vec<u16> = joins
-            .filter(|(it, _)| it.joining.contains(&n))
-            .map(|it| it.1)
-            .collect();
-        for _ in 0..400 {
-            if self.node(n).joined() == joins {
-                break;
-            }
-            self.run(100);
-            self.fabric.run_for(10_000);
-        }
-        assert_eq!(self.node(n).joined(), joins, "seed {}", self.seed);
-        self.configuration = self.configuration.joined(n, &joins);
         self.reconfigure();
     }
 

@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use crc_fast::{CrcAlgorithm, Digest};
+use cyclone_wire::ring::crc32c_of;
 
 /// The first bytes; a transfer that mends line ends shows here.
 const MAGIC: [u8; 8] = *b"CYSNAP\r\n";
@@ -72,12 +73,6 @@ pub enum FormatError {
     Name(String),
 }
 
-/// The checksum of all parts.
-pub fn crc32c(bytes: &[u8]) -> u32 {
-    // A 32-bit algorithm answers 32 bits.
-    crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
-}
-
 fn engine_named(name: &str) -> Result<(u32, &'static str), FormatError> {
     ENGINES
         .into_iter()
@@ -109,7 +104,7 @@ impl Head {
             out.extend_from_slice(&index.to_le_bytes());
             out.extend_from_slice(&term.to_le_bytes());
         }
-        out.extend_from_slice(&crc32c(&out).to_le_bytes());
+        out.extend_from_slice(&crc32c_of(&out).to_le_bytes());
         Ok(out)
     }
 }
@@ -119,7 +114,7 @@ fn file_head(name: &str, length: u64) -> Vec<u8> {
     out.extend_from_slice(&(name.len() as u32).to_le_bytes());
     out.extend_from_slice(name.as_bytes());
     out.extend_from_slice(&length.to_le_bytes());
-    out.extend_from_slice(&crc32c(&out).to_le_bytes());
+    out.extend_from_slice(&crc32c_of(&out).to_le_bytes());
     out
 }
 
@@ -257,7 +252,7 @@ fn read_head<R: Read>(source: &mut Source<R>) -> Result<(Head, [u8; 4]), FormatE
         return Err(source.damaged("the head's length"));
     }
     source.take(length - 16, &mut bytes)?;
-    let sum = source.check(crc32c(&bytes), "the head's checksum")?;
+    let sum = source.check(crc32c_of(&bytes), "the head's checksum")?;
     let number = |at: usize| u32::from_le_bytes(le(&bytes, at));
     let (engine, files, logs) = (number(56), number(60), number(64));
     if length != FIXED_BYTES + 16 * logs as usize || logs == 0 || files > MAX_FILES {
@@ -348,7 +343,7 @@ fn read_file_head<R: Read>(
         return Err(source.damaged("the length of a file's name"));
     }
     source.take(length as usize + 8, &mut bytes)?;
-    sums.extend_from_slice(&source.check(crc32c(&bytes), "the checksum of a file's name")?);
+    sums.extend_from_slice(&source.check(crc32c_of(&bytes), "the checksum of a file's name")?);
     let name = String::from_utf8_lossy(&bytes[4..4 + length as usize]).into_owned();
     if !is_plain(&name) {
         return Err(FormatError::Name(name));

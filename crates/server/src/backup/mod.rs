@@ -11,7 +11,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-pub use format::{FormatError, Head, crc32c};
+pub use format::{FormatError, Head};
 
 /// `cyclone ctl snapshot show`: checks a whole file and says what it holds.
 ///

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use redis::{Connection, Value};
 
-use super::format::{Head, Packer, crc32c};
+use cyclone_wire::ring::crc32c_of;
+
+use super::format::{Head, Packer};
 use crate::ctl;
 use crate::resp::{self, Access};
 
@@ -60,13 +62,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         .arg("END")
         .arg(begun.id)
         .query::<()>(&mut connection);
-    let bytes = match fetched.and_then(|bytes| place(&draft, &arguments.file).map(|()| bytes)) {
-        Ok(bytes) => bytes,
-        Err(error) => {
-            let _ = std::fs::remove_file(&draft);
-            return Err(error);
-        }
-    };
+    let bytes = fetched.inspect_err(|_| {
+        let _ = std::fs::remove_file(&draft);
+    })?;
+    place(&draft, &arguments.file)
+        .with_context(|| format!("the snapshot is whole, in {}", draft.display()))?;
     super::print(&begun.head, arguments.json);
     if !arguments.json {
         println!("bytes     {bytes}");
@@ -81,8 +81,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 /// Gives the whole file its name; one that is there is not replaced.
 fn place(draft: &Path, file: &Path) -> Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
-    renameat_with(CWD, draft, CWD, file, RenameFlags::NOREPLACE)
-        .with_context(|| format!("cannot name it {}", file.display()))?;
+    use rustix::io::Errno;
+    match renameat_with(CWD, draft, CWD, file, RenameFlags::NOREPLACE) {
+        // File systems over the network do not know the flag; a second link is not made over a file either.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            std::fs::hard_link(draft, file).and_then(|()| std::fs::remove_file(draft))
+        }
+        renamed => renamed.map_err(Into::into),
+    }
+    .with_context(|| format!("cannot name it {}", file.display()))?;
     let directory = match file.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
@@ -259,7 +266,7 @@ fn piece(
         .arg(offset)
         .arg(count)
         .query(connection)?;
-    if bytes.len() as u64 != count || crc32c(&bytes) != sum {
+    if bytes.len() as u64 != count || crc32c_of(&bytes) != sum {
         bail!("a piece was damaged on its way");
     }
     Ok(bytes)

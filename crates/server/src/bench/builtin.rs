@@ -23,6 +23,7 @@ pub const PLANS: &[(&str, &str)] = plans![
     "fig18",
     "fig19",
     "fig20",
+    "flash",
     "logs",
     "open",
     "peers",

@@ -2,6 +2,7 @@
 
 pub mod builtin;
 pub mod etcd;
+pub mod flashlog;
 pub mod native;
 pub mod net;
 pub mod plans;

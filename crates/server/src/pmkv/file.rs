@@ -3,11 +3,12 @@
 //! ```text
 //!   fabric/            memories, their control files, and what each server knows of its own (memory.rs)
 //!   cm/                sockets of servers and managers
-//!   manager-N.region   the embedded store's replica of manager N
+//!   manager-N.*        the embedded store's replica of manager N (replica.rs)
 //!   founded            there once the cluster has had a configuration
 //! ```
 
 use std::fs;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +24,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub struct ClusterFile {
     /// Where memories, their control files, sockets and the embedded store lie; nobody else should have access to it.
     pub directory: PathBuf,
-    /// rowan, tailwind, hyperloop, rpc, rwrite, batch, share or faa.
+    /// rowan, tailwind, hyperloop, rpc, rwrite, batch or share.
     #[serde(default = "rowan")]
     pub replication: String,
     /// How many servers have each object.
@@ -103,9 +104,15 @@ impl ClusterFile {
 
     /// How it replicates.
     pub fn protocol(&self) -> Result<Protocol> {
-        self.replication
-            .parse()
-            .map_err(|error: String| anyhow::anyhow!(error))
+        let protocol = self.replication.parse();
+        match protocol.map_err(|error: String| anyhow::anyhow!(error))? {
+            // What the paper measures the others against; no store is to be kept by it.
+            Protocol::Faa => bail!(
+                "replication \"faa\" is there to be measured (cyclone bench replication); a store has rowan, tailwind, \
+                 hyperloop, rpc, rwrite, batch or share"
+            ),
+            protocol => Ok(protocol),
+        }
     }
 
     /// The secret.
@@ -193,15 +200,26 @@ impl ClusterFile {
     }
 }
 
-/// Replaces a file as a whole.
+/// Replaces a file as a whole: when this returns, neither a crash nor a loss of power brings the old one back.
 pub fn put<T: Serialize>(path: &Path, value: &T) -> Result<()> {
-    let new = path.with_extension("new");
-    let write = || -> std::io::Result<()> {
-        fs::write(&new, serde_json::to_vec(value)?)?;
-        fs::File::open(&new)?.sync_all()?;
-        fs::rename(&new, path)
-    };
+    let write = || replace(path, &serde_json::to_vec(value)?);
     write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The same for bytes.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = fs::File::create(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    rename(&new, path)
+}
+
+/// Gives a file another name, durably.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    let directory = to.parent().filter(|it| !it.as_os_str().is_empty());
+    fs::File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// Reads a file; `None` if there is none.
@@ -213,7 +231,39 @@ pub fn get<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
                 format!("{} is damaged", path.display())
             })?))
         }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_has_the_replications_that_it_is_said_to_have() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("cluster.toml");
+        for protocol in Protocol::ALL {
+            let text = format!(
+                "directory = \"/x\"\ntoken = \"0123456789abcdef\"\nreplication = \"{protocol}\"\n\
+                 [[servers]]\nid = 0\nredis = \"127.0.0.1:1\"\n"
+            );
+            fs::write(&path, text).expect("written");
+            let read = ClusterFile::read(&path);
+            assert_eq!(read.is_ok(), protocol != Protocol::Faa, "{protocol}");
+        }
+    }
+
+    /// Nothing but the file is left, and it is the new one.
+    #[test]
+    fn a_file_is_replaced_as_a_whole() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("number.json");
+        for number in [1_u64, 2] {
+            put(&path, &number).expect("written");
+            assert_eq!(get(&path).expect("read"), Some(number));
+        }
+        assert_eq!(fs::read_dir(directory.path()).expect("read").count(), 1);
     }
 }

@@ -1,21 +1,21 @@
 //! One configuration manager, as a thread of a server or a process of its own: carries messages, asks the store.
 //= rowan §4.5
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use cyclone_pmem::{FlushPolicy, Region, RegionOptions};
 use cyclone_pmkv_cm::manager::{Action, Command, Event, Founding, Manager, Notice};
-use cyclone_pmkv_cm::store::raft::{MIN_AREA_BYTES, RaftOptions, RaftStore};
+use cyclone_pmkv_cm::store::raft::{RaftOptions, RaftStore};
 use cyclone_pmkv_cm::store::{Report, Request, Store, StoreError, Ticket};
 use cyclone_pmkv_cm::{FromServer, ManagerId, Rules, ServerId};
 
 use super::clock;
-use super::file::ClusterFile;
+use super::file::{self, ClusterFile};
 use super::operator::{self, Ask, Told};
 use super::post::Post;
+use super::replica::{self, Replica};
 
 /// First byte of a message between managers' stores; those of servers begin with their version.
 const RAFT: u8 = 0xf0;
@@ -57,28 +57,7 @@ impl AnyStore {
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where a manager's replica of the embedded store is.
-fn region_path(file: &ClusterFile, id: u64) -> PathBuf {
-    file.directory.join(format!("manager-{id}.region"))
-}
-
 fn embedded(file: &ClusterFile, id: u64, rules: &Rules) -> Result<RaftStore> {
-    let path = region_path(file, id);
-    let is_new = !path.exists();
-    // Written when the first manager is in office: a replica that comes later without its memory must not vote.
-    if is_new && file.founded_path().exists() {
-        bail!(
-            "{} is gone, and the cluster is founded: the manager's replica has lost its memory",
-            path.display()
-        );
-    }
-    let region = Region::open(&RegionOptions {
-        path: path.clone(),
-        len: MIN_AREA_BYTES,
-        create: true,
-        flush: FlushPolicy::Auto,
-    })?;
-    let area = region.take(0, MIN_AREA_BYTES)?;
     let options = RaftOptions {
         id,
         replicas: (1..=file.managers()).collect(),
@@ -86,11 +65,8 @@ fn embedded(file: &ClusterFile, id: u64, rules: &Rules) -> Result<RaftStore> {
         patience_us: rules.manager_lease_us * 2,
         seed: super::secret()?,
     };
-    let store = match is_new {
-        true => RaftStore::create(area, options),
-        false => RaftStore::open(area, options),
-    };
-    store.with_context(|| format!("cannot open {}", path.display()))
+    let founded = file.founded_path().exists();
+    Replica::new(&file.directory, id, replica::boot_id()?, founded).open(options)
 }
 
 fn store(file: &ClusterFile, id: u64, rules: &Rules) -> Result<AnyStore> {
@@ -246,7 +222,7 @@ impl Office<'_> {
             Notice::Written(config) => {
                 tracing::info!(manager, term = config.term, "configuration written");
                 if !self.founded {
-                    self.founded = std::fs::write(self.file.founded_path(), b"").is_ok();
+                    self.founded = file::replace(&self.file.founded_path(), b"").is_ok();
                 }
             }
             Notice::Committed { term } => tracing::info!(manager, term, "configuration committed"),

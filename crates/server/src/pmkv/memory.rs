@@ -41,7 +41,7 @@ pub(super) struct OwnMemory {
 }
 
 impl OwnMemory {
-    /// Reads what is known; a new process begins. Without a file nothing is known.
+    /// Reads what is known, before [`OwnMemory::begin`]. Without a file nothing is known.
     pub fn read(path: PathBuf) -> Result<Option<OwnMemory>> {
         let written: Option<Written> = file::get(&path)?;
         Ok(written.map(|written| OwnMemory { path, written }))
@@ -63,8 +63,9 @@ impl OwnMemory {
 
     /// A new process: its number is higher than all before.
     pub fn begin(&mut self, calendar_us: u64) -> Result<u64> {
-        self.written.session = calendar_us.max(self.written.session + 1);
-        self.write()?;
+        let mut next = self.written.clone();
+        next.session = calendar_us.max(next.session + 1);
+        self.replace(next)?;
         Ok(self.written.session)
     }
 
@@ -97,49 +98,57 @@ impl OwnMemory {
         shards.iter().filter(held).copied().collect()
     }
 
-    /// Writes down that these copies begin anew, and what does not count.
+    /// Writes down that these copies begin anew, and what does not count. What could not be written down is not known either:
+    /// the call can be repeated.
     pub fn note(&mut self, begun: &BTreeMap<ShardId, u64>, void: &Void) -> Result<()> {
-        self.written.copies.extend(begun);
-        self.void(begun.keys().copied(), void)
+        let mut next = self.written.clone();
+        next.copies.extend(begun);
+        next.void(begun.keys().copied(), void);
+        self.replace(next)
     }
 
-    /// Writes down that these copies are given up.
+    /// Writes down that these copies are given up. The call can be repeated.
     pub fn note_released(&mut self, shards: &[ShardId], void: &Void) -> Result<()> {
+        let mut next = self.written.clone();
         for shard in shards {
-            self.written.copies.remove(shard);
+            next.copies.remove(shard);
         }
-        self.void(shards.iter().copied(), void)
+        next.void(shards.iter().copied(), void);
+        self.replace(next)
     }
 
-    fn void(&mut self, shards: impl Iterator<Item = ShardId>, void: &Void) -> Result<()> {
-        self.written.marks.push(Mark {
+    fn replace(&mut self, next: Written) -> Result<()> {
+        file::put(&self.path, &next)?;
+        self.written = next;
+        Ok(())
+    }
+}
+
+impl Written {
+    fn void(&mut self, shards: impl Iterator<Item = ShardId>, void: &Void) {
+        self.marks.push(Mark {
             before_epoch: void.before_epoch,
             open: (*void.open).clone(),
         });
-        let last = self.written.marks.len() - 1;
-        self.written.voids.extend(shards.map(|shard| (shard, last)));
+        let last = self.marks.len() - 1;
+        self.voids.extend(shards.map(|shard| (shard, last)));
         self.forget_unused();
-        self.write()
     }
 
     /// Marks that no shard names any more go.
     fn forget_unused(&mut self) {
-        let marks = std::mem::take(&mut self.written.marks);
+        let marks = std::mem::take(&mut self.marks);
         let mut place = BTreeMap::new();
-        for number in self.written.voids.values_mut() {
+        for number in self.voids.values_mut() {
             let next = place.len();
             let at = *place.entry(*number).or_insert(next);
-            if at == self.written.marks.len()
+            if at == self.marks.len()
                 && let Some(mark) = marks.get(*number)
             {
-                self.written.marks.push(mark.clone());
+                self.marks.push(mark.clone());
             }
             *number = at;
         }
-    }
-
-    fn write(&self) -> Result<()> {
-        file::put(&self.path, &self.written)
     }
 }
 
@@ -181,5 +190,28 @@ mod tests {
         assert_eq!(epochs, [(1, 7), (2, 6), (3, 9)]);
         assert_eq!(again.held(&[1, 2, 3]), [1, 2]);
         assert!(again.begin(0).expect("written") > first);
+    }
+
+    /// The disk is full: what was not written down must not be believed to be, or a copy would count as begun anew whose old
+    /// content comes back at the next start.
+    #[test]
+    fn what_could_not_be_written_down_is_not_known() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = path(directory.path(), 3);
+        let mut memory = OwnMemory::new(path.clone(), 77);
+        memory.begin(10).expect("written");
+        let (begun, void) = (BTreeMap::from([(1, 5)]), Void::default());
+        memory.note(&begun, &void).expect("written");
+        let before = memory.written.clone();
+        let in_the_way = path.with_extension("new");
+        std::fs::create_dir(&in_the_way).expect("a directory");
+        assert!(memory.note(&BTreeMap::from([(2, 6)]), &void).is_err());
+        assert!(memory.note_released(&[1], &void).is_err());
+        assert!(memory.begin(20).is_err());
+        assert_eq!(memory.written, before);
+        std::fs::remove_dir(&in_the_way).expect("removed");
+        memory.note_released(&[1], &void).expect("written");
+        let again = OwnMemory::read(path).expect("read").expect("there");
+        assert!(again.held(&[1]).is_empty());
     }
 }

@@ -10,10 +10,13 @@ mod clock;
 pub mod ctl;
 pub mod demo;
 pub mod file;
+mod files;
 mod manager;
 mod memory;
 pub mod operator;
+mod orders;
 mod post;
+mod replica;
 mod translate;
 
 use std::collections::BTreeMap;
@@ -21,12 +24,12 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use cyclone_fabric::Token;
 use cyclone_fabric::shm::{Memory, ShmConfig, ShmEndpoint, Stalled};
-use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_gateway::{Gateway, GatewayConfig, Outcome, TopologyNode};
 use cyclone_pmkv::{Endpoints, Node, NodeConfig, ServerId, ShardId, SharedControl};
 use cyclone_pmkv_cm as cm;
@@ -36,7 +39,9 @@ use cyclone_wire::reply::Reply;
 use agent::{Order, Shared};
 use backend::{Behind, Listening};
 use file::ClusterFile;
+use files::Files;
 use memory::OwnMemory;
+use orders::{Orders, Trouble};
 
 /// How long the loop sleeps at most while it is idle.
 const IDLE: Duration = Duration::from_millis(1);
@@ -56,28 +61,6 @@ pub struct Arguments {
     pub store: Option<String>,
 }
 
-struct Files {
-    directory: PathBuf,
-    server: ServerId,
-    servers: u32,
-}
-
-impl Endpoints for Files {
-    fn open(&mut self, name: &str, memory_bytes: u64) -> Result<Box<dyn Endpoint>, FabricError> {
-        let name = format!("s{}.{name}", self.server);
-        // Each term has new ones, and opening them is a part of the pause: no larger than the cluster needs.
-        let config = ShmConfig {
-            max_connections: self.servers * 2 + 8,
-            max_registrations: 64,
-            max_posted: 16,
-            max_queues: 2,
-            ..ShmConfig::new(memory_bytes)
-        };
-        let endpoint = ShmEndpoint::open(&self.directory, &name, config)?;
-        Ok(Box::new(endpoint))
-    }
-}
-
 /// A server, its Redis port, and the configuration that it follows.
 struct Serving {
     id: ServerId,
@@ -86,7 +69,7 @@ struct Serving {
     gateway: Gateway,
     listening: Listening,
     digests: Vec<u64>,
-    orders: Receiver<Order>,
+    orders: Orders,
     reports: Sender<Event>,
     shared: Arc<Shared>,
     /// The configuration that was prepared last, as the manager says it.
@@ -131,17 +114,28 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
         let manager = manager.map(|id| {
             scope.spawn({
                 let (file, ended) = (&file, &ended);
-                move || manager::run(file, id, ended)
+                move || {
+                    let outcome = manager::run(file, id, ended);
+                    outcome.inspect_err(|error| {
+                        tracing::error!(manager = id, "the manager cannot go on: {error:#}");
+                    })
+                }
             })
         });
-        let outcome = serving.run(&mut poll, stop);
+        // A server whose manager or agent has ended would look like one that has them.
+        let is_over = || {
+            let mut threads = std::iter::once(&agent).chain(&manager);
+            stop.load(Ordering::Relaxed) || threads.any(|it| it.is_finished())
+        };
+        let outcome = serving.run(&mut poll, is_over);
         ended.store(true, Ordering::SeqCst);
         shared.end();
         let threads = [Some(agent), manager];
         let threads = threads.into_iter().flatten().map(|it| it.join());
         let panicked = || Err(anyhow::anyhow!("a thread panicked"));
         let threads = threads.map(|it| it.unwrap_or_else(|_| panicked()));
-        threads.fold(outcome, Result::and)
+        // A thread's error is why the loop ended.
+        threads.fold(Ok(()), Result::and).and(outcome)
     })
 }
 
@@ -159,6 +153,7 @@ fn control_thread(control: &SharedControl, ended: &AtomicBool) {
 fn open_memory(file: &ClusterFile, id: ServerId, keep: bool) -> Result<ShmEndpoint> {
     let config = ShmConfig {
         memory: if keep { Memory::Kept } else { Memory::Zeroed },
+        described_by: Some(memory::path(&file.fabric(), id)),
         // A server that is out of the configuration and in the middle of a write must not hold up its successors.
         stalled: Stalled::Kill,
         max_peers: 1024,
@@ -218,17 +213,27 @@ impl Serving {
         let known = OwnMemory::read(own_path.clone())?;
         let data = open_memory(file, id, known.is_some())?;
         let (kept, region) = (data.kept_memory(), data.description().to_owned());
+        let survives = data.survives().to_string();
         let mut memory = match known {
             Some(known) if kept => known,
-            _ => OwnMemory::new(own_path, secret()?),
+            lost => {
+                if let Some(lost) = lost {
+                    tracing::error!(
+                        server = id,
+                        incarnation = lost.incarnation(),
+                        region,
+                        "this server's memory is gone, or may have lost writes because the machine was started again \
+                         since: nothing of it counts, and the server begins anew with an empty one"
+                    );
+                }
+                OwnMemory::new(own_path, secret()?)
+            }
         };
         let session = memory.begin(clock::calendar_us())?;
         let node_config = node_config(file, id, &memory)?;
-        let mut files = Files {
-            directory: file.fabric(),
-            server: id,
-            servers: u32::try_from(file.servers.len()).unwrap_or(64),
-        };
+        let servers = u32::try_from(file.servers.len()).unwrap_or(64);
+        let mut files = Files::new(file.fabric(), id, servers)
+            .with_context(|| format!("cannot tidy up {}", file.fabric().display()))?;
         let peers = files
             .open("peers", 4096)
             .context("messages between servers")?;
@@ -258,14 +263,13 @@ impl Serving {
                 .collect(),
         };
         let serving = Serving {
-            // Files of a tmpfs or a disk: the provider says which.
-            listening: listening(file, id, "process-crash", &region),
+            listening: listening(file, id, &survives, &region),
             id,
             node,
             memory,
             gateway,
             digests: Vec::new(),
-            orders,
+            orders: Orders::new(id, orders),
             reports,
             shared,
             newest: None,
@@ -277,12 +281,12 @@ impl Serving {
         Ok((serving, settings))
     }
 
-    fn run(&mut self, poll: &mut mio::Poll, stop: &AtomicBool) -> Result<()> {
+    fn run(&mut self, poll: &mut mio::Poll, is_over: impl Fn() -> bool) -> Result<()> {
         let begun = Instant::now();
         let now_us = || begun.elapsed().as_micros() as u64 + 1;
         let mut events = mio::Events::with_capacity(1024);
         let mut busy = true;
-        while !stop.load(Ordering::Relaxed) {
+        while !is_over() {
             let timeout = match self.gateway.next_timeout_us(now_us()) {
                 _ if busy || self.gateway.has_work() => Duration::ZERO,
                 Some(us) => Duration::from_micros(us).min(IDLE),
@@ -338,41 +342,44 @@ impl Serving {
             };
             self.gateway.flush(now_us, &behind);
         }
-        self.follow()?;
+        self.follow(now_us)?;
         self.report(now_us);
         Ok(busy)
     }
 
     /// Does what the manager says.
     //= rowan §4.5
-    fn follow(&mut self) -> Result<()> {
-        loop {
-            match self.orders.try_recv() {
-                Ok(Order::Adopt(config)) => self.adopt(config)?,
-                Ok(Order::Commit {
+    fn follow(&mut self, now_us: u64) -> Result<()> {
+        while let Some(order) = self.orders.next(now_us)? {
+            let outcome = match &order {
+                Order::Adopt(config) => self.adopt(config),
+                Order::Commit {
                     config,
                     serve,
                     release,
-                }) => self.commit(&config, &serve, &release)?,
-                Ok(Order::Refused(reason)) => bail!("server {} is not let in: {reason}", self.id),
-                Ok(Order::Left) => bail!("server {} holds nothing any more and has left", self.id),
-                Err(TryRecvError::Empty) => return Ok(()),
-                Err(TryRecvError::Disconnected) => bail!("the thread that holds the lease ended"),
+                } => self.commit(config, serve, release),
+                // Not handed on by the queue.
+                Order::Refused(_) | Order::Left => Ok(()),
+            };
+            if !self.orders.tried(now_us, order, outcome)? {
+                break;
             }
         }
+        Ok(())
     }
 
     /// Nobody but the configuration's members reaches this memory from here on, and nothing is served.
-    fn adopt(&mut self, config: Arc<cm::Configuration>) -> Result<()> {
+    fn adopt(&mut self, config: &Arc<cm::Configuration>) -> Result<(), Trouble> {
         let started = Instant::now();
-        self.node.prepare(&translate::configuration(&config)?)?;
+        let translated = translate::configuration(config).map_err(Trouble::Lasting)?;
+        self.node.prepare(&translated)?;
         let own = cm::ServerId(u64::from(self.id));
-        let begun = self.memory.begun(&config, own);
+        let begun = self.memory.begun(config, own);
         if !begun.is_empty() {
             let shards: Vec<ShardId> = begun.keys().copied().collect();
             let void = self.node.void(&shards)?;
             // Before the manager hears of it, and before anything else is written to these copies.
-            self.memory.note(&begun, &void)?;
+            self.memory.note(&begun, &void).map_err(Trouble::Passing)?;
         }
         tracing::info!(
             server = self.id,
@@ -382,7 +389,7 @@ impl Serving {
             "configuration prepared"
         );
         let term = config.term;
-        self.newest = Some(config);
+        self.newest = Some(Arc::clone(config));
         self.tell(Event::Adopted { term });
         Ok(())
     }
@@ -392,7 +399,7 @@ impl Serving {
         config: &cm::Configuration,
         serve: &[ShardId],
         release: &[ShardId],
-    ) -> Result<()> {
+    ) -> Result<(), Trouble> {
         let started = Instant::now();
         if self.newest.as_ref().map(|it| it.term) != Some(config.term) {
             return Ok(());
@@ -401,7 +408,8 @@ impl Serving {
         let release = self.memory.held(release);
         if !release.is_empty() {
             let void = self.node.void(&release)?;
-            self.memory.note_released(&release, &void)?;
+            let noted = self.memory.note_released(&release, &void);
+            noted.map_err(Trouble::Passing)?;
         }
         self.node.commit()?;
         let names = config.members.iter();

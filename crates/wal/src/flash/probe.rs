@@ -47,13 +47,6 @@ pub fn probe(path: &Path) -> FlashFacts {
     }
 }
 
-impl FlashFacts {
-    /// Whether each write must be forced out of the device's cache.
-    pub fn needs_sync(&self) -> bool {
-        self.volatile_cache != Some(false)
-    }
-}
-
 impl fmt::Display for FlashFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.volatile_cache {

@@ -71,20 +71,21 @@ fn one_page() -> Result<super::buffer::Buffer, FlashError> {
     taken.ok_or(FlashError::Device(DeviceError::Io(libc::ENOMEM)))
 }
 
-/// The area's superblock: either copy.
+/// The area's superblock: either copy. The first one is written last; where it was never begun and the other is torn, the
+/// area has not been made yet.
 ///
 /// # Errors
 /// [`FlashError::NotFormatted`], [`FlashError::Damaged`], [`FlashError::VersionUnknown`], [`FlashError::Device`].
 fn superblock(device: &mut dyn FlashDevice) -> Result<FlashSuperblock, FlashError> {
     let mut fault = None;
-    let mut blank = 0;
-    for copy in 0..2 {
-        let at = copy * PAGE_BYTES as u64;
+    let mut blank = [false; 2];
+    for (copy, blank) in blank.iter_mut().enumerate() {
+        let at = (copy * PAGE_BYTES) as u64;
         let page = match blocking(device, Action::Read, at, one_page()?, PAGE_BYTES) {
             Ok(page) => page,
             // A file that has just been made has no bytes yet.
             Err(FlashError::Device(DeviceError::Short { .. })) => {
-                blank += 1;
+                *blank = true;
                 continue;
             }
             Err(error) => {
@@ -94,16 +95,18 @@ fn superblock(device: &mut dyn FlashDevice) -> Result<FlashSuperblock, FlashErro
         };
         match FlashSuperblock::decode(&page[..PAGE_BYTES]) {
             Ok(block) => return Ok(block),
-            Err(FlashSuperblockFault::Blank) => blank += 1,
+            Err(FlashSuperblockFault::Blank) => *blank = true,
             Err(FlashSuperblockFault::Version(found)) => {
                 fault = Some(FlashError::VersionUnknown(found));
             }
             Err(FlashSuperblockFault::Damaged) => fault = Some(FlashError::Damaged),
         }
     }
-    match blank {
-        2 => Err(FlashError::NotFormatted),
-        _ => Err(fault.unwrap_or(FlashError::Damaged)),
+    match (blank, fault) {
+        ([true, true], _) | ([true, false], Some(FlashError::Damaged)) => {
+            Err(FlashError::NotFormatted)
+        }
+        (_, fault) => Err(fault.unwrap_or(FlashError::Damaged)),
     }
 }
 

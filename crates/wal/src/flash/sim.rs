@@ -63,6 +63,8 @@ impl Disk {
         for (place, page) in bytes.chunks(PAGE_BYTES).enumerate() {
             let number = offset / PAGE_BYTES as u64 + place as u64;
             self.pages.insert(number, page.into());
+            // What is written anew can be read again.
+            self.faults.read_error.retain(|bad| *bad != number);
             self.latest.push_back(number);
             if self.latest.len() > LATEST {
                 self.latest.pop_front();

@@ -8,16 +8,19 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
 use super::device::{Action, Completion, DeviceError, FlashDevice, Request};
 use super::probe::{FlashFacts, probe};
 
 const THREADS: usize = 4;
 const OUTSTANDING: usize = 64;
+/// How long an area may stay locked behind a process that has ended.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The file of an area, opened for direct I/O where the file system takes it, and locked.
 pub(crate) struct AreaFile {
@@ -43,7 +46,11 @@ impl AreaFile {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (open(false)?, false),
             Err(error) => return Err(error),
         };
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        lock(&file)?;
+        // Its name, and what an earlier process wrote last: a file that has grown may only have done so in a journal.
+        file.sync_all()?;
+        let parent = path.parent().filter(|parent| *parent != Path::new(""));
+        File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
         let mut facts = probe(path);
         if !direct {
             // Then the kernel's cache is in between.
@@ -65,6 +72,20 @@ impl AreaFile {
     pub(crate) fn describe(&self, how: &str) -> String {
         let direct = if self.direct { "direct" } else { "cached" };
         format!("{} ({how}, {direct}; {})", self.path.display(), self.facts)
+    }
+}
+
+/// Locks the file. A process that has just ended may leave the kernel at work for a moment on what it had under way,
+/// and the file is locked until that is done.
+fn lock(file: &File) -> io::Result<()> {
+    let until = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            locked => return Ok(locked?),
+        }
     }
 }
 

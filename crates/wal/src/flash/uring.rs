@@ -59,10 +59,9 @@ impl UringFlash {
         let known = self.registered.as_ref();
         let known = known.is_some_and(|known| known.owns(&request.buffer));
         let pointer = request.buffer.pointer();
-        let sync = match self.area.facts.needs_sync() {
-            true => libc::RWF_DSYNC,
-            false => 0,
-        };
+        // Even where no cache loses anything: growth changes what the file system only keeps in its journal, and so does
+        // the first write to a hole. Where neither is the case the flag costs nothing.
+        let sync = libc::RWF_DSYNC;
         let entry = match (request.action, known) {
             (Action::Read, true) => opcode::ReadFixed::new(fd, pointer, len, number)
                 .offset(offset)

@@ -8,7 +8,7 @@ use cyclone_wire::flash::{
     RECORD_HEAD_BYTES, encode_reset, record_head,
 };
 use cyclone_wire::planted::{self, Bug};
-use cyclone_wire::ring::{HardState, crc32c};
+use cyclone_wire::ring::HardState;
 
 use super::buffer::Buffer;
 use super::device::{Action, Completion, DeviceError, Request};
@@ -181,7 +181,8 @@ impl FlashLog {
             term: entry.term,
             prev_term: self.terms.get(index - 1).unwrap_or(0),
             len: entry.len,
-            payload_crc: crc32c(entry.segments()),
+            // Not computed anew: what has changed in memory since must not look right here.
+            payload_crc: entry.payload_crc(),
             kind: entry.kind,
         };
         self.current = Some(Current {

@@ -1,0 +1,255 @@
+//! `cyclone bench flashlog`: the log's second level. The plans `fig11`, `fig12` and `flash`, and how fast entries drain to
+//! flash beside what io_uring alone writes to the same file in the same pattern. //= cyclone §3
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use cyclone_bench::measure::Spread;
+use cyclone_pmem::{Payload, Region};
+use cyclone_wal::flash::{
+    Action, Buffers, FlashDevice, FlashIdentity, FlashLog, FlashMode, FlashSpec, Request,
+    UringFlash,
+};
+use cyclone_wal::ring::{Batch, NewEntry, Ring, RingError, RingSpec};
+use cyclone_wire::ring::HardState;
+
+use super::plans;
+
+/// `cyclone bench flashlog`.
+#[derive(Args, Clone, Debug)]
+pub struct Flashlog {
+    /// Only how fast entries drain.
+    #[arg(long)]
+    pub drain: bool,
+    /// Where the file for draining lies: on the disk in question.
+    #[arg(long, default_value = ".")]
+    pub directory: PathBuf,
+    /// Shared options.
+    #[command(flatten)]
+    pub common: plans::Common,
+}
+
+/// Bytes of the area: larger than what a disk's own cache hides.
+const AREA_BYTES: u64 = 256 << 20;
+/// Bytes of the ring, as in the paper.
+const RING_BYTES: u64 = 64 << 20;
+/// Bytes of the entries: large values.
+const ENTRY_BYTES: usize = 64 << 10;
+/// Writes under way at once, as in the paper.
+const OUTSTANDING: usize = 32;
+
+/// Runs it.
+///
+/// # Errors
+/// When a plan fails, or there is no io_uring or no room for the file.
+pub fn run(arguments: &Flashlog, stop: &AtomicBool) -> Result<()> {
+    drain(arguments, stop)?;
+    if arguments.drain {
+        return Ok(());
+    }
+    for plan in ["fig11", "fig12", "flash"] {
+        plans::run_named(plan, arguments.common.clone(), stop)?;
+    }
+    Ok(())
+}
+
+fn drain(arguments: &Flashlog, stop: &AtomicBool) -> Result<()> {
+    let (repetitions, time) = match arguments.common.quick {
+        true => (3, Duration::from_secs(1)),
+        false => (7, Duration::from_secs(4)),
+    };
+    let place = tempfile::Builder::new()
+        .prefix("flashlog")
+        .tempdir_in(&arguments.directory)
+        .with_context(|| format!("cannot write to {}", arguments.directory.display()))?;
+    let (raw, log) = (place.path().join("raw"), place.path().join("log"));
+    let mut alone = Alone::new(&raw)?;
+    let mut level = Drained::new(&log)?;
+    let (mut alone_s, mut level_s, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..repetitions {
+        if stop.load(Ordering::Relaxed) {
+            bail!("ended by a signal");
+        }
+        // In turn, so that both meet the same hour of the disk's day.
+        let one = alone.write_for(time)?;
+        let two = level.write_for(time)?;
+        alone_s.push(one);
+        level_s.push(two);
+        shares.push(two / one);
+    }
+    println!(
+        "draining {} KiB entries, {OUTSTANDING} writes of 128 KiB under way, {repetitions} times {} s each in turn",
+        ENTRY_BYTES >> 10,
+        time.as_secs()
+    );
+    let line = |name: &str, unit: &str, values: &[f64]| {
+        let spread = Spread::of(values.iter().copied());
+        println!(
+            "{name:<24} {:>8.2} {unit} ({:.2} to {:.2})",
+            spread.median, spread.least, spread.most
+        );
+    };
+    line("io_uring alone", "MB/s", &alone_s);
+    line("the log's second level", "MB/s of entries", &level_s);
+    line("share", "(wanted: 0.8)", &shares);
+    Ok(())
+}
+
+/// What the disk does without a log: segments in order, over and over.
+struct Alone {
+    device: UringFlash,
+    buffers: Buffers,
+    segment: usize,
+    next: u64,
+}
+
+impl Alone {
+    fn new(path: &Path) -> Result<Alone> {
+        let segment = FlashSpec::new(0, FlashMode::Second, AREA_BYTES).segment_bytes as usize;
+        let buffers = Buffers::new(OUTSTANDING, segment);
+        let mut device = UringFlash::open(path, AREA_BYTES)
+            .with_context(|| format!("io_uring on {}", path.display()))?;
+        device.register(&buffers);
+        let mut alone = Alone {
+            device,
+            buffers,
+            segment,
+            next: 0,
+        };
+        // Written once before, as the log's area is.
+        alone.write_until(|alone| alone.next >= AREA_BYTES)?;
+        Ok(alone)
+    }
+
+    fn write_until(&mut self, done: impl Fn(&Alone) -> bool) -> Result<u64> {
+        let (mut written, mut completions) = (0, Vec::new());
+        loop {
+            let over = done(self);
+            while let Some(buffer) = (!over).then(|| self.buffers.take()).flatten() {
+                let request = Request {
+                    token: self.next,
+                    action: Action::Write,
+                    offset: self.next % AREA_BYTES,
+                    buffer,
+                    len: self.segment,
+                };
+                if self.device.submit(0, request).is_err() {
+                    break;
+                }
+                self.next += self.segment as u64;
+            }
+            if self.device.outstanding() == 0 {
+                return Ok(written);
+            }
+            self.device.poll(0, &mut completions);
+            if completions.is_empty() {
+                self.device.wait();
+            }
+            for completion in completions.drain(..) {
+                completion.result?;
+                written += self.segment as u64;
+            }
+        }
+    }
+
+    /// Megabytes a second.
+    fn write_for(&mut self, time: Duration) -> Result<f64> {
+        let begun = Instant::now();
+        let written = self.write_until(|_| begun.elapsed() >= time)?;
+        Ok(written as f64 / 1e6 / begun.elapsed().as_secs_f64())
+    }
+}
+
+/// A ring that is kept full, drained by a second level.
+struct Drained {
+    ring: Ring,
+    flash: FlashLog,
+    begun: Instant,
+    entry: Payload,
+}
+
+impl Drained {
+    fn new(path: &Path) -> Result<Drained> {
+        let region = Region::anonymous(RING_BYTES)?;
+        let area = region.take(0, RING_BYTES).context("the ring's memory")?;
+        let hard = HardState {
+            term: 1,
+            voters: vec![1],
+            ..HardState::default()
+        };
+        let shape = RingSpec {
+            log: 0,
+            slots: 1 << 12,
+        };
+        let ring = Ring::create(area, shape, None, &hard)?;
+        let device = UringFlash::open(path, AREA_BYTES)
+            .with_context(|| format!("io_uring on {}", path.display()))?;
+        let spec = FlashSpec {
+            outstanding: OUTSTANDING,
+            ..FlashSpec::new(0, FlashMode::Second, AREA_BYTES)
+        };
+        let who = FlashIdentity {
+            cluster: 1,
+            replica: 1,
+            incarnation: 1,
+        };
+        let flash = FlashLog::create(Box::new(device), spec, &who, 1, (0, 0), &hard)?;
+        let mut drained = Drained {
+            ring,
+            flash,
+            begun: Instant::now(),
+            entry: Payload::from_vec(vec![0x5a; ENTRY_BYTES]),
+        };
+        // Once round the area, so that it has been written before.
+        while drained.flash.durable_index() * (ENTRY_BYTES as u64) < AREA_BYTES {
+            drained.step()?;
+        }
+        Ok(drained)
+    }
+
+    /// Fills the ring, moves what is in it on, forgets what is on flash.
+    fn step(&mut self) -> Result<()> {
+        let now_us = self.begun.elapsed().as_micros() as u64 + 1;
+        loop {
+            let entry = NewEntry {
+                index: self.ring.last_index() + 1,
+                term: 1,
+                kind: 0,
+                payload: &self.entry,
+            };
+            match self.ring.persist(Batch {
+                entries: &[entry],
+                hard_state: None,
+            }) {
+                Ok(_) => {}
+                Err(RingError::Full { .. }) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let moved = self.flash.pump(&self.ring, self.ring.last_index(), now_us);
+        let done = self.flash.poll(now_us);
+        let durable = self.flash.durable_index();
+        if durable >= self.ring.first_index() {
+            self.ring.trim(durable)?;
+            self.flash.trim(durable);
+        }
+        if !moved && done == 0 {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Megabytes of entries a second that became durable on flash.
+    fn write_for(&mut self, time: Duration) -> Result<f64> {
+        let (begun, before) = (Instant::now(), self.flash.durable_index());
+        while begun.elapsed() < time {
+            self.step()?;
+        }
+        let entries = self.flash.durable_index() - before;
+        let bytes = entries as f64 * ENTRY_BYTES as f64;
+        Ok(bytes / 1e6 / begun.elapsed().as_secs_f64())
+    }
+}
