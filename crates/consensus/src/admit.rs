@@ -28,7 +28,7 @@ impl Group {
         }
         let raft = &self.raw.raft;
         let (from, to, log) = (message.from, message.to, message.log);
-        if to != raft.id || log != self.config.log || raft.prs().get(from).is_none() {
+        if to != raft.id || log != self.config.log || !self.may_hear(from, message.kind) {
             return Err(StepError::Misdirected { log, from, to });
         }
         self.check_term(message.term)?;
@@ -40,7 +40,7 @@ impl Group {
             RaftKind::Append => {
                 self.check_leadership(message)?;
                 if !stale {
-                    return self.admit_append(message, payloads.parts().len());
+                    return self.admit_append(message, payloads);
                 }
             }
             RaftKind::Heartbeat => {
@@ -102,15 +102,21 @@ impl Group {
     fn admit_append(
         &self,
         message: &RaftMessage,
-        pieces: usize,
+        payloads: &Payload,
     ) -> Result<Option<usize>, StepError> {
         let log = &self.raw.raft.raft_log;
+        let pieces = payloads.parts().len();
+        let mut at = 0;
         for entry in &message.entries {
-            if entry.kind != crate::KIND_COMMANDS {
-                return Err(StepError::UnknownEntry {
-                    index: entry.index,
-                    kind: entry.kind,
-                });
+            let bytes = at..at + entry.len as usize;
+            at = bytes.end;
+            match entry.kind {
+                crate::KIND_COMMANDS => {}
+                crate::KIND_MEMBERS => self.check_change(entry, &payloads.slice(bytes))?,
+                kind => {
+                    let index = entry.index;
+                    return Err(StepError::UnknownEntry { index, kind });
+                }
             }
             let (len, limit) = (u64::from(entry.len), self.max_entry_bytes());
             if len > limit {

@@ -11,8 +11,14 @@ pub struct Config {
     pub log: u16,
     /// This replica; not 0.
     pub id: u64,
-    /// The first configuration's voters. A ring that already knows its membership goes by that.
+    /// The first configuration's voters. A ring that already knows its membership goes by that. Empty: a replica that joins; it
+    /// neither votes nor campaigns until a leader has told it of a membership.
     pub voters: Vec<u64>,
+    /// The cluster, which membership entries name.
+    pub cluster: u128,
+    /// The membership that the store knows, with the index of the entry that brought it. It counts where the ring knows less: a
+    /// crash came between the installation of a checkpoint and the ring's reset.
+    pub members: Option<(u64, Members)>,
     /// Last index that the store has applied; entries behind it are delivered.
     pub applied: u64,
     /// Term of the entry at `applied`; needed only when the store is ahead of the ring (a crash between the
@@ -57,6 +63,8 @@ impl Config {
             log,
             id,
             voters: voters.to_vec(),
+            cluster: 0,
+            members: None,
             applied: 0,
             applied_term: 0,
             election_ticks: 10,
@@ -85,7 +93,11 @@ impl Config {
             }
         };
         require(self.id != 0, "replica id 0")?;
-        require(Members::of_voters(&self.voters).is_sane(), "voters")?;
+        let joins = self.voters.is_empty();
+        require(
+            joins || Members::of_voters(&self.voters).is_sane(),
+            "voters",
+        )?;
         require(self.heartbeat_ticks > 0, "heartbeat ticks")?;
         require(
             self.election_ticks > self.heartbeat_ticks,

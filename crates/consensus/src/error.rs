@@ -41,6 +41,12 @@ pub enum ConsensusError {
     /// raft-rs refused what it must not refuse.
     #[error("raft: {0}")]
     Raft(String),
+    /// A membership entry that does not follow from the membership before it, or does not read back.
+    #[error("the membership entry {index} cannot be carried out")]
+    Members {
+        /// The entry.
+        index: u64,
+    },
     /// The group's own books do not agree with raft-rs.
     #[error("contradiction within the group: {0}")]
     Internal(&'static str),
@@ -87,6 +93,18 @@ pub enum ProposeError {
         len: u64,
         /// The limit.
         limit: u64,
+    },
+    /// A change of the membership is under way, or this leader has not committed an entry of its own term yet.
+    #[error("another change of the membership may be under way")]
+    Changing,
+    /// A membership that makes no sense.
+    #[error("the membership makes no sense")]
+    BadMembers,
+    /// A replica that is to vote does not have the entry yet by which it takes part: it must be a learner first.
+    #[error("{id} is not known to take part yet, so it cannot vote")]
+    Behind {
+        /// The replica.
+        id: u64,
     },
 }
 
@@ -179,6 +197,12 @@ pub enum StepError {
         index: u64,
         /// Its kind.
         kind: u8,
+    },
+    /// A membership entry that does not read, or is of another cluster.
+    #[error("the membership entry {index} makes no sense")]
+    BadMembers {
+        /// The entry.
+        index: u64,
     },
     /// An entry that this replica's ring can never hold.
     #[error("entry {index} has {len} bytes, the limit is {limit}")]

@@ -1,6 +1,7 @@
 //! The group: raft-rs behind a guarded door.
 
 mod checkpoint;
+mod members;
 
 use cyclone_pmem::Payload;
 use cyclone_wal::flash::{FlashLog, FlashMode};
@@ -39,6 +40,8 @@ pub struct Group {
     pub(crate) delivered: u64,
     /// Committed entries up to here are in an installed checkpoint and are not delivered.
     pub(crate) skip_through: u64,
+    /// Membership entries in the log that have not changed the membership yet, by index.
+    pub(crate) changes: Vec<u64>,
     /// The commit index is to be written with the next step.
     pub(crate) commit_due: bool,
     /// Campaigns begun; varies the election time-out.
@@ -95,21 +98,10 @@ impl Group {
                 first,
             });
         }
-        if state.voters.is_empty() {
-            view::set_members(&mut state, &Members::of_voters(&config.voters), 0);
-        }
-        let members = view::members_of(&state);
-        let everyone = members
-            .voters
-            .iter()
-            .chain(&members.voters_outgoing)
-            .chain(&members.learners);
-        if !members.is_sane() || !everyone.into_iter().any(|id| *id == config.id) {
-            return Err(ConsensusError::NotMember { id: config.id });
-        }
         // raft-rs may answer in the current term, and refuses to send a vote without one.
         state.term = state.term.max(1);
         state.commit = state.commit.max(config.applied).max(ring.first_index() - 1);
+        let changes = members::recover(&config, &ring, &mut state)?;
         if state != *ring.hard_state() {
             // Opening sends nothing, so nothing waits for this witness.
             let _durable = ring.persist(Batch {
@@ -146,6 +138,7 @@ impl Group {
             uncommitted_from: commit,
             delivered: applied,
             skip_through: 0,
+            changes,
             commit_due: false,
             attempts: 0,
             failed: false,
@@ -214,11 +207,6 @@ impl Group {
         self.raw.store().term_of(index)
     }
 
-    /// Who takes part.
-    pub fn members(&self) -> Members {
-        view::members_of(self.raw.store().ring.hard_state())
-    }
-
     pub(crate) fn max_entry_bytes(&self) -> u64 {
         self.config
             .max_entry_bytes
@@ -231,10 +219,14 @@ impl Group {
     /// # Errors
     /// Nothing was done: not the leader, no room, too large.
     pub fn propose(&mut self, payload: Payload) -> Result<u64, ProposeError> {
+        self.propose_kind(crate::KIND_COMMANDS, payload)
+    }
+
+    fn propose_kind(&mut self, kind: u8, payload: Payload) -> Result<u64, ProposeError> {
         self.may_propose(&payload)?;
         let index = self.last_index() + 1;
         self.uncommitted_bytes += payload.len() as u64;
-        self.staging.push(index, self.term(), payload);
+        self.staging.push_kind(index, self.term(), kind, payload);
         self.pending.push(Entry::default());
         Ok(index)
     }
@@ -357,18 +349,23 @@ impl Group {
 
     /// Keeps the payloads of the entries that raft-rs has just appended.
     fn stage(&mut self, message: &RaftMessage, new: usize, payloads: Payload) {
-        self.staging.truncate(message.entries[new].index);
+        let entries = &message.entries[new..];
+        self.staging.truncate(entries[0].index);
+        self.note_changes(entries);
         if let [only] = &message.entries[..] {
-            return self.staging.push(only.index, only.term, payloads);
+            return self
+                .staging
+                .push_kind(only.index, only.term, only.kind, payloads);
         }
         let mut at: usize = message.entries[..new]
             .iter()
             .map(|entry| entry.len as usize)
             .sum();
-        for entry in &message.entries[new..] {
-            let end = at + entry.len as usize;
+        for entry in entries {
+            let (end, kind) = (at + entry.len as usize, entry.kind);
+            let payload = payloads.slice(at..end);
             self.staging
-                .push(entry.index, entry.term, payloads.slice(at..end));
+                .push_kind(entry.index, entry.term, kind, payload);
             at = end;
         }
     }
@@ -383,6 +380,7 @@ impl Group {
     pub(crate) fn may_campaign(&self) -> bool {
         self.is_settled()
             && !self.failed
+            && !self.has_change_to_make()
             && self.check_room(record_bound(0, 0), 1, 0, u64::MAX).is_ok()
     }
 
@@ -450,7 +448,7 @@ impl Group {
         if self.is_leader() {
             return Ok(());
         }
-        if !self.may_campaign() {
+        if !self.may_campaign() || !self.raw.raft.promotable() {
             return Err(RequestError::NotYet);
         }
         self.attempts += 1;

@@ -42,3 +42,6 @@ pub use status::{PeerState, PeerStatus, Role, Status};
 
 /// Entries that hold commands, or nothing (the entry a new leader begins its term with).
 pub const KIND_COMMANDS: u8 = 0;
+/// Entries that bring a membership ([`cyclone_wire::membership::members_entry`]). They change who takes part when they commit,
+/// and are delivered like any other.
+pub const KIND_MEMBERS: u8 = 1;

@@ -32,7 +32,7 @@ impl Group {
         Some(Committed {
             index,
             term: ring.term(index)?,
-            kind: crate::KIND_COMMANDS,
+            kind: ring.entry(index)?.kind,
             len: ring.payload_len(index)?,
         })
     }

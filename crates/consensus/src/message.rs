@@ -193,7 +193,7 @@ pub(crate) fn from_raft(
         part.entries.push(EntryHeader {
             index: entry.index,
             term: entry.term,
-            kind: crate::KIND_COMMANDS,
+            kind: log_view.kind_of(entry.index, entry.term),
             len,
         });
     }

@@ -22,7 +22,7 @@ pub struct Committed {
     pub index: u64,
     /// The entry's term.
     pub term: u64,
-    /// [`crate::KIND_COMMANDS`].
+    /// [`crate::KIND_COMMANDS`] or [`crate::KIND_MEMBERS`].
     pub kind: u8,
     /// Payload bytes; 0 for the entry a new leader begins its term with.
     pub len: u32,
@@ -93,6 +93,7 @@ impl Group {
         let snapshot = view::snapshot_meta(ready.snapshot()).filter(|meta| meta.index > 0);
         if let Some(meta) = &snapshot {
             self.raw.mut_store().ring.reset(meta.index, meta.term);
+            self.changes.clear();
             self.reset_flash(meta.index, meta.term);
         }
         if self.is_behind_flash() {
@@ -173,7 +174,7 @@ impl Group {
             new.push(NewEntry {
                 index: entry.index,
                 term: entry.term,
-                kind: crate::KIND_COMMANDS,
+                kind: staged.kind,
                 payload,
             });
         }
@@ -190,8 +191,8 @@ impl Group {
     }
 
     /// The hard state to write now, if any: at once when term, vote or membership changed, and otherwise the commit
-    /// index once per tick: the next leader would find it again, so it need not be written with every entry. (Membership
-    /// entries, once they exist, must wait for it.)
+    /// index once per tick: the next leader would find it again, so it need not be written with every entry. It is not
+    /// written beyond a membership entry before the membership itself is: a restart takes both from one state.
     pub(crate) fn next_hard_state(
         &self,
         snapshot: Option<&cyclone_wire::raftmsg::SnapshotMeta>,
@@ -210,7 +211,10 @@ impl Group {
         if planted::has(Bug::VoteNotWritten) {
             state.vote = 0;
         }
-        state.commit = raft.raft_log.committed.max(old.commit);
+        state.commit = match self.changes.first() {
+            Some(change) => raft.raft_log.committed.min(change - 1).max(old.commit),
+            None => raft.raft_log.committed.max(old.commit),
+        };
         if let Some(meta) = snapshot {
             view::set_members(&mut state, &meta.members, meta.index);
         }
@@ -223,6 +227,7 @@ impl Group {
         messages: Vec<Message>,
         committed: Vec<Entry>,
     ) -> Result<(), ConsensusError> {
+        self.carry_out_changes(committed.last().map_or(0, |entry| entry.index))?;
         let view = self.raw.store();
         outbox.messages.reserve(messages.len());
         for message in messages {
@@ -250,7 +255,7 @@ impl Group {
             outbox.committed.push(Committed {
                 index,
                 term,
-                kind: crate::KIND_COMMANDS,
+                kind: view.kind_of(index, term),
                 len,
             });
         }

@@ -10,6 +10,7 @@ use crate::view::record_bound;
 
 pub(crate) struct Staged {
     pub(crate) term: u64,
+    pub(crate) kind: u8,
     pub(crate) payload: Payload,
 }
 
@@ -50,8 +51,13 @@ impl Staging {
         self.first
     }
 
-    /// Adds the entry at `index`, which must follow the last one.
+    /// Adds an entry of commands at `index`, which must follow the last one.
     pub(crate) fn push(&mut self, index: u64, term: u64, payload: Payload) {
+        self.push_kind(index, term, crate::KIND_COMMANDS, payload);
+    }
+
+    /// Adds the entry at `index`, which must follow the last one.
+    pub(crate) fn push_kind(&mut self, index: u64, term: u64, kind: u8, payload: Payload) {
         if self.queue.is_empty() {
             self.first = index;
         }
@@ -60,7 +66,11 @@ impl Staging {
         let cost = cost(&payload);
         self.cost += cost;
         self.dearest = self.dearest.max(cost);
-        self.queue.push_back(Staged { term, payload });
+        self.queue.push_back(Staged {
+            term,
+            kind,
+            payload,
+        });
     }
 
     /// Drops the entries at `index` and behind it.

@@ -120,6 +120,15 @@ impl LogView {
         u32::try_from(fetched.payload.len()).ok()
     }
 
+    /// What the payload of an entry is, if its payload can be sent.
+    pub(crate) fn kind_of(&self, index: u64, term: u64) -> u8 {
+        let fetched = || self.flash.as_ref()?.fetched(index, term);
+        match self.ring.entry(index) {
+            Some(entry) => entry.kind,
+            None => fetched().map_or(crate::KIND_COMMANDS, |entry| entry.kind),
+        }
+    }
+
     /// Entries below the ring for a follower: those that have been fetched, or a note that they are wanted.
     fn entries_of_flash(
         &self,

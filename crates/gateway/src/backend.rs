@@ -1,5 +1,7 @@
 //! What stands behind the gateway.
 
+use std::net::SocketAddr;
+
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
 use cyclone_wire::reply::Reply;
@@ -45,6 +47,41 @@ pub enum SnapshotRequest {
     End {
         /// The snapshot.
         id: u64,
+    },
+}
+
+/// What an operator may ask about the cluster's members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemberRequest {
+    /// A new replica that receives the log and does not vote yet.
+    Add {
+        /// Its number.
+        id: u64,
+        /// Where its packets go.
+        packet: SocketAddr,
+        /// Where its Redis port is.
+        redis: Option<SocketAddr>,
+    },
+    /// A replica that receives the log is to vote.
+    Promote {
+        /// Its number.
+        id: u64,
+    },
+    /// A replica is to go, for good.
+    Remove {
+        /// Its number.
+        id: u64,
+    },
+    /// A replica is to go, and a new one to come that does not vote yet.
+    Replace {
+        /// Who goes.
+        old: u64,
+        /// Who comes.
+        id: u64,
+        /// Where its packets go.
+        packet: SocketAddr,
+        /// Where its Redis port is.
+        redis: Option<SocketAddr>,
     },
 }
 
@@ -127,6 +164,12 @@ pub trait Backend {
 
     /// Submits a request about snapshots. Answers false where there are none: then no outcome comes.
     fn submit_snapshot(&mut self, _ticket: u64, _request: SnapshotRequest) -> bool {
+        false
+    }
+
+    /// Submits a change of the cluster's members; the answer says that it will be carried out. Answers false where members are not
+    /// changed so: then no outcome comes.
+    fn submit_member(&mut self, _ticket: u64, _request: MemberRequest) -> bool {
         false
     }
 

@@ -178,7 +178,9 @@ impl MemoryBackend {
             Operation::Noop
             | Operation::OpenSession
             | Operation::CloseSession { .. }
-            | Operation::Sweep { .. } => Reply::Ok,
+            | Operation::Sweep { .. }
+            | Operation::Members { .. }
+            | Operation::Record { .. } => Reply::Ok,
             Operation::SetExpiring {
                 key,
                 value,

@@ -28,7 +28,8 @@ mod slab;
 mod stream;
 
 pub use backend::{
-    Backend, InfoSection, Outcome, Route, SlotRange, SnapshotRequest, Topology, TopologyNode,
+    Backend, InfoSection, MemberRequest, Outcome, Route, SlotRange, SnapshotRequest, Topology,
+    TopologyNode,
 };
 pub use config::{GatewayConfig, GatewayError};
 pub use gateway::{Gateway, Stats};

@@ -22,6 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             redis: None,
         }],
         bootstrap: true,
+        join: false,
         logs: 1,
         data: directory.join("data"),
         nvm: directory.join("log.nvm"),
@@ -72,6 +73,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A restart: RocksDB is opened and the log replayed from what it had applied.
     let replica = Embedded::start(Config {
         bootstrap: false,
+        join: false,
         ..config
     })?;
     replica.wait_to_lead(Duration::from_secs(5));

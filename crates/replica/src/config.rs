@@ -89,10 +89,14 @@ pub struct Config {
     pub id: u64,
     /// The cluster's identity: 128 random bits chosen at its creation.
     pub cluster_id: u128,
-    /// The voters the cluster starts with.
+    /// The voters the cluster starts with. Once its members have been changed they come from the cluster's own record; what counts
+    /// of this list then is this replica's own addresses, and whom a replica that joins may hear from.
     pub members: Vec<Member>,
     /// Whether an empty data directory and region may be taken as a new replica of a new cluster.
     pub bootstrap: bool,
+    /// Whether an empty data directory and region may be taken as a new replica of a cluster that exists: it knows nothing and votes
+    /// for nobody until the cluster, told to add it, has sent it its state. Never for an id that has run before.
+    pub join: bool,
     /// Number of physical logs, fixed at cluster creation.
     pub logs: u16,
     /// Directory of the store, checkpoints and the identity file.
@@ -152,6 +156,19 @@ impl Config {
         (share as usize).min(cyclone_wire::command::MAX_BATCH_BYTES)
     }
 
+    /// Whether an empty data directory and region are a beginning, and not a loss.
+    pub(crate) fn may_begin(&self) -> bool {
+        self.bootstrap || self.join
+    }
+
+    /// Who votes, as far as a new replica knows.
+    pub(crate) fn first_voters(&self) -> Vec<u64> {
+        match self.join {
+            true => Vec::new(),
+            false => self.members.iter().map(|member| member.id).collect(),
+        }
+    }
+
     /// Checks the relations between the fields; the message names the field and its value.
     ///
     /// # Errors
@@ -183,6 +200,9 @@ impl Config {
         }
         if !self.members.iter().any(|member| member.id == self.id) {
             return fail(format!("node id {} is not among the members", self.id));
+        }
+        if self.bootstrap && self.join {
+            return fail("a node bootstraps a new cluster or joins one that exists".into());
         }
         if self.logs == 0 || self.logs > MAX_LOGS {
             return fail(format!("logs = {} is outside 1..={MAX_LOGS}", self.logs));

@@ -1,9 +1,10 @@
 //! A checkpoint on its way here: who offers it, what it consists of, which pieces have come.
 
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
-use cyclone_wire::envelope::decode_list;
+use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch, decode_list};
 use cyclone_wire::raftmsg::RaftMessage;
 
 /// Bytes asked for in one request.
@@ -92,5 +93,29 @@ impl Fetching {
         }
         self.files = files;
         true
+    }
+}
+
+/// Leader: a piece of a checkpoint's file.
+pub(crate) fn read_piece(path: &Path, fetch: &SnapshotFetch, total: u64) -> SnapshotChunk {
+    let length = u64::from(fetch.length).min(total.saturating_sub(fetch.offset));
+    let mut bytes = vec![0; length as usize];
+    let read = fs::File::open(path).and_then(|file| file.read_exact_at(&mut bytes, fetch.offset));
+    match read {
+        Ok(()) => SnapshotChunk {
+            id: fetch.id,
+            file: fetch.file,
+            offset: fetch.offset,
+            total,
+            bytes,
+        },
+        // Says "gone": the follower gives up and is offered another.
+        Err(_) => SnapshotChunk {
+            id: fetch.id,
+            file: fetch.file,
+            offset: fetch.offset,
+            total: 0,
+            bytes: Vec::new(),
+        },
     }
 }

@@ -197,7 +197,7 @@ fn new_levels(
     platform: &mut dyn Platform,
 ) -> Result<(Vec<FlashLog>, u64), StartError> {
     let data = config.data.display().to_string();
-    if !config.bootstrap {
+    if !config.may_begin() {
         let nvm = flash.directory.display().to_string();
         return Err(StartError::NotBootstrapped { data, nvm });
     }
@@ -212,7 +212,7 @@ fn new_levels(
     let incarnation = platform.random()?;
     let who = identity(config, incarnation);
     let hard_state = HardState {
-        voters: config.members.iter().map(|member| member.id).collect(),
+        voters: config.first_voters(),
         ..HardState::default()
     };
     let mut levels = Vec::new();

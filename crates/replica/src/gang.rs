@@ -185,7 +185,12 @@ impl Node {
                     self.refuse_gang(number, &Outcome::NotLeader(leader));
                     return true;
                 }
-                Err(ProposeError::Transferring { .. }) => {
+                Err(
+                    ProposeError::Transferring { .. }
+                    | ProposeError::Changing
+                    | ProposeError::BadMembers
+                    | ProposeError::Behind { .. },
+                ) => {
                     self.refuse_gang(number, &Outcome::Busy);
                     return true;
                 }

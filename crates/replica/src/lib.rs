@@ -7,6 +7,7 @@
 //!     Gangs          operations over several logs                        gang.rs, logset.rs
 //!     Reads          one ReadIndex round per burst of reads              reads.rs, joined.rs
 //!     gather         one leader for all logs                             together.rs
+//!     Membership     who takes part, and changing it in all logs         membership.rs
 //!     send           one datagram per peer for all logs                  send.rs
 //!     ClientReplies  answers to native clients                           clients.rs
 //!     Snapshots      checkpoints for replicas that lag                   snapshot.rs, fetching.rs
@@ -37,6 +38,7 @@ pub mod inspect;
 mod joined;
 mod lease;
 mod logset;
+pub mod membership;
 mod node;
 mod physical;
 mod platform;
@@ -58,6 +60,7 @@ pub use cyclone_consensus::FlashStatus;
 pub use cyclone_packet::Security;
 pub use embed::{Embedded, EmbeddedError};
 pub use flash::{Durability, FlashConfig};
+pub use membership::{MemberError, MemberRequest};
 pub use node::{Node, NodeError, Now};
 pub use platform::{JobRunner, Platform, open_store};
 pub use requests::{Outcome, Ticket};

@@ -1,6 +1,7 @@
 //! The replica as a step function. [`Node::step`] does everything that is ready: packets, timers, finished work of
 //! threads, proposals, persistence, sending, applying, answering. It never blocks and reads no clock.
 
+mod incoming;
 mod requests;
 mod scattered;
 
@@ -26,6 +27,7 @@ use crate::config::Config;
 use crate::gang::Gangs;
 use crate::joined::JoinedReads;
 use crate::logset::LogSet;
+use crate::membership::Membership;
 use crate::physical::PhysicalLog;
 use crate::reads::{How, Read};
 use crate::requests::{BatchBuilder, Origin, Outcome, Ticket};
@@ -113,6 +115,7 @@ pub struct Node {
     pub(crate) workers: Workers<Done>,
     pub(crate) snapshots: Snapshots,
     pub(crate) backups: Backups,
+    pub(crate) membership: Membership,
     pub(crate) counters: Counters,
     pub(crate) survives: Survives,
     pub(crate) region_description: String,
@@ -167,6 +170,7 @@ impl Node {
         let backups = Backups::new(config.data.join("backup"), salt)?;
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
         Ok(Node {
+            membership: Membership::new(&config),
             unchecked: Vec::new(),
             led: vec![0; logs.len()],
             own_work: vec![0; logs.len()],
@@ -356,57 +360,9 @@ impl Node {
             (Peer::Node(node), envelope::RAFT) => self.raft_messages(node, &rest),
             (Peer::Node(node), envelope::SNAPSHOT_FETCH) => self.snapshot_fetch(node, &rest),
             (Peer::Node(node), envelope::SNAPSHOT_CHUNK) => self.snapshot_chunk(node, &rest),
+            (Peer::Node(_), envelope::RECORD) => self.told_record(&rest.to_vec()),
             (Peer::Client(_), envelope::CLIENT_REQUEST) => self.client_requests(from, &rest),
             _ => self.counters.malformed += 1,
-        }
-    }
-
-    fn raft_messages(&mut self, from: u64, body: &Payload) {
-        let mut at = 0;
-        while at + 4 <= body.len() {
-            let mut length = [0; 4];
-            body.read_at(at, &mut length);
-            let length = u32::from_le_bytes(length) as usize;
-            at += 4;
-            if length > body.len() - at {
-                self.counters.malformed += 1;
-                return;
-            }
-            let message = body.slice(at..at + length);
-            at += length;
-            self.raft_message(from, &message);
-        }
-    }
-
-    fn raft_message(&mut self, from: u64, bytes: &Payload) {
-        let Ok((message, payload_at)) = scattered::raft_message(bytes) else {
-            self.counters.malformed += 1;
-            return;
-        };
-        let may_vote = self.may_vote();
-        let Some(log) = self.logs.get_mut(usize::from(message.log)) else {
-            self.counters.malformed += 1;
-            return;
-        };
-        if message.from != from {
-            self.counters.malformed += 1;
-            return;
-        }
-        if !message.entries.is_empty() {
-            self.active_us = self.now.steady_us;
-        }
-        if matches!(message.kind, RaftKind::Vote | RaftKind::PreVote) && !may_vote {
-            return;
-        }
-        if message.kind == RaftKind::Snapshot {
-            self.offered_snapshot(message);
-            return;
-        }
-        let payloads = bytes.slice(payload_at..bytes.len());
-        match log.group.step(message, payloads) {
-            Ok(()) => {}
-            Err(StepError::Full { .. }) => self.counters.dropped_full += 1,
-            Err(_) => self.counters.malformed += 1,
         }
     }
 
@@ -422,6 +378,10 @@ impl Node {
         let missed = (now_us - self.next_tick_us) / self.tick_us;
         self.counters.longest_gap_us = self.counters.longest_gap_us.max(missed * self.tick_us);
         self.next_tick_us = now_us + self.tick_us;
+        if self.membership.is_removed(self.config.id) {
+            // Nobody waits for its vote any more, and it is to ask for none.
+            return;
+        }
         let ticks = 1 + missed.min(4);
         for log in &mut self.logs {
             log.group.tick(ticks as u32);
@@ -566,6 +526,10 @@ impl Node {
         self.end_weak_reads();
         self.keep_time();
         self.note_mark();
+        if self.membership_upkeep() {
+            // What was proposed is durable when the step is over, as everything is.
+            self.advance()?;
+        }
         self.keep_in_touch()?;
         self.trim()?;
         self.snapshot_upkeep();
@@ -585,7 +549,7 @@ impl Node {
             match self.answers_for(origin) {
                 Some(Origin::Local(ticket)) => self.completions.push((ticket, outcome)),
                 Some(origin @ Origin::Native { .. }) => {
-                    self.clients.add(origin, outcome, &self.config.members);
+                    self.clients.add(origin, outcome, self.membership.list());
                 }
                 Some(Origin::Joined(_) | Origin::Nobody) | None => {}
             }

@@ -149,6 +149,11 @@ impl PhysicalLog {
         self.pending + self.reads.len()
     }
 
+    /// Whether nothing waits to be proposed: then another entry moves no barrier that a read was given.
+    pub(crate) fn has_proposed_all(&self) -> bool {
+        self.sealed.is_empty() && self.open.is_empty()
+    }
+
     /// Whether another entry can be taken in at all.
     pub(crate) fn has_room(&self) -> bool {
         self.sealed.len() < SEALED_LIMIT

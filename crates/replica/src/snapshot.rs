@@ -15,7 +15,7 @@ use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch, encode_list};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::{RaftMessage, SnapshotMeta};
 
-use crate::fetching::{Fetching, Piece, PieceState};
+use crate::fetching::{Fetching, Piece, PieceState, read_piece};
 use crate::node::{Done as NodeDone, Node, NodeError};
 use crate::physical::PhysicalLog;
 
@@ -119,29 +119,6 @@ pub(crate) fn list_files(directory: &Path) -> io::Result<Vec<(String, u64)>> {
     Ok(files)
 }
 
-fn read_piece(path: &Path, fetch: &SnapshotFetch, total: u64) -> SnapshotChunk {
-    let length = u64::from(fetch.length).min(total.saturating_sub(fetch.offset));
-    let mut bytes = vec![0; length as usize];
-    let read = fs::File::open(path).and_then(|file| file.read_exact_at(&mut bytes, fetch.offset));
-    match read {
-        Ok(()) => SnapshotChunk {
-            id: fetch.id,
-            file: fetch.file,
-            offset: fetch.offset,
-            total,
-            bytes,
-        },
-        // Says "gone": the follower gives up and is offered another.
-        Err(_) => SnapshotChunk {
-            id: fetch.id,
-            file: fetch.file,
-            offset: fetch.offset,
-            total: 0,
-            bytes: Vec::new(),
-        },
-    }
-}
-
 impl Node {
     /// Whether a checkpoint is about to replace the store's state.
     pub fn is_installing(&self) -> bool {
@@ -160,6 +137,7 @@ impl Node {
         for log in &mut self.logs {
             wanted |= log.group.take_wants_snapshot();
         }
+        self.withdraw_outdated();
         if wanted && !self.snapshots.making && self.snapshots.offered.is_none() {
             self.snapshots.making = true;
             self.snapshots.next_id += 1;
@@ -201,10 +179,26 @@ impl Node {
         self.fetch_upkeep(now_us);
     }
 
+    /// A checkpoint from before a change of the membership leaves out who has come since.
+    fn withdraw_outdated(&mut self) {
+        let offered = self.snapshots.offered.as_ref();
+        let outdated = offered.is_some_and(|offered| {
+            let mut logs = self.logs.iter().zip(&offered.applied);
+            logs.any(|(log, applied)| log.group.members_since() > *applied)
+        });
+        if outdated {
+            self.withdraw();
+        }
+    }
+
     fn withdraw(&mut self) {
         if let Some(offered) = self.snapshots.offered.take() {
             for log in &mut self.logs {
                 log.group.set_snapshot_available(None);
+                // Raft waits for what became of each offer.
+                for follower in offered.followers.keys() {
+                    log.group.report_snapshot(*follower, false);
+                }
             }
             self.discard(&offered.directory);
         }
@@ -282,7 +276,9 @@ impl Node {
 
     /// Follower: the leader has no longer what this replica lacks, and offers a checkpoint.
     pub(crate) fn offered_snapshot(&mut self, offer: RaftMessage) {
-        let Some(meta) = offer.snapshot.clone() else {
+        let offered = offer.snapshot.clone();
+        // One that leaves this replica out would be of no use to Raft, and must not replace the store.
+        let Some(meta) = offered.filter(|meta| meta.members.contains(self.config.id)) else {
             self.counters.malformed += 1;
             return;
         };
@@ -536,6 +532,12 @@ impl Node {
         meta: &CheckpointMeta,
     ) {
         self.counters.snapshots_made += 1;
+        let mut logs = self.logs.iter().zip(&meta.applied);
+        if logs.any(|(log, (index, _))| log.group.members_since() > *index) {
+            // Who took part at its indexes is not known any more; another one will be made.
+            let _ = fs::remove_dir_all(directory);
+            return;
+        }
         for (log, &(index, term)) in self.logs.iter_mut().zip(&meta.applied) {
             let members = log.group.members();
             log.group.set_snapshot_available(Some(SnapshotMeta {

@@ -23,6 +23,7 @@ use crate::config::{Config, ConfigError};
 use crate::flash::{self, Durability};
 use crate::identity::{Identity, IdentityError};
 use crate::lease::Lease;
+use crate::membership;
 use crate::node::{Boot, Node};
 use crate::physical::PhysicalLog;
 use crate::platform::{Os, Platform};
@@ -60,7 +61,7 @@ pub enum StartError {
     /// Nothing is there, and nobody said that this is a new cluster.
     #[error(
         "neither {data} nor the log region {nvm} belongs to a replica yet; if this cluster is new, start once with \
-         --bootstrap; if this replica has lost its memory, it must not come back under its old id"
+         --bootstrap; if it is to join one that exists, with --join; if this replica has lost its memory, it must not come back under its old id"
     )]
     NotBootstrapped {
         /// The data directory.
@@ -245,9 +246,9 @@ fn memory(
     let incarnation = match (&opened, &known) {
         (Ok(incarnation), Some(_)) => *incarnation,
         // A bootstrap that was cut off before the identity file: the log must be untouched.
-        (Ok(incarnation), None) if config.bootstrap => *incarnation,
+        (Ok(incarnation), None) if config.may_begin() => *incarnation,
         (Ok(_), None) => return Err(StartError::DataLost { data }),
-        (Err(SuperblockError::NotFormatted), None) if config.bootstrap => {
+        (Err(SuperblockError::NotFormatted), None) if config.may_begin() => {
             let incarnation = platform.random()?;
             format(config, region, &layout, &pool)?;
             superblock::create(&mut head, &who, incarnation);
@@ -334,9 +335,8 @@ fn format(
     layout: &Layout,
     pool: &Pool,
 ) -> Result<(), StartError> {
-    let voters: Vec<u64> = config.members.iter().map(|member| member.id).collect();
     let hard_state = HardState {
-        voters,
+        voters: config.first_voters(),
         ..HardState::default()
     };
     for log in 0..config.logs {
@@ -418,7 +418,7 @@ impl Node {
         fs::create_dir_all(&config.data)
             .map_err(io(format!("cannot create {}", config.data.display())))?;
         // A region is only made where none may have been lost.
-        let may_create = config.bootstrap && platform.identity(&config)?.is_none();
+        let may_create = config.may_begin() && platform.identity(&config)?.is_none();
         let only = config
             .flash
             .clone()
@@ -459,7 +459,6 @@ impl Node {
         let port = open_port(&config, &pool, platform)?;
         let message_bytes = message_bytes(&config, &pool, &port)?;
         let salt = platform.random()?;
-        let voters: Vec<u64> = config.members.iter().map(|member| member.id).collect();
         let tick_us = tick_us(config.heartbeat);
         let ticks =
             |time: std::time::Duration| (time.as_micros() as u64).div_ceil(tick_us).max(1) as u32;
@@ -477,7 +476,11 @@ impl Node {
                     first,
                 });
             }
+            // What the log was made with; none if this replica has joined and was not told yet.
+            let voters = ring.hard_state().voters.clone();
             let mut group = GroupConfig::new(log, config.id, &voters);
+            group.cluster = config.cluster_id;
+            group.members = membership::known_to(&*store, &config, log);
             group.applied = applied;
             group.applied_term = applied_term;
             group.heartbeat_ticks = ticks(config.heartbeat);

@@ -20,13 +20,25 @@ impl Node {
 
     /// The leader of the log that a slot lives in, if known: log 0's, to which all others come.
     pub fn leader_of(&self, _slot: u16) -> Option<u64> {
-        self.logs[0].group.leader()
+        let home = &self.logs[0].group;
+        if home.is_leader() {
+            return Some(self.config.id);
+        }
+        // What one that was removed knew has passed: following it, a client would go round for ever.
+        let leader = home.leader();
+        leader.filter(|_| !self.is_removed() && !self.is_lonely())
+    }
+
+    /// Whether this replica has no vote and hears from no leader: it may have been removed without hearing of it.
+    pub(crate) fn is_lonely(&self) -> bool {
+        let home = &self.logs[0].group;
+        home.leader_is_silent() && !home.members().voters.contains(&self.config.id)
     }
 
     /// Refuses while this replica does not lead every log.
     pub(crate) fn check_leadership(&self) -> Result<(), Outcome> {
         if !self.logs[0].group.is_leader() {
-            return Err(Outcome::NotLeader(self.logs[0].group.leader()));
+            return Err(Outcome::NotLeader(self.leader_of(0)));
         }
         match self.leads() {
             true => Ok(()),
@@ -61,13 +73,25 @@ impl Node {
         let peers = self.logs[0].group.status().peers;
         let best = peers
             .iter()
-            .filter(|peer| peer.recent_active)
+            .filter(|peer| peer.recent_active && self.votes_everywhere(peer.id))
             .max_by_key(|peer| peer.matched);
-        let Some(best) = best else { return };
+        if let Some(best) = best {
+            self.hand_over_to(best.id);
+        }
+    }
+
+    /// Hands leadership of all logs to this replica.
+    pub(crate) fn hand_over_to(&mut self, id: u64) {
         for log in self.logs.iter_mut().rev() {
             // Refused when leadership is gone already: then there is nothing to hand over.
-            let _ = log.transfer(best.id);
+            let _ = log.transfer(id);
         }
+    }
+
+    /// Whether this replica votes in every log, also after a change that is under way.
+    pub(crate) fn votes_everywhere(&self, id: u64) -> bool {
+        let votes = |log: &PhysicalLog| log.group.members().voters.contains(&id);
+        self.logs.iter().all(votes)
     }
 }
 
@@ -75,11 +99,10 @@ fn view(log: &PhysicalLog) -> LogView {
     let group = &log.group;
     let mut ready = Vec::new();
     if group.is_leader() {
-        let status = group.status();
-        let has_all = status
-            .peers
-            .iter()
-            .filter(|peer| peer.recent_active && peer.matched == status.last);
+        let (status, voters) = (group.status(), group.members().voters);
+        let has_all = status.peers.iter().filter(|peer| {
+            peer.recent_active && peer.matched == status.last && voters.contains(&peer.id)
+        });
         ready.extend(has_all.map(|peer| peer.id));
     }
     LogView {

@@ -8,7 +8,7 @@ use cyclone_packet::{Outgoing, Peer};
 use cyclone_wire::envelope;
 use cyclone_wire::planted::{self, Bug};
 
-use crate::config::Config;
+use crate::config::{Config, Member};
 use crate::node::{Done, Node, NodeError};
 use crate::requests::Ticket;
 
@@ -26,7 +26,8 @@ const TOUCH_US: u64 = 500_000;
 
 impl Node {
     /// Followers have nothing to say to each other until one of them needs the other's vote; then the handshake must not
-    /// be what they wait for. A message without content makes it in good time.
+    /// be what they wait for. A message without content makes it in good time. One that has no vote and no leader speaks, too: who was
+    /// removed is told.
     pub(crate) fn keep_in_touch(&mut self) -> Result<(), NodeError> {
         let now_us = self.now_us();
         if now_us < self.next_touch_us {
@@ -35,12 +36,12 @@ impl Node {
         self.next_touch_us = now_us + TOUCH_US;
         let own = self.config.id;
         let strangers: Vec<Peer> = self
-            .config
-            .members
+            .membership
+            .list()
             .iter()
             .filter(|member| member.id != own)
             .map(|member| Peer::Node(member.id))
-            .filter(|peer| !self.port.is_connected(*peer))
+            .filter(|peer| !self.port.is_connected(*peer) || self.is_lonely())
             .collect();
         let parts: [&[u8]; 1] = [&[envelope::RAFT]];
         let burst: Vec<Outgoing<'_>> = strangers
@@ -190,7 +191,12 @@ impl Node {
         self.logs.iter().map(|log| log.group.last_index()).sum()
     }
 
-    /// How many other replicas hold every entry that was there when the mark was taken. With several logs the places of
+    /// The members as this replica knows them: those of the cluster's record, or of its configuration before there is one.
+    pub fn members(&self) -> &[Member] {
+        self.membership.list()
+    }
+
+    /// How many other replicas that vote hold every entry that was there when the mark was taken. With several logs the places of
     /// each are noted now and then, so that a replica may be counted late, never early.
     pub fn replicas_holding(&self, mark: u64) -> usize {
         let noted = self.marks.iter().find(|(sum, _)| *sum >= mark);
@@ -202,8 +208,9 @@ impl Node {
         };
         let mut holding = std::collections::HashMap::new();
         for (log, last) in self.logs.iter().zip(lasts) {
-            let peers = log.group.status().peers;
-            for peer in peers.iter().filter(|peer| peer.matched >= last) {
+            let (peers, voters) = (log.group.status().peers, log.group.members().voters);
+            let holds = peers.iter().filter(|peer| peer.matched >= last);
+            for peer in holds.filter(|peer| voters.contains(&peer.id)) {
                 *holding.entry(peer.id).or_insert(0) += 1;
             }
         }

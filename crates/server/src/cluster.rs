@@ -243,8 +243,51 @@ impl LocalCluster {
         })
     }
 
+    /// Writes the configuration of one more node, with the first one's settings, which is to join; starts nothing. Answers its place.
+    pub fn prepare(&mut self) -> Result<usize> {
+        let mut file = File::read(&self.nodes[0].config)?;
+        let id = self.nodes.iter().map(|node| node.id).max().unwrap_or(0) + 1;
+        let ports = free_ports(
+            self.nodes
+                .last()
+                .map_or(7301, |node| node.packet.port() + 1),
+            2,
+        )?;
+        let loopback = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let (redis, packet) = (loopback(ports[0]), loopback(ports[1]));
+        file.cluster.members.push(MemberEntry {
+            id,
+            redis: Some(redis),
+            packet,
+        });
+        file.node.id = id;
+        file.node.data = self.directory.join(format!("node{id}"));
+        file.node.nvm = self.regions.join(format!("node{id}.nvm"));
+        file.node.flash = file.node.flash.map(|_| file.node.data.join("flash"));
+        let config = self.directory.join(format!("node{id}.toml"));
+        fs::write(&config, toml::to_string(&file)?)
+            .with_context(|| format!("cannot write {}", config.display()))?;
+        self.nodes.push(Process {
+            id,
+            config,
+            redis,
+            packet,
+            child: None,
+        });
+        Ok(self.nodes.len() - 1)
+    }
+
+    /// Starts a prepared node for the first time: it joins.
+    pub fn join(&mut self, node: usize) -> Result<()> {
+        self.start_as(node, Some("--join"))
+    }
+
     /// Starts one node (0-based). Its standard error goes to `nodeN.log` in the directory.
     pub fn start(&mut self, node: usize, bootstrap: bool) -> Result<()> {
+        self.start_as(node, bootstrap.then_some("--bootstrap"))
+    }
+
+    fn start_as(&mut self, node: usize, beginning: Option<&str>) -> Result<()> {
         let process = &mut self.nodes[node];
         let log_path = self.directory.join(format!("node{}.log", process.id));
         let log = fs::OpenOptions::new()
@@ -253,9 +296,7 @@ impl LocalCluster {
             .open(&log_path)?;
         let mut command = Command::new(&self.executable);
         command.arg("serve").arg("--config").arg(&process.config);
-        if bootstrap {
-            command.arg("--bootstrap");
-        }
+        command.args(beginning);
         // A group of its own: Ctrl-C reaches only this program, which then ends its nodes in order.
         command
             .stdin(Stdio::null())

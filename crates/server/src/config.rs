@@ -448,6 +448,7 @@ impl File {
                 })
                 .collect(),
             bootstrap,
+            join: false,
             logs: self.cluster.logs,
             data: self.node.data.clone(),
             nvm: self.node.nvm.clone(),

@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use crate::{backup, ctl, members, pmkv, resp};
+use crate::change::Change;
+use crate::{backup, change, ctl, members, pmkv, resp};
 
 /// `cyclone ctl`.
 #[derive(Args)]
@@ -101,6 +103,94 @@ enum MemberCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Take in a new replica: it receives the logs and does not vote yet. Start it with `serve --join`.
+    Add {
+        /// Who it is.
+        #[command(flatten)]
+        new: NewMember,
+        /// How to get in, and for how long to wait.
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// Let a replica vote that receives the logs and has caught up.
+    Promote {
+        /// Its id.
+        id: u64,
+        /// How to get in, and for how long to wait.
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// Let a replica go, for good: its id is never used again.
+    Remove {
+        /// Its id.
+        id: u64,
+        /// How to get in, and for how long to wait.
+        #[command(flatten)]
+        asking: Asking,
+    },
+    /// Let a replica go and a new one take its place, also where the old one has lost its memory: it comes back as the new one.
+    Replace {
+        /// Who goes.
+        old: u64,
+        /// Who comes.
+        #[command(flatten)]
+        new: NewMember,
+        /// How to get in, and for how long to wait.
+        #[command(flatten)]
+        asking: Asking,
+    },
+}
+
+/// A replica that is to take part.
+#[derive(Args)]
+struct NewMember {
+    /// Its id, higher than any that was ever used.
+    #[arg(id = "new_id", value_name = "ID")]
+    id: u64,
+    /// Where its packets go.
+    #[arg(long)]
+    packet: SocketAddr,
+    /// Its Redis port, as clients should reach it.
+    #[arg(long)]
+    redis: Option<SocketAddr>,
+}
+
+#[derive(Args)]
+struct Asking {
+    #[command(flatten)]
+    access: Access,
+    /// Wait so long for the change to be over.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    wait: u64,
+}
+
+impl MemberCommand {
+    fn run(self) -> Result<()> {
+        let (change, asking) = match self {
+            MemberCommand::List { access, json } => {
+                return members::list(access.connect, &access.read()?, json);
+            }
+            MemberCommand::Add { new, asking } => {
+                let NewMember { id, packet, redis } = new;
+                (Change::Add { id, packet, redis }, asking)
+            }
+            MemberCommand::Promote { id, asking } => (Change::Promote { id }, asking),
+            MemberCommand::Remove { id, asking } => (Change::Remove { id }, asking),
+            MemberCommand::Replace { old, new, asking } => {
+                let NewMember { id, packet, redis } = new;
+                let change = Change::Replace {
+                    old,
+                    id,
+                    packet,
+                    redis,
+                };
+                (change, asking)
+            }
+        };
+        let access = &asking.access;
+        let patience = Duration::from_secs(asking.wait);
+        change::run(access.connect, &access.read()?, &change, patience)
+    }
 }
 
 #[derive(Subcommand)]
@@ -171,9 +261,7 @@ impl Arguments {
             CtlCommand::Status { access, json } => {
                 ctl::status(access.connect, &access.read()?, json)
             }
-            CtlCommand::Member {
-                command: MemberCommand::List { access, json },
-            } => members::list(access.connect, &access.read()?, json),
+            CtlCommand::Member { command } => command.run(),
             CtlCommand::Snapshot { command } => command.run(),
             CtlCommand::HashPassword { user } => ctl::hash_password(user.as_deref()),
         }

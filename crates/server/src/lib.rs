@@ -3,6 +3,7 @@
 
 pub mod backup;
 pub mod bench;
+pub mod change;
 pub mod cluster;
 pub mod config;
 pub mod control;

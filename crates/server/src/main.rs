@@ -61,6 +61,10 @@ struct Serve {
     /// Take an empty directory and region as a new replica of a new cluster. Give it once, when the cluster is created.
     #[arg(long)]
     bootstrap: bool,
+    /// Take an empty directory and region as a new replica of a cluster that exists, which is told of it by `ctl member add`. Give it
+    /// once, and never for an id that has run before.
+    #[arg(long, conflicts_with = "bootstrap")]
+    join: bool,
     /// Only read and check the configuration.
     #[arg(long)]
     check: bool,
@@ -472,7 +476,12 @@ fn serve_node(arguments: &Serve) -> Result<()> {
         return Ok(());
     }
     end_with_parent(arguments)?;
-    serve::run(&file, arguments.bootstrap, &*stop_flag()?)
+    let beginning = match (arguments.bootstrap, arguments.join) {
+        (true, _) => serve::Beginning::Bootstrap,
+        (_, true) => serve::Beginning::Join,
+        _ => serve::Beginning::None,
+    };
+    serve::run(&file, beginning, &*stop_flag()?)
 }
 
 /// Sends the log to standard error.

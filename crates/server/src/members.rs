@@ -141,6 +141,50 @@ fn gather(nodes: &[(SocketAddr, Info)]) -> Vec<Member> {
     members.into_values().collect()
 }
 
+/// The members in all logs, as the logs' leaders say.
+pub(crate) struct Standing {
+    members: Vec<Member>,
+    logs: usize,
+    /// A change is under way.
+    pub(crate) changing: bool,
+}
+
+impl Standing {
+    /// Asks the nodes. `None` unless one of them leads all logs.
+    pub(crate) fn read(nodes: &[SocketAddr], access: &Access) -> Option<Standing> {
+        let info = |address: &SocketAddr| {
+            let mut open = resp::connect_with(*address, access, PATIENCE).ok()?;
+            Some((*address, resp::info_of(&mut open).ok()?))
+        };
+        let nodes: Vec<(SocketAddr, Info)> = nodes.iter().filter_map(info).collect();
+        let leads = |info: &&Info| {
+            info.get("cyclone_role")
+                .is_some_and(|role| role == "leader")
+        };
+        // One that was deposed may not know it yet: the latest term counts.
+        let leader = nodes.iter().map(|(_, info)| info).filter(leads);
+        let leader = leader.max_by_key(|info| number(info, "cyclone_log0_term"))?;
+        Some(Standing {
+            logs: number(leader, "cyclone_logs")? as usize,
+            changing: number(leader, "cyclone_members_changing")? != 0,
+            members: gather(&nodes),
+        })
+    }
+
+    /// Whether this member has such a part in every log.
+    pub(crate) fn everywhere(&self, id: u64, is: fn(Part) -> bool) -> bool {
+        let member = self.members.iter().find(|member| member.id == id);
+        member.is_some_and(|member| {
+            member.logs.len() == self.logs && member.logs.iter().all(|log| is(log.part))
+        })
+    }
+
+    /// Whether it has no part in any log.
+    pub(crate) fn nowhere(&self, id: u64) -> bool {
+        self.members.iter().all(|member| member.id != id)
+    }
+}
+
 /// Prints every member's part in every log.
 ///
 /// # Errors

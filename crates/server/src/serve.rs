@@ -6,11 +6,11 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use cyclone_gateway::{
-    Backend, Gateway, GatewayConfig, InfoSection, Outcome, Route, SnapshotRequest, Topology,
-    TopologyNode,
+    Backend, Gateway, GatewayConfig, InfoSection, MemberRequest, Outcome, Route, SnapshotRequest,
+    Topology, TopologyNode,
 };
 use cyclone_replica::{
-    BackupReply, BackupRequest, COMPANION, Companion, Config, Node, Now, Reactor,
+    BackupReply, BackupRequest, COMPANION, Companion, Config, Member, Node, Now, Reactor,
 };
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
@@ -24,42 +24,24 @@ use crate::metrics::{self, Desk, Sheet, figures};
 /// The gateway as the loop's companion.
 struct Redis {
     gateway: Gateway,
-    listening: Arc<Listening>,
-}
-
-/// What the Redis port knows of the cluster without asking the node.
-struct Listening {
-    names: Vec<(u64, TopologyNode)>,
-    own: u64,
 }
 
 /// The node as the gateway's backend, for the length of a step.
 struct Behind<'a> {
     node: &'a mut Node,
-    listening: &'a Listening,
 }
 
-impl Listening {
-    fn of(config: &Config) -> Listening {
-        let names = config.members.iter().filter_map(|member| {
-            let redis = member.redis?;
-            Some((
-                member.id,
-                TopologyNode {
-                    id: node_name(config.cluster_id, member.id),
-                    host: redis.ip().to_string(),
-                    port: redis.port(),
-                    is_leader: false,
-                    alive: true,
-                    myself: member.id == config.id,
-                },
-            ))
-        });
-        Listening {
-            names: names.collect(),
-            own: config.id,
-        }
-    }
+/// A member as CLUSTER commands present it, if it has a Redis port.
+fn name_of(config: &Config, member: &Member) -> Option<TopologyNode> {
+    let redis = member.redis?;
+    Some(TopologyNode {
+        id: node_name(config.cluster_id, member.id),
+        host: redis.ip().to_string(),
+        port: redis.port(),
+        is_leader: false,
+        alive: true,
+        myself: member.id == config.id,
+    })
 }
 
 /// 40 hexadecimal digits that name a node for Redis cluster clients.
@@ -114,17 +96,39 @@ impl Backend for Behind<'_> {
         true
     }
 
+    fn submit_member(&mut self, ticket: u64, request: MemberRequest) -> bool {
+        use cyclone_replica::MemberRequest as Asked;
+        let asked = match request {
+            MemberRequest::Add { id, packet, redis } => Asked::Add { id, packet, redis },
+            MemberRequest::Promote { id } => Asked::Promote { id },
+            MemberRequest::Remove { id } => Asked::Remove { id },
+            MemberRequest::Replace {
+                old,
+                id,
+                packet,
+                redis,
+            } => Asked::Replace {
+                old,
+                id,
+                packet,
+                redis,
+            },
+        };
+        self.node.change_members(ticket, &asked);
+        true
+    }
+
     fn route(&self, slot: u16) -> Route {
+        let own = self.node.config().id;
+        let redis_of = |id: u64| {
+            let mut members = self.node.members().iter();
+            members.find(|member| member.id == id)?.redis
+        };
         match self.node.leader_of(slot) {
-            Some(leader) if leader == self.listening.own => Route::Local,
-            Some(leader) => self
-                .listening
-                .names
-                .iter()
-                .find(|(id, _)| *id == leader)
-                .map_or(Route::NoLeader, |(_, name)| Route::Moved {
-                    addr: format!("{}:{}", name.host, name.port),
-                }),
+            Some(leader) if leader == own => Route::Local,
+            Some(leader) => redis_of(leader).map_or(Route::NoLeader, |redis| Route::Moved {
+                addr: format!("{}:{}", redis.ip(), redis.port()),
+            }),
             None => Route::NoLeader,
         }
     }
@@ -132,17 +136,17 @@ impl Backend for Behind<'_> {
     fn topology(&self) -> Topology {
         let status = self.node.status();
         let log = &status.logs[0];
-        let nodes = self.listening.names.iter().map(|(id, name)| {
+        let nodes = self.node.members().iter().filter_map(|member| {
             let heard = log
                 .peers
                 .iter()
-                .find(|peer| peer.0 == *id)
+                .find(|peer| peer.0 == member.id)
                 .is_none_or(|peer| peer.2);
-            TopologyNode {
-                is_leader: log.leader == Some(*id),
+            Some(TopologyNode {
+                is_leader: log.leader == Some(member.id),
                 alive: heard,
-                ..name.clone()
-            }
+                ..name_of(self.node.config(), member)?
+            })
         });
         Topology {
             nodes: nodes.collect(),
@@ -181,6 +185,16 @@ impl Backend for Behind<'_> {
             ("cyclone_region".to_owned(), status.region.clone()),
         ];
         ours.push(("cyclone_logs".to_owned(), status.logs.len().to_string()));
+        for (name, value) in [
+            (
+                "members_changing",
+                u64::from(self.node.is_changing_members()),
+            ),
+            ("members_highest_id", self.node.highest_member()),
+            ("removed", u64::from(self.node.is_removed())),
+        ] {
+            ours.push((format!("cyclone_{name}"), value.to_string()));
+        }
         for log in &status.logs {
             ours.push((format!("cyclone_log{}_role", log.log), log.role.to_owned()));
             let mut add = |name: &str, value: u64| {
@@ -315,6 +329,14 @@ impl Redis {
             };
             self.gateway.complete(ticket, outcome);
         }
+        for (ticket, error) in node.take_member_refusals() {
+            work += 1;
+            let outcome = match error.is_temporary() {
+                true => Outcome::Busy,
+                false => Outcome::Refused(error.to_string()),
+            };
+            self.gateway.complete(ticket, outcome);
+        }
         for (ticket, answer) in node.take_backups() {
             work += 1;
             let outcome = match answer {
@@ -324,14 +346,7 @@ impl Redis {
             self.gateway.complete(ticket, outcome);
         }
         if work > 0 {
-            let listening = Arc::clone(&self.listening);
-            self.gateway.flush(
-                now.steady_us,
-                &Behind {
-                    node,
-                    listening: &listening,
-                },
-            );
+            self.gateway.flush(now.steady_us, &Behind { node });
         }
         work
     }
@@ -343,11 +358,7 @@ impl Companion for Redis {
     }
 
     fn step(&mut self, now: Now, node: &mut Node) -> usize {
-        let listening = Arc::clone(&self.listening);
-        let mut behind = Behind {
-            node,
-            listening: &listening,
-        };
+        let mut behind = Behind { node };
         let work = self.gateway.step(now.steady_us, &mut behind);
         if work > 0 {
             behind.node.note_work();
@@ -440,15 +451,24 @@ fn open_redis(
     }
     let gateway = Gateway::new(settings, registry, COMPANION)
         .with_context(|| format!("cannot open the Redis port {listen}"))?;
-    Ok(Redis {
-        gateway,
-        listening: Arc::new(Listening::of(config)),
-    })
+    Ok(Redis { gateway })
+}
+
+/// What a node may take an empty directory and region for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// A loss: it was started before.
+    None,
+    /// A new replica of a new cluster.
+    Bootstrap,
+    /// A new replica of a cluster that exists.
+    Join,
 }
 
 /// Runs a node until `stop`.
-pub fn run(file: &File, bootstrap: bool, stop: &AtomicBool) -> Result<()> {
-    let config = file.to_config(bootstrap)?;
+pub fn run(file: &File, beginning: Beginning, stop: &AtomicBool) -> Result<()> {
+    let mut config = file.to_config(beginning == Beginning::Bootstrap)?;
+    config.join = beginning == Beginning::Join;
     shelf::check(&config.data, file.cluster.restored_from()?)?;
     if let Some(cpu) = config.pin_cpu {
         pin(cpu)?;

@@ -1,9 +1,9 @@
 //! Callers within a replica's process: what the Redis gateway and an embedding program are to it. They have no session,
 //! ask only their own replica, and hear at once what became of a request, or die with the process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use cyclone_replica::{Node, Outcome as Ended};
+use cyclone_replica::{MemberRequest, Node, Outcome as Ended};
 use cyclone_wire::client::ReadMode;
 
 use crate::check::Broken;
@@ -23,6 +23,8 @@ pub(crate) struct Callers {
     chooser: Chooser,
     ticket: u64,
     pending: BTreeMap<u64, Pending>,
+    /// What an operator has asked for.
+    operator: BTreeSet<u64>,
 }
 
 impl Callers {
@@ -33,12 +35,13 @@ impl Callers {
             chooser: Chooser::new(number, random),
             ticket: 0,
             pending: BTreeMap::new(),
+            operator: BTreeSet::new(),
         }
     }
 
     /// Requests without an outcome.
     pub(crate) fn pending(&self) -> usize {
-        self.pending.len()
+        self.pending.len() + self.operator.len()
     }
 
     /// The time until the next request.
@@ -83,6 +86,13 @@ impl Callers {
         self.pending.insert(self.ticket, pending);
     }
 
+    /// Asks for other members.
+    pub(crate) fn change(&mut self, node: &mut Node, request: &MemberRequest) {
+        self.ticket += 1;
+        self.operator.insert(self.ticket);
+        node.change_members(self.ticket, request);
+    }
+
     /// Notes what came of requests.
     pub(crate) fn collect(
         &mut self,
@@ -90,7 +100,13 @@ impl Callers {
         node: &mut Node,
         now_us: u64,
     ) -> Result<(), Broken> {
+        for (ticket, _) in node.take_member_refusals() {
+            self.operator.remove(&ticket);
+        }
         for (ticket, ended) in node.take_completions() {
+            if self.operator.remove(&ticket) {
+                continue;
+            }
             let Some(pending) = self.pending.remove(&ticket) else {
                 return Err(Broken(format!(
                     "callers {} were answered twice",
@@ -114,6 +130,7 @@ impl Callers {
 
     /// Their process has ended: what they had under way may or may not happen.
     pub(crate) fn bury(&mut self, load: &mut Load) {
+        self.operator.clear();
         for pending in std::mem::take(&mut self.pending).into_values() {
             load.ended(self.number, pending, Outcome::Unknown);
         }

@@ -37,6 +37,7 @@ impl World {
             Kind::FlashError => rates.flash_error_us,
             Kind::FlashFull => rates.flash_full_us,
             Kind::FlashAstray => rates.flash_astray_us,
+            Kind::Members => rates.members_us,
             _ => 0,
         }
     }
@@ -76,6 +77,7 @@ impl World {
         let runs = self.machines[victim].node().is_some();
         match kind {
             Kind::Partition | Kind::OneWay | Kind::Clog => return self.links(kind),
+            Kind::Members => return self.change_members(),
             Kind::Blackout => {
                 trace!(self, "all machines lose power");
                 self.struck.note(kind);
@@ -229,7 +231,7 @@ impl World {
             sides = 1 << alone;
         }
         let side = |id: u64| (sides >> id) & 1;
-        let nodes = 1..=self.plan.nodes;
+        let nodes = 1..=self.machines.len() as u64;
         let left: Vec<u64> = nodes.clone().filter(|&id| side(id) == 0).collect();
         trace!(self, "partition for {span_us} µs: {left:?} and the others");
         let odd = self.random.draw() & 1;
@@ -246,7 +248,7 @@ impl World {
     }
 
     fn links(&mut self, kind: Kind) -> Result<(), Broken> {
-        let nodes = self.plan.nodes;
+        let nodes = self.machines.len() as u64;
         let span_us = self.span_us();
         let mut cut = Vec::new();
         match kind {

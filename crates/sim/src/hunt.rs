@@ -22,6 +22,8 @@ pub struct Changes {
     pub logs: Option<u16>,
     /// Flash in every plan.
     pub flash: Option<Durability>,
+    /// Members that change in every plan.
+    pub members: bool,
 }
 
 impl Changes {
@@ -35,6 +37,9 @@ impl Changes {
         }
         if let Some(durability) = self.flash {
             plan = plan.with_flash(durability);
+        }
+        if self.members {
+            plan = plan.with_members();
         }
         let without = self.without.iter();
         let mut plan = without.fold(plan, |plan, &kind| plan.without(kind));
@@ -62,6 +67,7 @@ impl Changes {
         words.extend(self.logs.map(|logs| format!("--logs {logs}")));
         let flash = self.flash.map(Durability::name);
         words.extend(flash.map(|flash| format!("--flash {flash}")));
+        words.extend(self.members.then(|| "--members".to_owned()));
         words.extend(planted.map(|bug| format!("--planted {bug}")));
         words.join(" ")
     }

@@ -33,6 +33,7 @@ pub mod interchange;
 pub mod linear;
 pub mod load;
 pub mod machine;
+mod members;
 pub mod net;
 pub mod plan;
 pub mod random;

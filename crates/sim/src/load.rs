@@ -113,7 +113,8 @@ impl Load {
         let number = self.born;
         let mut random = self.random.fork(number);
         let from = address_of(number);
-        let nodes = (1..=self.plan.nodes).map(|id| (id, address(id))).collect();
+        let nodes = 1..=self.plan.nodes + self.plan.spares;
+        let nodes = nodes.map(|id| (id, address(id))).collect();
         let mut config = ClientConfig::new(nodes, CLIENT_KEY);
         config.max_message = 4 * self.plan.max_value_bytes + 4096;
         config.core = CoreConfig {

@@ -126,6 +126,8 @@ pub struct Machine {
     flash: Vec<SimDisk>,
     /// Counts processes; events for an earlier one are stale.
     pub life: u64,
+    /// Whether it is a spare that nobody has begun to use.
+    pub spare: bool,
     /// Whether memory or disk was damaged since the last successful start: a refusal to start is then right.
     pub damaged: bool,
     /// Whether it went down within a step since the last successful start.
@@ -173,8 +175,12 @@ impl Machine {
         let config = Config {
             id,
             cluster_id: CLUSTER,
-            members: (1..=plan.nodes).map(member).collect(),
-            bootstrap: true,
+            members: (1..=plan.nodes)
+                .chain((id > plan.nodes).then_some(id))
+                .map(member)
+                .collect(),
+            bootstrap: id <= plan.nodes,
+            join: id > plan.nodes,
             logs: plan.logs,
             data: directory.clone(),
             nvm: PathBuf::from("simulated"),
@@ -218,6 +224,7 @@ impl Machine {
             disk: FakeDisk::default(),
             flash,
             life: 0,
+            spare: id > plan.nodes,
             damaged: false,
             interrupted: false,
             paused_until_us: 0,

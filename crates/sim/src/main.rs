@@ -76,6 +76,9 @@ struct Run {
     /// Give every plan flash: nvm, as a second level, or flash, as the only durable one.
     #[arg(long, value_parser = durability)]
     flash: Option<Durability>,
+    /// Let an operator change the members in every plan.
+    #[arg(long)]
+    members: bool,
     /// Plant a bug (in builds with the feature `planted`).
     #[arg(long)]
     planted: Option<String>,
@@ -156,6 +159,7 @@ fn seeds(run: &Run) -> anyhow::Result<ExitCode> {
         clients: run.clients,
         logs: run.logs,
         flash: run.flash,
+        members: run.members,
     };
     if let Some(only) = &run.only {
         changes.without = Kind::ALL

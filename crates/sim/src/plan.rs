@@ -101,6 +101,8 @@ kinds! {
     FlashAstray = "flash-astray",
     /// A page of the flash rots or cannot be read any more.
     FlashRot = "flash-rot",
+    /// An operator adds, promotes, replaces and removes replicas.
+    Members = "members",
 }
 
 impl fmt::Display for Kind {
@@ -169,6 +171,8 @@ pub struct Rates {
     pub flash_full_us: u64,
     /// Flash that loses or misplaces a write.
     pub flash_astray_us: u64,
+    /// An operator who wants other members.
+    pub members_us: u64,
 }
 
 /// A run.
@@ -238,6 +242,8 @@ pub struct Plan {
     pub flash: Option<Durability>,
     /// Chance per process that ends that a page of its flash rots or becomes unreadable.
     pub flash_rot: f64,
+    /// Machines that may join.
+    pub spares: u64,
 }
 
 const SECOND: u64 = 1_000_000;
@@ -323,6 +329,7 @@ impl Plan {
             old_format: random.chance(0.1),
             flash: None,
             flash_rot: 0.0,
+            spares: 0,
             hoarder: None,
         };
         // Drawn apart: what else is drawn does not depend on it.
@@ -363,6 +370,20 @@ impl Plan {
             old_format: false,
             ..self
         }
+    }
+
+    /// The same plan with an operator who changes the members all the time. No machine loses its memory then: how many may,
+    /// depends on who takes part.
+    pub fn with_members(mut self) -> Plan {
+        let mut random = Random::new(self.seed ^ 0x6d65_6d62);
+        self.spares = random.within(2, 5);
+        self.rates.members_us = self.election_us * random.within(2, 10);
+        // A flash log that loses power before its first page is durable does not open again: machines that start in rough times
+        // would have to be made anew.
+        self.flash = self.flash.map(|_| Durability::Nvm);
+        let lost = [Kind::Rot, Kind::Amnesia, Kind::DataLoss, Kind::OldFormat];
+        let plan = lost.into_iter().fold(self, Plan::without);
+        plan.without(Kind::FlashAstray).without(Kind::FlashRot)
     }
 
     /// Gives the cluster so many logs, and each of them a region of the size one would have had.
@@ -426,6 +447,7 @@ impl Plan {
             // As the only durable level, flash that loses what it said was written breaks every promise.
             Kind::FlashAstray => self.flash == Some(Durability::Nvm) && rates.flash_astray_us > 0,
             Kind::FlashRot => self.flash.is_some() && self.flash_rot > 0.0,
+            Kind::Members => rates.members_us > 0,
         }
     }
 
@@ -468,6 +490,7 @@ impl Plan {
             Kind::FlashStall => rates.flash_stall_us = 0,
             Kind::FlashError => rates.flash_error_us = 0,
             Kind::FlashFull => rates.flash_full_us = 0,
+            Kind::Members => (rates.members_us, self.spares) = (0, 0),
             Kind::FlashAstray => rates.flash_astray_us = 0,
             Kind::FlashRot => self.flash_rot = 0.0,
         }

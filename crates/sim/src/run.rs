@@ -10,6 +10,7 @@ use crate::history::{Answer, Op, Outcome};
 use crate::images;
 use crate::linear;
 use crate::load::Client;
+use crate::machine::Machine;
 use crate::plan::Plan;
 use crate::world::{Failure, Report, World};
 
@@ -69,6 +70,9 @@ impl World {
         self.wait(bound_us, "every operation to end", |world| {
             world.clients.values().all(|client| client.pending() == 0)
                 && world.callers.iter().all(|callers| callers.pending() == 0)
+        })?;
+        self.wait(bound_us, "a change of the members to end", |world| {
+            !world.is_changing_members()
         })?;
         // Every key is read once more, and something is written: the first by one client, the second by another.
         let keys: std::collections::BTreeSet<Vec<u8>> = self
@@ -150,7 +154,10 @@ impl World {
 
     /// Whether all replicas that run have applied the same entries.
     fn agree(&self) -> bool {
-        let nodes = || self.machines.iter().filter_map(|machine| machine.node());
+        let members = self.members();
+        let takes_part = |machine: &&Machine| members.contains(&machine.id);
+        let part = || self.machines.iter().filter(takes_part);
+        let nodes = || part().filter_map(|machine| machine.node());
         let alike = |log: usize| {
             let mut applied = nodes().map(|node| node.applied(log));
             let first = applied.next();
@@ -158,10 +165,7 @@ impl World {
                 first.0 >= self.checks.committed_in(log) && applied.all(|other| other == first)
             })
         };
-        let running = self
-            .machines
-            .iter()
-            .all(|machine| machine.node().is_some() || machine.is_refused());
+        let running = part().all(|machine| machine.node().is_some() || machine.is_refused());
         running && (0..usize::from(self.plan.logs)).all(alike)
     }
 
@@ -247,8 +251,12 @@ impl World {
         let applied = self.checks.committed();
         let broken = |error: anyhow::Error| Broken(error.to_string());
         let mut replayed = self.checks.replayed(limits).map_err(broken)?;
+        let members = self.members();
         for machine in &self.machines {
             let Some(node) = machine.node() else { continue };
+            if !members.contains(&machine.id) {
+                continue;
+            }
             let digest = node
                 .store()
                 .digest()

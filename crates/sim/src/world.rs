@@ -94,7 +94,7 @@ impl World {
     pub fn new(plan: Plan, root: &std::path::Path) -> anyhow::Result<World> {
         let mut random = Random::new(plan.seed);
         let net = Net::new(random.fork(1), plan.packets, plan.datagram_bytes);
-        let machines: Vec<Machine> = (1..=plan.nodes)
+        let machines: Vec<Machine> = (1..=plan.nodes + plan.spares)
             .map(|id| Machine::new(&plan, id, root, random.fork(100 + id)))
             .collect();
         let load = Load::new(&plan, &net, random.fork(2))?;
@@ -288,7 +288,7 @@ impl World {
     }
 
     pub(crate) fn start(&mut self, position: usize) -> Result<(), Broken> {
-        if !self.machines[position].is_off() {
+        if !self.machines[position].is_off() || self.machines[position].spare {
             return Ok(());
         }
         let recovery = self.rough && self.random.chance(self.plan.recovery);

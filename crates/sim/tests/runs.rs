@@ -72,6 +72,23 @@ fn runs_with_flash_hold() {
     }
 }
 
+/// An operator who changes the members all the time, in the middle of everything else, with one log and with several. Seed 3 grows
+/// beyond nine ids, 19 leaves a client with nobody but removed replicas to ask, 20 offers a checkpoint to one whom it leaves out.
+#[test]
+fn runs_with_other_members_hold() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    for seed in 1..=20 {
+        println!("seed {seed} with other members");
+        let plan = Plan::draw(seed).with_members();
+        if let Err(failure) = run(&plan, place.path(), false) {
+            panic!(
+                "seed {seed} with other members fails after {} µs: {}\nrepeat it with: cyclone-sim run --seed {seed} --members --trace",
+                failure.at_us, failure.what
+            );
+        }
+    }
+}
+
 #[test]
 fn a_run_repeats_exactly() {
     let place = tempfile::tempdir().expect("temporary directory");

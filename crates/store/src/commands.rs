@@ -200,6 +200,10 @@ impl<'a> Overlay<'a> {
                 ref operations,
             } => return self.batch(expectations, operations),
             Operation::Sweep { limit } => return self.sweep(limit.min(MAX_SWEEP) as usize),
+            // Handled by the machine: they concern its books, not its keys.
+            Operation::Members { .. } | Operation::Record { .. } => {
+                Reply::Failed(Failure::Unsupported)
+            }
         };
         Ok(reply)
     }

@@ -10,6 +10,7 @@ use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::{Failure, Reply};
 
+use crate::books::{self, Books};
 use crate::commands::{self, Overlay, number};
 use crate::deadlines::{self, Records};
 use crate::kv::{Change, Kv, space};
@@ -53,6 +54,7 @@ pub struct KvMachine<K> {
     clocks: Vec<AtomicU64>,
     /// Per log a time before which no key has a deadline; `u64::MAX`: none has one.
     deadlines: Vec<AtomicU64>,
+    books: Books,
 }
 
 fn meta_key(log: u16) -> [u8; 3] {
@@ -107,6 +109,7 @@ impl<K: Kv> KvMachine<K> {
             flushed: (0..logs).map(|_| AtomicU64::new(0)).collect(),
             clocks: (0..logs).map(|_| AtomicU64::new(0)).collect(),
             deadlines: (0..logs).map(|_| AtomicU64::new(u64::MAX)).collect(),
+            books: Books::new(logs),
         };
         machine.load(!planted::has(Bug::SessionsForgotten))?;
         if planted::has(Bug::AppliedTwice) {
@@ -188,6 +191,7 @@ impl<K: Kv> KvMachine<K> {
 
     fn load(&self, sessions: bool) -> Result<(), ApplyError> {
         migrate::first_format(&self.kv)?;
+        self.books.load(&self.kv)?;
         for number in 0..self.logs.len() as u16 {
             let mut log = self.log(number)?;
             log.sessions = Sessions::new(number, self.limits.max_sessions);
@@ -274,6 +278,12 @@ impl<K: Kv> KvMachine<K> {
                     }
                     Reply::Ok
                 }
+                Operation::Members { members } => {
+                    let (log, index) = places[0];
+                    changes.puts.push(books::members(log, index, members));
+                    Reply::Ok
+                }
+                Operation::Record { after, record } => self.books.replace(changes, after, record),
                 ref operation => {
                     overlay.begin(*clock_ms, position);
                     overlay.execute(operation)?
@@ -370,6 +380,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             Ok(()) => {
                 state.sessions.commit();
                 (state.applied, state.term, state.clock_ms) = (applied, term, clock_ms);
+                self.books.note(&changes);
                 self.note_deadlines(log, &overlay.records);
                 self.publish(log, state);
                 Ok(answers)
@@ -455,6 +466,18 @@ impl<K: Kv> StateMachine for KvMachine<K> {
 
     fn query_at(&self, query: &Query<'_>, now_ms: u64, mode: Mode) -> Result<Reply, ApplyError> {
         commands::query(&self.kv, query, &|slot| self.at(slot, now_ms), mode)
+    }
+
+    fn members(&self, log: u16) -> Option<(u64, Vec<u8>)> {
+        self.books.members(log)
+    }
+
+    fn record(&self) -> Option<(u64, Vec<u8>)> {
+        self.books.record()
+    }
+
+    fn keeps_members(&self) -> bool {
+        true
     }
 
     fn clock_ms(&self, log: u16) -> u64 {

@@ -3,6 +3,7 @@
 //! ```text
 //!   StateMachine   apply, query, flush, checkpoint, install            machine.rs
 //!   KvMachine      commands, sessions, applied indexes over any Kv     kv_machine.rs, commands.rs, queries.rs, session.rs
+//!     Books        memberships and the cluster's record                books.rs
 //!     Item, Records  values with versions and deadlines                value.rs, deadlines.rs, migrate.rs
 //!   Kv             an ordered map with atomic batches                  kv.rs
 //!     RocksKv      RocksDB without its log                             rocks.rs
@@ -15,6 +16,7 @@
 //! Knows neither Raft nor sockets, has no clock, draws no random numbers: the state is a function of the log.
 #![deny(unsafe_code)]
 
+mod books;
 mod commands;
 mod deadlines;
 mod decimal;

@@ -103,6 +103,22 @@ pub trait StateMachine: Send + Sync {
         None
     }
 
+    /// The last membership entry of a log that was applied: its index, and the membership in wire form.
+    fn members(&self, _log: u16) -> Option<(u64, Vec<u8>)> {
+        None
+    }
+
+    /// The cluster's record of its members as applied so far: its number, and the record in wire form. `None` also where the
+    /// state machine keeps none.
+    fn record(&self) -> Option<(u64, Vec<u8>)> {
+        None
+    }
+
+    /// Whether it keeps memberships and the record. Where it does not, the membership cannot be changed.
+    fn keeps_members(&self) -> bool {
+        false
+    }
+
     /// Applied index and term of one log.
     fn applied(&self, log: u16) -> (u64, u64);
 

@@ -208,6 +208,28 @@ pub enum Operation<'a> {
         /// Deadlines looked at, at most.
         limit: u32,
     },
+    /// The membership of this log from this entry on ([`crate::membership::read_members`]). What it does to Raft is done when
+    /// the entry commits; the state machine keeps it, so that checkpoints know it. Only replicas make these.
+    Members {
+        /// In wire form.
+        members: &'a [u8],
+    },
+    /// Replaces the cluster's record ([`crate::membership::Record`]) if the one there has this number; 0: none is there.
+    /// The new one's number is one higher. Answers Ok or
+    /// [`Failure::ConditionFailed`](crate::reply::Failure::ConditionFailed). Only replicas make these, in log 0.
+    Record {
+        /// Number of the record that it replaces.
+        after: u64,
+        /// In wire form.
+        record: &'a [u8],
+    },
+}
+
+impl Operation<'_> {
+    /// Whether only replicas may propose it: no client's command does it.
+    pub fn is_of_replicas(&self) -> bool {
+        matches!(self, Operation::Members { .. } | Operation::Record { .. })
+    }
 }
 
 /// What a read asks. It changes nothing.

@@ -29,6 +29,8 @@ mod tag {
     pub const GET_EXPIRE: u8 = 14;
     pub const BATCH: u8 = 15;
     pub const SWEEP: u8 = 16;
+    pub const MEMBERS: u8 = 17;
+    pub const RECORD: u8 = 18;
 }
 
 impl<'a> Command<'a> {
@@ -221,6 +223,15 @@ impl<'a> Operation<'a> {
                 out.put_u8(tag::SWEEP);
                 out.put_u32(*limit);
             }
+            Operation::Members { members } => {
+                out.put_u8(tag::MEMBERS);
+                out.put_bytes(members);
+            }
+            Operation::Record { after, record } => {
+                out.put_u8(tag::RECORD);
+                out.put_u64(*after);
+                out.put_bytes(record);
+            }
         }
     }
 
@@ -297,6 +308,13 @@ impl<'a> Operation<'a> {
             tag::SWEEP => Operation::Sweep {
                 limit: reader.u32()?,
             },
+            tag::MEMBERS => Operation::Members {
+                members: reader.bytes()?,
+            },
+            tag::RECORD => Operation::Record {
+                after: reader.u64()?,
+                record: reader.bytes()?,
+            },
             other => {
                 return Err(DecodeError::Unknown {
                     what: "operation",
@@ -313,7 +331,9 @@ impl<'a> Operation<'a> {
             | Operation::OpenSession
             | Operation::CloseSession { .. }
             | Operation::FlushAll
-            | Operation::Sweep { .. } => Cow::Borrowed(&[]),
+            | Operation::Sweep { .. }
+            | Operation::Members { .. }
+            | Operation::Record { .. } => Cow::Borrowed(&[]),
             Operation::Set { key, .. }
             | Operation::GetDel { key }
             | Operation::Append { key, .. }

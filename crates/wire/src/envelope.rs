@@ -10,6 +10,8 @@ pub const RAFT: u8 = 1;
 pub const SNAPSHOT_FETCH: u8 = 2;
 /// A [`SnapshotChunk`]. From nodes only.
 pub const SNAPSHOT_CHUNK: u8 = 3;
+/// The cluster's [`crate::membership::Record`], to a node that seems not to know it. From nodes only.
+pub const RECORD: u8 = 4;
 /// Requests of a native client: [`crate::client::requests`].
 pub const CLIENT_REQUEST: u8 = 16;
 /// Answers to a native client: [`crate::client::responses`].

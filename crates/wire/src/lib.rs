@@ -12,6 +12,7 @@ pub mod envelope;
 pub mod flash;
 pub mod gang;
 pub mod glob;
+pub mod membership;
 pub mod planted;
 pub mod raftmsg;
 pub mod reply;

@@ -121,6 +121,26 @@ impl Members {
         }
     }
 
+    /// Whether a change is under way: majorities of two configurations are needed.
+    pub fn is_joint(&self) -> bool {
+        !self.voters_outgoing.is_empty()
+    }
+
+    /// Whether this replica takes part in any way.
+    pub fn contains(&self, id: u64) -> bool {
+        self.lists().into_iter().any(|list| list.contains(&id))
+    }
+
+    /// The highest id named; 0 if nobody is.
+    pub fn highest(&self) -> u64 {
+        self.lists()
+            .into_iter()
+            .flatten()
+            .copied()
+            .max()
+            .unwrap_or(0)
+    }
+
     fn lists(&self) -> [&Vec<u64>; 4] {
         [
             &self.voters,
@@ -154,7 +174,7 @@ impl Members {
             && (!self.auto_leave || !self.voters_outgoing.is_empty())
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         for list in self.lists() {
             out.put_u8(list.len() as u8);
             list.iter().for_each(|id| out.put_u64(*id));
@@ -162,7 +182,7 @@ impl Members {
         out.put_u8(u8::from(self.auto_leave));
     }
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let mut list = || -> Result<Vec<u64>, DecodeError> {
             let count = reader.u8()?;
             if usize::from(count) > MAX_MEMBERS {

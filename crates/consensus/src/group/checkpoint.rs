@@ -37,8 +37,8 @@ impl Group {
             return Err(StepError::NotForStep { kind: offer.kind });
         };
         let members = &meta.members;
-        let included = members.voters.contains(&raft.id) || members.learners.contains(&raft.id);
-        let known = raft.prs().get(offer.from).is_some();
+        let included = members.contains(raft.id);
+        let known = self.may_hear(offer.from, RaftKind::Snapshot);
         if offer.to != raft.id || offer.log != self.config.log || !included || !known {
             return Err(misdirected);
         }
@@ -50,8 +50,17 @@ impl Group {
         // The offer may be older than the term by now; what it holds is committed all the same.
         let mut message = message::to_raft(offer);
         message.term = raft.term.max(meta.term);
+        let (leader, is_old) = (raft.leader_id, offer.term < message.term);
+        if is_old && leader != raft::INVALID_ID {
+            // Who offered it does not lead any more: whoever does is to hear of it.
+            message.from = leader;
+        }
         message.set_snapshot(view::snapshot(meta));
         self.raw.step(message).map_err(|_| StepError::Refused)?;
+        if is_old && self.raw.raft.state == StateRole::Follower {
+            // raft-rs takes the sender for the term's leader. A learner would refuse the true one for ever.
+            self.raw.raft.leader_id = leader;
+        }
         if self.raw.snap().is_some() {
             self.staging.clear();
         }

@@ -8,7 +8,8 @@ use cyclone_pmem::{CrashSim, Payload, Region};
 use cyclone_wal::HardState;
 use cyclone_wal::flash::{FlashIdentity, FlashLog, FlashMode, FlashSpec, SimDisk};
 use cyclone_wal::ring::{Ring, RingSpec};
-use cyclone_wire::raftmsg::{RaftKind, RaftMessage, SnapshotMeta};
+use cyclone_wire::membership::read_members_entry;
+use cyclone_wire::raftmsg::{Members, RaftKind, RaftMessage, SnapshotMeta};
 
 pub const SPEC: RingSpec = RingSpec { log: 3, slots: 256 };
 pub const AREA_BYTES: u64 = 256 << 10;
@@ -58,6 +59,10 @@ pub struct Node {
     pub sim: Option<CrashSim>,
     pub disk: Option<SimDisk>,
     pub applied: u64,
+    /// The voters that it was first started with.
+    pub voters: Vec<u64>,
+    /// The memberships that the store has seen, by index.
+    pub memberships: BTreeMap<u64, Members>,
     /// What the store would still have after a crash; the log is trimmed no further.
     pub flushed: u64,
 }
@@ -94,25 +99,7 @@ impl Cluster {
 
     pub fn with_flash(count: u64, seed: u64, mode: Option<FlashMode>) -> Cluster {
         let voters: Vec<u64> = (1..=count).collect();
-        let node = |id: &u64| {
-            let (region, sim) = Region::simulated(AREA_BYTES).unwrap();
-            let area = region.take(0, AREA_BYTES).unwrap();
-            let ring = Ring::create(area, SPEC, None, &HardState::default()).unwrap();
-            let disk = mode.map(|_| SimDisk::new(FLASH_BYTES, seed ^ *id));
-            let flash = mode.zip(disk.as_ref()).map(|(mode, disk)| {
-                let (spec, device) = (flash_spec(mode), Box::new(disk.device()));
-                FlashLog::create(device, spec, &WHO, 7, (0, 0), ring.hard_state()).unwrap()
-            });
-            let group = Group::open_with(config(*id, &voters, seed), ring, flash).unwrap();
-            Node {
-                id: *id,
-                group,
-                sim: Some(sim),
-                disk,
-                applied: 0,
-                flushed: 0,
-            }
-        };
+        let node = |id: &u64| Cluster::node(*id, &voters, seed, mode);
         Cluster {
             nodes: voters.iter().map(node).collect(),
             network: Vec::new(),
@@ -128,8 +115,44 @@ impl Cluster {
         }
     }
 
+    /// A replica that knows nothing but these voters; one that joins not even them.
+    fn node(id: u64, voters: &[u64], seed: u64, mode: Option<FlashMode>) -> Node {
+        let (region, sim) = Region::simulated(AREA_BYTES).unwrap();
+        let area = region.take(0, AREA_BYTES).unwrap();
+        let ring = Ring::create(area, SPEC, None, &HardState::default()).unwrap();
+        let disk = mode.map(|_| SimDisk::new(FLASH_BYTES, seed ^ id));
+        let flash = mode.zip(disk.as_ref()).map(|(mode, disk)| {
+            let (spec, device) = (flash_spec(mode), Box::new(disk.device()));
+            FlashLog::create(device, spec, &WHO, 7, (0, 0), ring.hard_state()).unwrap()
+        });
+        let group = Group::open_with(config(id, voters, seed), ring, flash).unwrap();
+        Node {
+            id,
+            group,
+            sim: Some(sim),
+            disk,
+            applied: 0,
+            voters: voters.to_vec(),
+            memberships: BTreeMap::new(),
+            flushed: 0,
+        }
+    }
+
+    /// Starts one more replica, which joins; answers its id.
+    pub fn join(&mut self) -> u64 {
+        let id = self.nodes.len() as u64 + 1;
+        let node = Cluster::node(id, &[], self.dice.next(), self.mode);
+        self.nodes.push(node);
+        // What it was created with is durable before it takes part.
+        for _ in 0..100 {
+            self.drain(id as usize - 1);
+        }
+        id
+    }
+
     /// Persists and sends everything a node has ready, and checks what it says.
     pub fn drain(&mut self, at: usize) {
+        self.nodes[at].group.leave_joint();
         loop {
             self.now_us += 40;
             let (_, released) = self.nodes[at].group.poll_flash(self.now_us).unwrap();
@@ -173,6 +196,10 @@ impl Cluster {
             let mut payload = Vec::new();
             assert!(node.group.copy_payload(entry.index, &mut payload));
             assert_eq!(payload.len(), entry.len as usize);
+            if entry.kind == cyclone_consensus::KIND_MEMBERS {
+                let (_, members) = read_members_entry(&payload).unwrap();
+                node.memberships.insert(entry.index, members);
+            }
             let known = self
                 .committed
                 .entry(entry.index)
@@ -224,6 +251,9 @@ impl Cluster {
             if meta.index > node.applied {
                 // The store is replaced first, as it would be by a checkpoint.
                 (node.applied, node.flushed) = (meta.index, meta.index);
+                if meta.members != Members::default() {
+                    node.memberships.insert(meta.index, meta.members.clone());
+                }
                 node.group.install_snapshot(&message).unwrap();
                 self.snapshots += 1;
             }
@@ -252,7 +282,7 @@ impl Cluster {
     pub fn crash(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         let Some(sim) = node.sim.take() else { return };
-        let voters_before = node.group.members().voters;
+        let voters = node.voters.clone();
         let mut flash = self.mode.zip(node.disk.as_ref()).map(|(mode, disk)| {
             disk.faults(|faults| faults.torn_pages = true);
             disk.crash(self.dice.next());
@@ -276,9 +306,11 @@ impl Cluster {
             }
             (ring, sim)
         };
-        let voters: Vec<u64> = voters_before;
         let mut config = config(node.id, &voters, self.dice.next());
         node.applied = node.flushed;
+        node.memberships.split_off(&(node.flushed + 1));
+        let stored = node.memberships.last_key_value();
+        config.members = stored.map(|(index, members)| (*index, members.clone()));
         config.applied = node.applied;
         config.applied_term = self
             .committed
@@ -310,6 +342,17 @@ impl Cluster {
         }
     }
 
+    /// Who leads and is about to be removed hands over.
+    pub fn hand_over(&mut self) {
+        let Some(at) = self.leader() else { return };
+        let node = &mut self.nodes[at];
+        let voters = node.group.members().voters;
+        if !voters.contains(&node.id) {
+            let to = voters[self.dice.below(voters.len() as u64) as usize];
+            let _ = node.group.transfer_leader(to);
+        }
+    }
+
     /// No losses any more: everything is delivered, time passes, until all agree.
     pub fn quiesce(&mut self) {
         for round in 0..4000 {
@@ -318,14 +361,21 @@ impl Cluster {
             }
             let network = std::mem::take(&mut self.network);
             if network.is_empty() {
-                let last = self.nodes[0].applied;
-                let agree = self.nodes.iter().all(|node| {
-                    let status = node.group.status();
-                    node.applied == last && status.last == last && status.commit == last
-                });
+                let leader = self.leader().map(|at| &self.nodes[at]);
+                let members = leader.map(|node| node.group.members());
+                let last = leader.unwrap_or(&self.nodes[0]).applied;
+                let takes_part =
+                    |node: &&Node| members.as_ref().is_none_or(|all| all.contains(node.id));
+                let is_settled = members.as_ref().is_some_and(|all| !all.is_joint());
+                let agree = is_settled
+                    && self.nodes.iter().filter(takes_part).all(|node| {
+                        let status = node.group.status();
+                        node.applied == last && status.last == last && status.commit == last
+                    });
                 if round > 40 && agree && self.nodes.iter().any(|node| node.group.is_leader()) {
                     return;
                 }
+                self.hand_over();
                 for node in &mut self.nodes {
                     // An offer that nobody takes up is withdrawn after a while.
                     for peer in node.group.status().peers {

@@ -5,6 +5,7 @@ mod cluster;
 mod describe;
 mod expiry;
 mod keyspace;
+mod member;
 mod server;
 pub(crate) mod session;
 mod snapshot;
@@ -299,6 +300,7 @@ pub(crate) fn run(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
         Id::Command => Some(describe::run(context)),
         Id::Info | Id::Config | Id::Debug => Some(server::run(context, spec.id)),
         Id::Cluster => Some(cluster::run(context)),
+        Id::Cyclone if context.is(1, "member") => Some(member::run(context)),
         Id::Cyclone => Some(snapshot::run(context)),
     };
     // None: a check failed and has answered its error.

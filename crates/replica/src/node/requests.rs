@@ -55,6 +55,11 @@ impl Node {
             self.clients.refuse(origin, &Status::Malformed);
             return;
         };
+        if command.operation.is_of_replicas() {
+            self.counters.malformed += 1;
+            self.clients.refuse(origin, &Status::Malformed);
+            return;
+        }
         if !self.within_limits(&command.operation) {
             self.answers.push((origin, Outcome::TooLarge));
             return;

@@ -13,7 +13,9 @@ const SHORTEST_EXPECTATION: usize = 5;
 /// Whether an operation of this tag may stand there.
 pub(super) fn may_stand(tag: u8, place: Where) -> bool {
     match tag {
-        tag::OPEN_SESSION | tag::CLOSE_SESSION | tag::SWEEP => place == Where::Entry,
+        tag::OPEN_SESSION | tag::CLOSE_SESSION | tag::SWEEP | tag::MEMBERS | tag::RECORD => {
+            place == Where::Entry
+        }
         tag::BATCH => place != Where::Inner,
         _ => true,
     }

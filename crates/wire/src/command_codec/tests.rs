@@ -77,7 +77,7 @@ fn operation(raw: &Raw, which: u8) -> Operation<'_> {
     let condition =
         [Condition::Always, Condition::Absent, Condition::Present][usize::from(flags % 3)];
     let get = flags & 128 != 0;
-    match which % 17 {
+    match which % 19 {
         0 => Operation::Noop,
         1 => Operation::OpenSession,
         2 => Operation::CloseSession { session: *offset },
@@ -129,6 +129,11 @@ fn operation(raw: &Raw, which: u8) -> Operation<'_> {
         },
         15 => Operation::Sweep {
             limit: *delta as u32,
+        },
+        17 => Operation::Members { members: value },
+        18 => Operation::Record {
+            after: *offset,
+            record: value,
         },
         _ => Operation::Batch {
             expectations: (0..flags % 5).map(|at| expectation(raw, at)).collect(),

@@ -1,0 +1,188 @@
+//! What an operator may ask of the cluster's members, and why it may be refused.
+
+use std::net::SocketAddr;
+
+use cyclone_wire::membership::Replica;
+
+use super::MOST_MEMBERS;
+
+/// What an operator may ask for. Each can be asked for again: what is so already is answered as done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberRequest {
+    /// A new replica, which receives the logs and does not vote.
+    Add {
+        /// Its number, higher than any that was ever used.
+        id: u64,
+        /// Where its packets go.
+        packet: SocketAddr,
+        /// Where its Redis port is.
+        redis: Option<SocketAddr>,
+    },
+    /// One that receives the logs is to vote.
+    Promote {
+        /// Its number.
+        id: u64,
+    },
+    /// A replica is to go, for good.
+    Remove {
+        /// Its number.
+        id: u64,
+    },
+    /// A replica is to go, and a new one to come, which receives the logs and does not vote yet.
+    Replace {
+        /// Who goes.
+        old: u64,
+        /// Who comes: a number higher than any that was ever used.
+        id: u64,
+        /// Where its packets go.
+        packet: SocketAddr,
+        /// Where its Redis port is.
+        redis: Option<SocketAddr>,
+    },
+}
+
+/// Why a request was refused; nothing was done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemberError {
+    /// The state machine cannot keep the record.
+    #[error("this engine keeps no record of members")]
+    NoRecord,
+    /// One change at a time.
+    #[error("another change of the members is under way; try again when it is over")]
+    UnderWay,
+    /// Ids are given once.
+    #[error("id {id} has been used before; the next free one is {next}")]
+    Used {
+        /// The id asked for.
+        id: u64,
+        /// The lowest that may be used.
+        next: u64,
+    },
+    /// Ids have 16 bits.
+    #[error("id {0} is outside 1..=65535")]
+    BadId(u64),
+    /// An address that another member has.
+    #[error("address {0} is another member's")]
+    AddressTaken(SocketAddr),
+    /// No such member.
+    #[error("{0} is no member")]
+    NoMember(u64),
+    /// Nobody would vote.
+    #[error("nobody would be left to vote")]
+    NobodyLeft,
+    /// A cluster has a bounded number of members.
+    #[error("a cluster has at most {MOST_MEMBERS} members")]
+    TooMany,
+    /// The members left could not go on.
+    #[error("only {alive} of the {voters} members that would be left to vote are heard from")]
+    NoMajority {
+        /// Heard from, the leader included.
+        alive: usize,
+        /// Voters wanted.
+        voters: usize,
+    },
+    /// It cannot vote before it has what it votes on.
+    #[error("{id} does not have all of log {log} yet; try again later")]
+    Behind {
+        /// The member.
+        id: u64,
+        /// The log.
+        log: u16,
+    },
+    /// The members' addresses are not known.
+    #[error("the address of member {0} is not in this node's configuration")]
+    NoAddress(u64),
+}
+
+impl MemberError {
+    /// Whether the same may be taken later.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, MemberError::UnderWay | MemberError::Behind { .. })
+    }
+}
+
+impl MemberRequest {
+    /// Whether it has been done already.
+    pub(super) fn is_done(&self, list: &[Replica], highest: u64) -> bool {
+        let find = |id: &u64| list.iter().find(|replica| replica.id == *id);
+        match self {
+            MemberRequest::Add { id, packet, .. } => {
+                find(id).is_some_and(|it| it.packet == *packet)
+            }
+            MemberRequest::Promote { id } => find(id).is_some_and(|it| !it.learner),
+            MemberRequest::Remove { id } => *id <= highest && find(id).is_none(),
+            MemberRequest::Replace {
+                old, id, packet, ..
+            } => find(old).is_none() && find(id).is_some_and(|it| it.packet == *packet),
+        }
+    }
+
+    /// The members wanted.
+    pub(super) fn target(
+        &self,
+        members: &[Replica],
+        highest: u64,
+    ) -> Result<Vec<Replica>, MemberError> {
+        let mut list = members.to_vec();
+        let place = |list: &[Replica], id: u64| {
+            let place = list.iter().position(|replica| replica.id == id);
+            place.ok_or(MemberError::NoMember(id))
+        };
+        match *self {
+            MemberRequest::Add { id, packet, redis } => {
+                add(&mut list, highest, id, packet, redis)?;
+            }
+            MemberRequest::Promote { id } => {
+                let place = place(&list, id)?;
+                list[place].learner = false;
+            }
+            MemberRequest::Remove { id } => {
+                let place = place(&list, id)?;
+                list.remove(place);
+            }
+            MemberRequest::Replace {
+                old,
+                id,
+                packet,
+                redis,
+            } => {
+                let place = place(&list, old)?;
+                list.remove(place);
+                add(&mut list, highest, id, packet, redis)?;
+            }
+        }
+        if list.iter().all(|replica| replica.learner) {
+            return Err(MemberError::NobodyLeft);
+        }
+        Ok(list)
+    }
+}
+
+fn add(
+    list: &mut Vec<Replica>,
+    highest: u64,
+    id: u64,
+    packet: SocketAddr,
+    redis: Option<SocketAddr>,
+) -> Result<(), MemberError> {
+    if id <= highest {
+        let next = highest + 1;
+        return Err(MemberError::Used { id, next });
+    }
+    if id > u64::from(u16::MAX) {
+        return Err(MemberError::BadId(id));
+    }
+    if list.len() >= MOST_MEMBERS {
+        return Err(MemberError::TooMany);
+    }
+    if list.iter().any(|other| other.packet == packet) {
+        return Err(MemberError::AddressTaken(packet));
+    }
+    list.push(Replica {
+        id,
+        learner: true,
+        packet,
+        redis,
+    });
+    Ok(())
+}

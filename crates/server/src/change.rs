@@ -1,0 +1,174 @@
+//! `cyclone ctl member add|promote|remove|replace`: asks whoever leads, and waits until every log has come there. Each can be given
+//! again after anything: what is so already is left as it is.
+
+use std::net::SocketAddr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::ctl;
+use crate::members::{Part, Standing};
+use crate::resp::{self, Access};
+
+/// How long one node is given.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Pause before asking again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A new replica that receives the logs and does not vote.
+    Add {
+        /// Its id.
+        id: u64,
+        /// Where its packets go.
+        packet: SocketAddr,
+        /// Where its Redis port is.
+        redis: Option<SocketAddr>,
+    },
+    /// One that receives the logs is to vote.
+    Promote {
+        /// Its id.
+        id: u64,
+    },
+    /// One is to go.
+    Remove {
+        /// Its id.
+        id: u64,
+    },
+    /// One is to go, and a new one to take its place.
+    Replace {
+        /// Who goes.
+        old: u64,
+        /// Who comes.
+        id: u64,
+        /// Where its packets go.
+        packet: SocketAddr,
+        /// Where its Redis port is.
+        redis: Option<SocketAddr>,
+    },
+}
+
+impl Change {
+    fn command(&self) -> redis::Cmd {
+        let mut command = redis::cmd("CYCLONE");
+        command.arg("MEMBER");
+        match self {
+            Change::Add { id, .. } => command.arg("ADD").arg(id),
+            Change::Promote { id } => command.arg("PROMOTE").arg(id),
+            Change::Remove { id } => command.arg("REMOVE").arg(id),
+            Change::Replace { old, id, .. } => command.arg("REPLACE").arg(old).arg(id),
+        };
+        if let Change::Add { packet, redis, .. } | Change::Replace { packet, redis, .. } = self {
+            command.arg(packet.to_string());
+            if let Some(redis) = redis {
+                command.arg(redis.to_string());
+            }
+        }
+        command
+    }
+
+    /// Whether every log is there, by what the logs' leaders say.
+    fn is_reached(&self, members: &Standing) -> bool {
+        let is = |id: &u64, part: fn(Part) -> bool| members.everywhere(*id, part);
+        let takes_part = |part| part != Part::Outgoing;
+        match self {
+            Change::Add { id, .. } => is(id, takes_part),
+            Change::Promote { id } => is(id, |part| part == Part::Voter),
+            Change::Remove { id } => members.nowhere(*id),
+            Change::Replace { old, id, .. } => members.nowhere(*old) && is(id, takes_part),
+        }
+    }
+}
+
+/// How a node answered.
+enum Answer {
+    /// It will be done.
+    Accepted,
+    /// Not here, or not now.
+    Later(String),
+}
+
+fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> {
+    let mut connection = match resp::connect_with(address, access, PATIENCE) {
+        Ok(connection) => connection,
+        Err(error) => return Ok(Answer::Later(format!("{address}: {error:#}"))),
+    };
+    match change.command().query::<()>(&mut connection) {
+        Ok(()) => Ok(Answer::Accepted),
+        Err(error) => match error.code() {
+            // Not the leader, not yet, or nobody knows whether: ask again.
+            Some("MOVED" | "CLUSTERDOWN" | "TRYAGAIN" | "UNKNOWN") => {
+                Ok(Answer::Later(format!("{address}: {error}")))
+            }
+            None => Ok(Answer::Later(format!("{address}: {error}"))),
+            Some(_) => bail!("{error}"),
+        },
+    }
+}
+
+/// Makes a change and waits for its end, at most until then.
+fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) -> Result<()> {
+    let mut last = "nobody leads".to_owned();
+    let mut accepted = false;
+    // Of a cluster that loses the node named, the others are still known.
+    let mut known = vec![connect];
+    while Instant::now() < until {
+        if let Some(found) = known.iter().find_map(|it| ctl::addresses(*it, access).ok()) {
+            known = found;
+        }
+        if accepted {
+            match Standing::read(&known, access) {
+                Some(members) if !members.changing && change.is_reached(&members) => return Ok(()),
+                // It may have been lost with a leader that had not committed it.
+                Some(members) if !members.changing => accepted = false,
+                _ => {}
+            }
+        } else {
+            for address in &known {
+                match ask(*address, access, change)? {
+                    Answer::Accepted => accepted = true,
+                    Answer::Later(why) => last = why,
+                }
+                if accepted {
+                    break;
+                }
+            }
+        }
+        sleep(PAUSE);
+    }
+    bail!(
+        "it is not done yet (the last answer: {last}); see `ctl member list`, and give the command again"
+    )
+}
+
+/// Makes a change of the members and waits until every log has come there.
+///
+/// # Errors
+/// It was refused, or is not over in time; giving the command again is safe.
+pub fn run(
+    connect: SocketAddr,
+    access: &Access,
+    change: &Change,
+    patience: Duration,
+) -> Result<()> {
+    let until = Instant::now() + patience;
+    carry(connect, access, change, until)?;
+    match change {
+        Change::Add { id, .. } => println!(
+            "{id} receives the logs; once it runs (serve --join) and has caught up, let it vote: ctl member promote {id}"
+        ),
+        Change::Promote { id } => println!("{id} votes in every log"),
+        Change::Remove { id } => println!("{id} takes part in no log any more; it can be stopped"),
+        Change::Replace { old, id, .. } => {
+            println!("{old} takes part in no log any more, {id} receives the logs");
+            carry(connect, access, &Change::Promote { id: *id }, until).with_context(|| {
+                format!("{id} must run (serve --join) and catch up before it can vote")
+            })?;
+            println!("{id} votes in every log");
+        }
+    }
+    Ok(())
+}

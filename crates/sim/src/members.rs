@@ -1,0 +1,114 @@
+//! An operator who wants other members, at any time and without looking at how the cluster fares: adds a spare machine, lets a learner
+//! vote, replaces and removes replicas. A change that got lost is simply asked for again, or another one.
+
+use std::collections::BTreeSet;
+
+use cyclone_replica::{MemberRequest, Node};
+
+use crate::check::Broken;
+use crate::event::Event;
+use crate::machine::address;
+use crate::plan::Kind;
+use crate::world::{World, trace};
+
+impl World {
+    /// Who leads log 0 in the highest term.
+    fn leader(&self) -> Option<(usize, &Node)> {
+        let nodes = self.machines.iter().enumerate();
+        let nodes = nodes.filter_map(|(position, machine)| Some((position, machine.node()?)));
+        nodes
+            .filter(|(_, node)| node.group(0).is_leader())
+            .max_by_key(|(_, node)| node.group(0).term())
+    }
+
+    /// Who takes part, as the leader has it; all machines where nobody changes that.
+    pub(crate) fn members(&self) -> BTreeSet<u64> {
+        let all = || self.machines.iter().map(|machine| machine.id).collect();
+        match self.leader() {
+            Some((_, node)) if self.plan.spares > 0 => {
+                let members = node.members();
+                members.iter().map(|member| member.id).collect()
+            }
+            _ => all(),
+        }
+    }
+
+    /// Whether a change has not reached every log and every member yet.
+    pub(crate) fn is_changing_members(&self) -> bool {
+        if self.plan.spares == 0 {
+            return false;
+        }
+        let Some((_, leader)) = self.leader() else {
+            return true;
+        };
+        let wanted = leader.group(0).members();
+        let reached = |node: &Node| {
+            let mut logs = (0..usize::from(self.plan.logs)).map(|log| node.group(log).members());
+            logs.all(|members| !members.is_joint() && same(&members, &wanted))
+        };
+        let members = self.members();
+        let part = self
+            .machines
+            .iter()
+            .filter(|machine| members.contains(&machine.id));
+        let settled = part
+            .map(|machine| machine.node())
+            .all(|node| node.is_some_and(&reached));
+        leader.is_changing_members() || !settled
+    }
+
+    /// The operator's next idea.
+    pub(crate) fn change_members(&mut self) -> Result<(), Broken> {
+        let Some((position, node)) = self.leader() else {
+            return Ok(());
+        };
+        let members = node.group(0).members();
+        let next = node.highest_member() + 1;
+        let spare = self.machines.iter().any(|machine| machine.id == next);
+        let packet = address(next);
+        let (voters, learners) = (members.voters, members.learners);
+        let request = match self.random.below(10) {
+            0..4 if spare => MemberRequest::Add {
+                id: next,
+                packet,
+                redis: None,
+            },
+            4..7 if !learners.is_empty() => MemberRequest::Promote {
+                id: *self.random.pick(&learners),
+            },
+            7 if spare && voters.len() > 1 => MemberRequest::Replace {
+                old: *self.random.pick(&voters),
+                id: next,
+                packet,
+                redis: None,
+            },
+            8 if !learners.is_empty() => MemberRequest::Remove {
+                id: *self.random.pick(&learners),
+            },
+            9 if !voters.is_empty() => MemberRequest::Remove {
+                id: *self.random.pick(&voters),
+            },
+            _ => return Ok(()),
+        };
+        trace!(self, "an operator asks for {request:?}");
+        self.struck.note(Kind::Members);
+        let comes = matches!(
+            request,
+            MemberRequest::Add { .. } | MemberRequest::Replace { .. }
+        );
+        if comes && let Some(new) = self.machines.iter().position(|it| it.id == next) {
+            self.machines[new].spare = false;
+            let delay_us = self.random.tail(1_000, 2 * self.plan.election_us);
+            self.after(delay_us, Event::Start(new));
+        }
+        if let Some(node) = self.machines[position].node_mut() {
+            self.callers[position].change(node, &request);
+        }
+        self.step(position, None)
+    }
+}
+
+fn same(one: &cyclone_wire::raftmsg::Members, other: &cyclone_wire::raftmsg::Members) -> bool {
+    let set = |list: &Vec<u64>| list.iter().copied().collect::<BTreeSet<u64>>();
+    set(&one.voters) == set(&other.voters) && set(&one.learners) == set(&other.learners)
+}
