@@ -42,6 +42,23 @@ fn seeds_with_a_story_hold() {
     }
 }
 
+/// The same of later times, whole plans.
+#[test]
+fn later_seeds_with_a_story_hold() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    for (seed, story) in [
+        (
+            404,
+            "requests of an earlier time as leader, beyond the log's end",
+        ),
+        (693, "an entry that was seen on flash only"),
+    ] {
+        if let Err(failure) = run(&Plan::draw(seed), place.path(), false) {
+            panic!("seed {seed} ({story}) fails again: {}", failure.what);
+        }
+    }
+}
+
 /// Seed 2305 has two thousand clients and flash alone: once, flash went on failing when the faults were over.
 #[test]
 fn a_crowd_on_flash_comes_to_rest() {
