@@ -59,6 +59,8 @@ struct Replay {
 pub(crate) struct Level {
     pub(crate) log: FlashLog,
     marks: VecDeque<Mark>,
+    /// The step, by raft-rs's number, that made a new term known and is not durable yet.
+    new_term: Option<u64>,
     wanted: RefCell<Vec<Wanted>>,
     ranges: VecDeque<Vec<StoredEntry>>,
     replay: Replay,
@@ -72,6 +74,7 @@ impl Level {
         Level {
             log,
             marks: VecDeque::new(),
+            new_term: None,
             wanted: RefCell::default(),
             ranges: VecDeque::new(),
             replay: Replay::default(),
@@ -286,6 +289,7 @@ impl Group {
             let Some(mark) = level.marks.pop_front() else {
                 break;
             };
+            level.new_term = level.new_term.filter(|number| *number != mark.number);
             outbox.release(&durable, mark.messages);
             self.raw.on_persist_ready(mark.number);
             if let Some(index) = mark.snapshot {
@@ -305,6 +309,8 @@ impl Group {
         let hard_state = self.next_hard_state(snapshot);
         let entries = ready.take_entries();
         let changes = hard_state.is_some() || !entries.is_empty() || snapshot.is_some();
+        let term = self.raw.store().ring.hard_state().term;
+        let new_term = hard_state.as_ref().is_some_and(|state| state.term > term);
         let replaced = entries.first().map(|entry| entry.index);
         let replaced = replaced.filter(|index| *index <= self.raw.store().ring.last_index());
         if let (Some(index), Some(level)) = (replaced, self.level_mut()) {
@@ -312,12 +318,25 @@ impl Group {
         }
         let durable = self.persist_entries(&entries, hard_state)?;
         let last = durable.last();
-        let (early, held) = (ready.take_messages(), ready.take_persisted_messages());
+        let (mut early, mut held) = (ready.take_messages(), ready.take_persisted_messages());
         let committed = ready.take_committed_entries();
         let reads = ready.take_read_states();
         let role_changed = ready.ss().is_some();
         let number = ready.number();
         self.raw.advance_append_async(ready);
+        if let Some(level) = self.level_mut() {
+            level.new_term = if new_term {
+                Some(number)
+            } else {
+                level.new_term
+            };
+            if level.new_term.is_some() {
+                // Who needs no vote but its own leads before that is durable. What it sent then, it might send
+                // otherwise in the same term after a crash.
+                early.append(&mut held);
+                held = std::mem::take(&mut early);
+            }
+        }
         if let Some(meta) = snapshot {
             self.delivered = self.delivered.max(meta.index);
         }

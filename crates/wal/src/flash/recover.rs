@@ -149,6 +149,8 @@ impl FlashLog {
         log.reset_due = (after.0 > 0).then_some(after);
         if spec.mode == FlashMode::Only {
             log.set_hard_state(hard_state.clone());
+            // One that says nothing yet is written as well: the log has a first page from the beginning.
+            log.hard_version = log.hard_version.max(1);
         }
         log.life = 1;
         log.first_words()?;

@@ -53,6 +53,8 @@ pub(crate) struct Seen {
     pub(crate) done: u64,
     /// Told to retry: certainly not done.
     pub(crate) refused: u64,
+    /// Never sent: the load generator holds no more than so many at once.
+    pub(crate) held: u64,
     /// Anything else: no outcome within the client's patience.
     pub(crate) unclear: u64,
     /// Of those done, from arrival, ns.
@@ -66,6 +68,7 @@ impl Seen {
             offered: 0,
             done: 0,
             refused: 0,
+            held: 0,
             unclear: 0,
             latency_ns: super::histogram()?,
             elapsed: Duration::ZERO,
@@ -141,6 +144,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
             "offered_s",
             "done_s",
             "refused_s",
+            "not_sent_s",
             "unclear",
             "p50_us",
             "p99_us",
@@ -244,6 +248,7 @@ impl Run<'_> {
             rounded(per_second(seen.offered), 0),
             rounded(seen.done_s(), 0),
             rounded(per_second(seen.refused), 0),
+            rounded(per_second(seen.held), 0),
             seen.unclear.into(),
             rounded(micros(0.5), 1),
             rounded(micros(0.99), 1),

@@ -16,7 +16,7 @@ const CLIENTS: usize = 12;
 const WINDOW: usize = 1024;
 /// How long a caller waits, µs: shorter than the queues of a cluster at three times its load, so that callers see it.
 const PATIENCE_US: u64 = 500_000;
-/// Operations under way in one client at most; what arrives beyond is refused by the client itself.
+/// Operations under way in one client at most; what arrives beyond is not sent.
 const MOST_PENDING: usize = 2 * WINDOW;
 
 struct One {
@@ -102,7 +102,7 @@ impl Source for Native {
                 };
                 seen.offered += 1;
                 if full {
-                    seen.refused += 1;
+                    seen.held += 1;
                     continue;
                 }
                 let key = self.sequence.key();

@@ -143,7 +143,7 @@ impl Source for Redis {
                 };
                 seen.offered += 1;
                 if one.arrived.len() >= MOST_PENDING || one.unsent.len() >= MOST_UNSENT {
-                    seen.refused += 1;
+                    seen.held += 1;
                     continue;
                 }
                 let key = self.sequence.key();
