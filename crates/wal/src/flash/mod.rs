@@ -15,6 +15,7 @@ mod fetch;
 mod levels;
 mod log;
 mod probe;
+mod read;
 mod recover;
 mod sim;
 mod spec;

@@ -2,13 +2,12 @@
 //!
 //! All pages are read. The log goes from the first page that is still needed to the last one that follows without a gap;
 //! a page that is missing, torn, stale or misplaced ends it. If any page found says that the missing one had been durable,
-//! that is damage and not a write cut short, and the log says so instead of shortening itself.
+//! that is damage and not a write cut short, and the log says so instead of shortening itself. So it does where it may go on
+//! with a page that cannot be read.
 
 use std::collections::VecDeque;
 
-use cyclone_wire::flash::{
-    FlashMode, FlashSuperblock, FlashSuperblockFault, PAGE_BYTES, PageHeader,
-};
+use cyclone_wire::flash::{FlashMode, FlashSuperblock, PAGE_BYTES, PageHeader};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::ring::HardState;
 
@@ -17,6 +16,7 @@ use super::buffer::Buffers;
 use super::device::{Action, Completion, DeviceError, FlashDevice, Request};
 use super::fetch::Fetches;
 use super::log::{FlashLog, FlashStats};
+use super::read::{Unreadable, WAITED_FOR, blocking, one_page, superblock};
 use super::spec::{FlashError, FlashIdentity, FlashSpec};
 use super::terms::Terms;
 
@@ -31,83 +31,6 @@ pub struct FlashRecovered {
     pub pages: u64,
     /// Whole pages behind the log's end: of writes that had overtaken one that was cut short.
     pub beyond: u64,
-}
-
-/// Names the requests that are waited for.
-const WAITED_FOR: u64 = u64::MAX;
-
-/// Reads or writes one piece and waits for it, with nothing else under way.
-fn blocking(
-    device: &mut dyn FlashDevice,
-    action: Action,
-    offset: u64,
-    buffer: super::buffer::Buffer,
-    len: usize,
-) -> Result<super::buffer::Buffer, FlashError> {
-    let request = Request {
-        token: WAITED_FOR,
-        action,
-        offset,
-        buffer,
-        len,
-    };
-    device
-        .submit(0, request)
-        .map_err(|_| DeviceError::Io(libc::EBUSY))?;
-    let mut done: Vec<Completion> = Vec::new();
-    loop {
-        device.poll(0, &mut done);
-        if let Some(completion) = done.pop() {
-            completion.result?;
-            return Ok(completion.buffer);
-        }
-        device.wait();
-    }
-}
-
-fn one_page() -> Result<super::buffer::Buffer, FlashError> {
-    let taken = Buffers::new(1, PAGE_BYTES).take();
-    // Just made, with one buffer in it.
-    taken.ok_or(FlashError::Device(DeviceError::Io(libc::ENOMEM)))
-}
-
-/// The area's superblock: either copy. The first one is written last; where it was never begun and the other is torn, the
-/// area has not been made yet.
-///
-/// # Errors
-/// [`FlashError::NotFormatted`], [`FlashError::Damaged`], [`FlashError::VersionUnknown`], [`FlashError::Device`].
-fn superblock(device: &mut dyn FlashDevice) -> Result<FlashSuperblock, FlashError> {
-    let mut fault = None;
-    let mut blank = [false; 2];
-    for (copy, blank) in blank.iter_mut().enumerate() {
-        let at = (copy * PAGE_BYTES) as u64;
-        let page = match blocking(device, Action::Read, at, one_page()?, PAGE_BYTES) {
-            Ok(page) => page,
-            // A file that has just been made has no bytes yet.
-            Err(FlashError::Device(DeviceError::Short { .. })) => {
-                *blank = true;
-                continue;
-            }
-            Err(error) => {
-                fault = Some(error);
-                continue;
-            }
-        };
-        match FlashSuperblock::decode(&page[..PAGE_BYTES]) {
-            Ok(block) => return Ok(block),
-            Err(FlashSuperblockFault::Blank) => *blank = true,
-            Err(FlashSuperblockFault::Version(found)) => {
-                fault = Some(FlashError::VersionUnknown(found));
-            }
-            Err(FlashSuperblockFault::Damaged) => fault = Some(FlashError::Damaged),
-        }
-    }
-    match (blank, fault) {
-        ([true, true], _) | ([true, false], Some(FlashError::Damaged)) => {
-            Err(FlashError::NotFormatted)
-        }
-        (_, fault) => Err(fault.unwrap_or(FlashError::Damaged)),
-    }
 }
 
 impl FlashLog {
@@ -328,8 +251,8 @@ impl FlashLog {
             return Err(FlashError::WrongShape(Box::new(block)));
         }
         let mut log = FlashLog::empty(device, block, spec);
-        let headers = log.scan()?;
-        let beyond = log.find(&headers)?;
+        let (headers, unreadable) = log.scan()?;
+        let beyond = log.find(&headers, &unreadable)?;
         drop(headers);
         log.walk()?;
         let recovered = FlashRecovered {
@@ -341,53 +264,12 @@ impl FlashLog {
         Ok((log, recovered))
     }
 
-    /// Reads every segment once, many at a time, and hands its pages over in no particular order.
-    fn read_segments(
-        &mut self,
-        segments: impl Iterator<Item = u64>,
-        mut pages: impl FnMut(u64, &[u8]),
-    ) -> Result<(), FlashError> {
-        let segment = self.segment_pages();
-        let mut segments = segments.fuse().peekable();
-        let mut done = Vec::new();
-        let mut failed = None;
-        while segments.peek().is_some() || self.device.outstanding() > 0 {
-            while let Some(place) = segments.peek().copied() {
-                let Some(buffer) = self.buffers.take() else {
-                    break;
-                };
-                let request = Request {
-                    token: place,
-                    action: Action::Read,
-                    offset: self.block.page_at(place * segment),
-                    buffer,
-                    len: segment as usize * PAGE_BYTES,
-                };
-                if self.device.submit(0, request).is_err() {
-                    break;
-                }
-                segments.next();
-            }
-            self.device.poll(0, &mut done);
-            if done.is_empty() {
-                self.device.wait();
-            }
-            for completion in done.drain(..) {
-                match completion.result {
-                    Ok(()) => pages(completion.token, &completion.buffer),
-                    Err(error) => failed = Some(error),
-                }
-            }
-        }
-        failed.map_or(Ok(()), |error| Err(error.into()))
-    }
-
     /// The headers of all pages that are whole and in their place, by place.
-    fn scan(&mut self) -> Result<Vec<Option<PageHeader>>, FlashError> {
+    fn scan(&mut self) -> Result<(Vec<Option<PageHeader>>, Unreadable), FlashError> {
         let (block, segment) = (self.block, self.segment_pages() as usize);
         let mut headers = vec![None; block.pages as usize];
         let grown = self.grown / segment as u64;
-        self.read_segments(0..grown, |place, bytes| {
+        let unreadable = self.read_segments(0..grown, |place, bytes| {
             let start = place as usize * segment;
             for (page, bytes) in bytes.chunks_exact(PAGE_BYTES).enumerate() {
                 let at = start + page;
@@ -399,11 +281,15 @@ impl FlashLog {
                 });
             }
         })?;
-        Ok(headers)
+        Ok((headers, unreadable))
     }
 
     /// Finds where the log begins and ends. Answers how many whole pages lie behind its end.
-    fn find(&mut self, headers: &[Option<PageHeader>]) -> Result<u64, FlashError> {
+    fn find(
+        &mut self,
+        headers: &[Option<PageHeader>],
+        unreadable: &Unreadable,
+    ) -> Result<u64, FlashError> {
         let pages = self.block.pages;
         let all = || headers.iter().flatten();
         let first = all().map(|header| header.first).max().unwrap_or(0);
@@ -422,6 +308,10 @@ impl FlashLog {
             }
             previous = header.life;
             tail += 1;
+        }
+        // Where the log ends or seems to, a page that cannot be read may be of the log; elsewhere it does not matter.
+        if let Some(error) = unreadable.get(&(tail % pages)) {
+            return Err((*error).into());
         }
         if tail < durable && !planted::has(Bug::FlashGapIsEnd) {
             let what = "it was durable, and is not there";
@@ -456,7 +346,7 @@ impl FlashLog {
             let until = (from + window).min(tail.div_ceil(segment));
             let mut found: Vec<Option<Vec<u8>>> = vec![None; (until - from) as usize];
             let places = self.block.pages / segment;
-            self.read_segments(
+            let unreadable = self.read_segments(
                 (from..until).map(|number| number % places),
                 |place, bytes| {
                     let slot = (place + places - from % places) % places;
@@ -467,6 +357,9 @@ impl FlashLog {
                 let bytes = bytes.unwrap_or_default();
                 for (page, bytes) in (number * segment..).zip(bytes.chunks_exact(PAGE_BYTES)) {
                     if page < tail {
+                        if let Some(error) = unreadable.get(&(page % self.block.pages)) {
+                            return Err((*error).into());
+                        }
                         self.walk_page(&mut walker, page, bytes)?;
                     }
                 }
