@@ -35,6 +35,75 @@ struct NodeStatus {
     flash_capacity_bytes: u64,
     survives: String,
     region: String,
+    /// Every log by itself; what stands above is log 0's.
+    logs: Vec<LogStatus>,
+}
+
+/// One physical log of a node.
+#[derive(Clone, Serialize)]
+struct LogStatus {
+    log: u64,
+    role: String,
+    term: u64,
+    leader: u64,
+    first: u64,
+    last: u64,
+    commit: u64,
+    applied: u64,
+    flushed: u64,
+    used_bytes: u64,
+    capacity_bytes: u64,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    flash_state: String,
+    flash_used_bytes: u64,
+    flash_capacity_bytes: u64,
+}
+
+impl LogStatus {
+    fn of(info: &HashMap<String, String>, log: u64) -> LogStatus {
+        let text = |name: &str| {
+            let found = info.get(&format!("cyclone_log{log}_{name}"));
+            found.cloned().unwrap_or_default()
+        };
+        let number = |name: &str| text(name).parse().unwrap_or(0);
+        LogStatus {
+            log,
+            role: text("role"),
+            term: number("term"),
+            leader: number("leader"),
+            first: number("first"),
+            last: number("last"),
+            commit: number("commit"),
+            applied: number("applied"),
+            flushed: number("flushed"),
+            used_bytes: number("used_bytes"),
+            capacity_bytes: number("capacity_bytes"),
+            flash_state: text("flash_state"),
+            flash_used_bytes: number("flash_used_bytes"),
+            flash_capacity_bytes: number("flash_capacity_bytes"),
+        }
+    }
+
+    /// A line, in the columns of its node's.
+    fn print(&self, survives: &str) {
+        let share = |used: u64, of: u64| 100.0 * used as f64 / of.max(1) as f64;
+        let flash = match self.flash_state.as_str() {
+            "" => String::new(),
+            state => format!(
+                ", flash {state}, {:.1}% used",
+                share(self.flash_used_bytes, self.flash_capacity_bytes)
+            ),
+        };
+        println!(
+            "{:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {survives}{flash}",
+            self.role,
+            self.term,
+            self.last,
+            self.commit,
+            self.applied,
+            share(self.used_bytes, self.capacity_bytes)
+        );
+    }
 }
 
 fn status_of(address: SocketAddr, access: &Access) -> NodeStatus {
@@ -68,6 +137,9 @@ fn status_of(address: SocketAddr, access: &Access) -> NodeStatus {
         flash_capacity_bytes: number("cyclone_log0_flash_capacity_bytes"),
         survives: text("cyclone_survives"),
         region: text("cyclone_region"),
+        logs: (0..number("cyclone_logs"))
+            .map(|log| LogStatus::of(&info, log))
+            .collect(),
     }
 }
 
@@ -141,26 +213,26 @@ pub fn status(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
             println!("{:<22}   - unreachable: {error}", node.address);
             continue;
         }
-        let flash = match node.flash_state.as_str() {
-            "" => String::new(),
-            state => format!(
-                ", flash {state}, {:.1}% used",
-                100.0 * node.flash_used_bytes as f64 / node.flash_capacity_bytes.max(1) as f64
-            ),
-        };
-        let fill = 100.0 * node.log_used_bytes as f64 / node.log_capacity_bytes.max(1) as f64;
-        println!(
-            "{:<22} {:>3} {:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {}{flash}",
-            node.address,
-            node.id,
-            node.role,
-            node.term,
-            node.last,
-            node.commit,
-            node.applied,
-            fill,
-            node.survives
-        );
+        print!("{:<22} {:>3} ", node.address, node.id);
+        match node.logs.as_slice() {
+            [only] => LogStatus {
+                role: node.role.clone(),
+                ..only.clone()
+            }
+            .print(&node.survives),
+            logs => {
+                println!(
+                    "{:<13} {} logs; survives {}",
+                    node.role,
+                    logs.len(),
+                    node.survives
+                );
+                for log in logs {
+                    print!("{:<22} {:>3} ", format!("  log {}", log.log), "");
+                    log.print("");
+                }
+            }
+        }
     }
     if nodes
         .iter()
