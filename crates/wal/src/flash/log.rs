@@ -126,6 +126,8 @@ pub struct FlashLog {
     pub(crate) grown: u64,
     /// A segment of zeros is on its way; when growth failed first, and when to try again.
     pub(crate) growing: bool,
+    /// When to go on growing while nobody waits for it.
+    pub(crate) grow_due_us: u64,
     pub(crate) grow_failed: Option<(u64, u64)>,
     pub(crate) writes: VecDeque<Write>,
     pub(crate) filling: Option<Filling>,

@@ -165,6 +165,7 @@ impl FlashLog {
             vouched: 0,
             grown: grown.min(block.pages) / segment_pages * segment_pages,
             growing: false,
+            grow_due_us: 0,
             grow_failed: None,
             writes: VecDeque::new(),
             filling: None,

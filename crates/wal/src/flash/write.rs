@@ -460,6 +460,7 @@ impl FlashLog {
         };
         let grow = match self.grow_failed {
             Some((_, due)) if !self.growing && self.buffers.free() > 0 => due,
+            None if self.wants_to_grow() && self.buffers.free() > 0 => self.grow_due_us,
             _ => u64::MAX,
         };
         let retries = retries.min().unwrap_or(u64::MAX);

@@ -2,13 +2,24 @@
 
 use super::*;
 
+/// Segments ahead of the log that growth hurries to have.
+const NEAR: u64 = 64;
+/// Time between two pieces of zeros beyond that: the device belongs to the log, and to other replicas' logs.
+const PAUSE_US: u64 = 5_000;
+
 impl FlashLog {
+    /// Whether pieces are missing that should be there by now.
+    pub(super) fn wants_to_grow(&self) -> bool {
+        let ahead = (self.spec.grow_bytes / PAGE_BYTES as u64).max(self.segment_pages());
+        let wanted = ((self.tail + ahead / 2) / ahead + 1).saturating_mul(ahead);
+        !self.growing && self.grown < wanted.min(self.block.pages)
+    }
+
     /// Writes zeros ahead of the log, so that its own writes change no metadata of the file system.
     pub(super) fn grow(&mut self, now_us: u64) {
         let segment = self.segment_pages();
-        let ahead = (self.spec.grow_bytes / PAGE_BYTES as u64).max(segment);
-        let wanted = ((self.tail + ahead / 2) / ahead + 1).saturating_mul(ahead);
-        if self.growing || self.grown >= wanted.min(self.block.pages) {
+        let near = self.grown < self.tail + NEAR * segment;
+        if !self.wants_to_grow() || (!near && now_us < self.grow_due_us) {
             return;
         }
         if self.grow_failed.is_some_and(|(_, due)| now_us < due) {
@@ -34,6 +45,7 @@ impl FlashLog {
         match completion.result {
             Ok(()) => {
                 self.grown += self.segment_pages();
+                self.grow_due_us = now_us.saturating_add(PAUSE_US);
                 self.stats.grown_segments += 1;
                 self.grow_failed = None;
             }
