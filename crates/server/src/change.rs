@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use cyclone_gateway::MemberRequest as Change;
 
 use crate::ctl;
 use crate::members::{Part, Standing};
@@ -16,70 +17,34 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause before asking again.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// A new replica that receives the logs and does not vote.
-    Add {
-        /// Its id.
-        id: u64,
-        /// Where its packets go.
-        packet: SocketAddr,
-        /// Where its Redis port is.
-        redis: Option<SocketAddr>,
-    },
-    /// One that receives the logs is to vote.
-    Promote {
-        /// Its id.
-        id: u64,
-    },
-    /// One is to go.
-    Remove {
-        /// Its id.
-        id: u64,
-    },
-    /// One is to go, and a new one to take its place.
-    Replace {
-        /// Who goes.
-        old: u64,
-        /// Who comes.
-        id: u64,
-        /// Where its packets go.
-        packet: SocketAddr,
-        /// Where its Redis port is.
-        redis: Option<SocketAddr>,
-    },
+/// The command that asks a node for it.
+fn command(change: &Change) -> redis::Cmd {
+    let mut command = redis::cmd("CYCLONE");
+    command.arg("MEMBER");
+    match change {
+        Change::Add { id, .. } => command.arg("ADD").arg(id),
+        Change::Promote { id } => command.arg("PROMOTE").arg(id),
+        Change::Remove { id } => command.arg("REMOVE").arg(id),
+        Change::Replace { old, id, .. } => command.arg("REPLACE").arg(old).arg(id),
+    };
+    if let Change::Add { packet, redis, .. } | Change::Replace { packet, redis, .. } = change {
+        command.arg(packet.to_string());
+        if let Some(redis) = redis {
+            command.arg(redis.to_string());
+        }
+    }
+    command
 }
 
-impl Change {
-    fn command(&self) -> redis::Cmd {
-        let mut command = redis::cmd("CYCLONE");
-        command.arg("MEMBER");
-        match self {
-            Change::Add { id, .. } => command.arg("ADD").arg(id),
-            Change::Promote { id } => command.arg("PROMOTE").arg(id),
-            Change::Remove { id } => command.arg("REMOVE").arg(id),
-            Change::Replace { old, id, .. } => command.arg("REPLACE").arg(old).arg(id),
-        };
-        if let Change::Add { packet, redis, .. } | Change::Replace { packet, redis, .. } = self {
-            command.arg(packet.to_string());
-            if let Some(redis) = redis {
-                command.arg(redis.to_string());
-            }
-        }
-        command
-    }
-
-    /// Whether every log is there, by what the logs' leaders say.
-    fn is_reached(&self, members: &Standing) -> bool {
-        let is = |id: &u64, part: fn(Part) -> bool| members.everywhere(*id, part);
-        let takes_part = |part| part != Part::Outgoing;
-        match self {
-            Change::Add { id, .. } => is(id, takes_part),
-            Change::Promote { id } => is(id, |part| part == Part::Voter),
-            Change::Remove { id } => members.nowhere(*id),
-            Change::Replace { old, id, .. } => members.nowhere(*old) && is(id, takes_part),
-        }
+/// Whether every log is there, by what the logs' leaders say.
+fn is_reached(change: &Change, members: &Standing) -> bool {
+    let is = |id: &u64, part: fn(Part) -> bool| members.everywhere(*id, part);
+    let takes_part = |part| part != Part::Outgoing;
+    match change {
+        Change::Add { id, .. } => is(id, takes_part),
+        Change::Promote { id } => is(id, |part| part == Part::Voter),
+        Change::Remove { id } => members.nowhere(*id),
+        Change::Replace { old, id, .. } => members.nowhere(*old) && is(id, takes_part),
     }
 }
 
@@ -96,7 +61,7 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
         Ok(connection) => connection,
         Err(error) => return Ok(Answer::Later(format!("{address}: {error:#}"))),
     };
-    match change.command().query::<()>(&mut connection) {
+    match command(change).query::<()>(&mut connection) {
         Ok(()) => Ok(Answer::Accepted),
         Err(error) => match error.code() {
             // Not the leader, not yet, or nobody knows whether: ask again.
@@ -104,7 +69,7 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
                 Ok(Answer::Later(format!("{address}: {error}")))
             }
             None => Ok(Answer::Later(format!("{address}: {error}"))),
-            Some(_) => bail!("{error}"),
+            Some(_) => bail!("{}", error.detail().unwrap_or("refused")),
         },
     }
 }
@@ -121,7 +86,7 @@ fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) 
         }
         if accepted {
             match Standing::read(&known, access) {
-                Some(members) if !members.changing && change.is_reached(&members) => return Ok(()),
+                Some(members) if !members.changing && is_reached(change, &members) => return Ok(()),
                 // It may have been lost with a leader that had not committed it.
                 Some(members) if !members.changing => accepted = false,
                 _ => {}

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use cyclone_gateway::MemberRequest as Change;
 
-use crate::change::Change;
 use crate::{backup, change, ctl, members, pmkv, resp};
 
 /// `cyclone ctl`.
