@@ -1,6 +1,8 @@
 //! The DPDK driver over shared memory between two ports (net_memif, anywhere) and over a veth pair (net_af_packet, needs root
 //! and skips without). Neither needs huge pages.
 
+#[path = "../common/cable.rs"]
+mod cable;
 #[path = "../common/mod.rs"]
 mod common;
 mod kernel;
@@ -13,6 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use cable::{Clock, body};
 use common::*;
 use cyclone_packet::{DpdkDriver, DpdkError, DpdkOptions, Driver, Message, Outgoing, Peer, Port};
 use cyclone_pmem::pool::Pool;
@@ -79,24 +82,6 @@ fn pair(frame_bytes: u32, settings: &str, a: &str, b: &str) -> (End, End) {
     a_end.port.add_node(2, b.parse().unwrap());
     b_end.port.add_node(1, a.parse().unwrap());
     (a_end, b_end)
-}
-
-struct Clock(Instant);
-
-impl Clock {
-    fn now_us(&self) -> u64 {
-        self.0.elapsed().as_micros() as u64
-    }
-}
-
-fn body(seed: u64, len: usize) -> Vec<u8> {
-    (0..len)
-        .map(|i| {
-            (i as u64 * 31)
-                .wrapping_add(seed.wrapping_mul(7))
-                .wrapping_add(i as u64 >> 8) as u8
-        })
-        .collect()
 }
 
 /// Sends messages one way until all have arrived, again and again those that got lost.

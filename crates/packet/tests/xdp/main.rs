@@ -1,5 +1,7 @@
 //! AF_XDP between two machines that the tests make: needs root, skips without. Nothing outside their network namespaces is touched.
 
+#[path = "../common/cable.rs"]
+mod cable;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash;
@@ -9,6 +11,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
+use cable::{Clock, body};
 use common::*;
 use cyclone_packet::{
     Driver, Message, Outgoing, Peer, Port, UdpDriver, UdpOptions, XdpDriver, XdpError, XdpOptions,
@@ -60,24 +63,6 @@ fn xdp_pair<'a>(cable: &'a Cable, frame_bytes: u32, a: &str, b: &str) -> (End<'a
     a_end.port.add_node(2, b.parse().unwrap());
     b_end.port.add_node(1, a.parse().unwrap());
     (a_end, b_end)
-}
-
-struct Clock(Instant);
-
-impl Clock {
-    fn now_us(&self) -> u64 {
-        self.0.elapsed().as_micros() as u64
-    }
-}
-
-fn body(seed: u64, len: usize) -> Vec<u8> {
-    (0..len)
-        .map(|i| {
-            (i as u64 * 31)
-                .wrapping_add(seed.wrapping_mul(7))
-                .wrapping_add(i as u64 >> 8) as u8
-        })
-        .collect()
 }
 
 /// Sends messages one way until all have arrived, again and again those that got lost; answers what arrived.
