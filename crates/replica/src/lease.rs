@@ -11,8 +11,10 @@
 //! any more. A follower that restarts has forgotten whom it heard: with leases it votes for nobody for its first election time-out
 //! (see `Node::may_vote`).
 
-/// A loop that was held up counts up to five ticks at once, and one more for where in a tick a message came.
-const LOST_TICKS: u64 = 6;
+use crate::node::PAUSE_TICKS;
+
+/// What a loop that was held up counts at once, and one more for where in a tick a message came.
+const LOST_TICKS: u64 = PAUSE_TICKS + 1;
 
 /// The lease of one physical log.
 #[derive(Debug, Default)]
