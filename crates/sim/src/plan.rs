@@ -249,11 +249,11 @@ pub struct Plan {
 const SECOND: u64 = 1_000_000;
 
 impl Plan {
-    /// The plan of a seed. Each fault is in about half of the plans; with one log, members change in one of ten.
+    /// The plan of a seed. Each fault is in about half of the plans; members change in one of ten.
     pub fn draw(seed: u64) -> Plan {
         let plan = Plan::draw_steady(seed);
         let mut apart = Random::new(seed ^ 0x006d_656d_6265);
-        match !plan.old_format && plan.clients <= 100 && plan.logs == 1 && apart.chance(0.1) {
+        match !plan.old_format && plan.clients <= 100 && apart.chance(0.1) {
             true => plan.with_members(),
             false => plan,
         }

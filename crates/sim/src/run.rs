@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use cyclone_store::Limits;
+use cyclone_wire::raftmsg::Members;
 
 use crate::callers::Callers;
 use crate::check::Broken;
@@ -50,6 +51,20 @@ fn run_in(plan: &Plan, place: &Path, trace: bool) -> Result<Report, Failure> {
             })
         }
     }
+}
+
+/// Who takes part in a log, for people.
+fn names(members: &Members) -> String {
+    let lists = [
+        ("", &members.voters),
+        (" was ", &members.voters_outgoing),
+        (" learners ", &members.learners),
+        (" next ", &members.learners_next),
+    ];
+    let lists = lists.iter().filter(|(_, list)| !list.is_empty());
+    lists
+        .map(|(name, list)| format!("{name}{list:?}"))
+        .collect()
 }
 
 impl World {
@@ -216,13 +231,14 @@ impl World {
                 let logs = (0..usize::from(self.plan.logs)).map(|log| {
                     let group = node.group(log);
                     format!(
-                        "{:?} term {} entries {}..={} commit {} applied {}",
+                        "{:?} term {} entries {}..={} commit {} applied {} members {}",
                         group.role(),
                         group.term(),
                         group.first_index(),
                         group.last_index(),
                         group.commit(),
-                        node.applied(log).0
+                        node.applied(log).0,
+                        names(&group.members())
                     )
                 });
                 format!("{} {}", machine.id, logs.collect::<Vec<_>>().join(" | "))
