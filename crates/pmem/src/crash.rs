@@ -151,7 +151,7 @@ impl Line {
 }
 
 /// Copies page by page what is not zero: fresh zeroed memory costs nothing until it is touched.
-fn sparse_copy(image: &[u8]) -> Vec<u8> {
+pub(crate) fn sparse_copy(image: &[u8]) -> Vec<u8> {
     const ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
     let mut copy = vec![0; image.len()];
     for (place, page) in copy.chunks_mut(PAGE_BYTES).zip(image.chunks(PAGE_BYTES)) {
@@ -176,10 +176,11 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl Tracker {
-    pub(crate) fn new(image: &[u8], memory: Arc<Memory>) -> (Tracker, CrashSim) {
+    /// Over memory that holds `durable` already.
+    pub(crate) fn new(durable: Vec<u8>, memory: Arc<Memory>) -> (Tracker, CrashSim) {
         let state = Arc::new(Mutex::new(State {
-            durable: sparse_copy(image),
-            place: vec![NONE; image.len().div_ceil(LINE_BYTES)],
+            place: vec![NONE; durable.len().div_ceil(LINE_BYTES)],
+            durable,
             in_use: true,
             ..State::default()
         }));

@@ -310,7 +310,7 @@ impl LogChecks {
         seen.commit = group.commit();
         let applied = node.applied(self.log);
         // A checkpoint may hold more of a log than its replica has heard of; what it holds is looked at below.
-        let checkpoints = node.config().logs > 1 && node.status().counters.snapshots_installed > 0;
+        let checkpoints = node.config().logs > 1 && node.counters().snapshots_installed > 0;
         require(checkpoints || applied.0 <= group.commit(), || {
             format!(
                 "replica {id} applied {} but only {} is committed",

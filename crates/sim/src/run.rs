@@ -5,6 +5,7 @@ use std::path::Path;
 use cyclone_store::Limits;
 use cyclone_wire::raftmsg::Members;
 
+use crate::bank::adds_up;
 use crate::callers::Callers;
 use crate::check::Broken;
 use crate::history::{Answer, Op, Outcome};
@@ -13,7 +14,7 @@ use crate::linear;
 use crate::load::Client;
 use crate::machine::Machine;
 use crate::plan::Plan;
-use crate::world::{Failure, Report, World};
+use crate::world::{Failure, Report, World, trace};
 
 /// Election time-outs within which a healed cluster must have answered everything.
 const PATIENCE: u64 = 60;
@@ -273,6 +274,7 @@ impl World {
             if !members.contains(&machine.id) {
                 continue;
             }
+            (0..=self.load.books.current()).try_for_each(|book| adds_up(node, book))?;
             let digest = node
                 .store()
                 .digest()
@@ -295,7 +297,8 @@ impl World {
         match linear::check_with(&self.load.history, limits) {
             Ok(_) => Ok(()),
             // Too many operations of unknown outcome on one key at once: counted, and no evidence of anything.
-            Err(linear::CheckError::Undecided { .. }) => {
+            Err(error @ linear::CheckError::Undecided { .. }) => {
+                trace!(self, "the checker gave up: {error}");
                 self.undecided = true;
                 Ok(())
             }

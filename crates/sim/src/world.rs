@@ -389,7 +389,8 @@ impl World {
                         }
                         self.checks.stepped(node)?;
                         if self.plan.logs > 1 {
-                            self.inspector.look(node, self.plan.logs)?;
+                            self.inspector
+                                .look(node, self.plan.logs, &self.load.books)?;
                         }
                         let installing = node.is_installing();
                         if installing != self.machines[position].installing {
