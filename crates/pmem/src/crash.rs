@@ -44,6 +44,8 @@ struct State {
     /// Per line of memory: its place in `open`, or [`NONE`].
     place: Vec<u32>,
     open: Vec<Line>,
+    /// Room for the next lines to open.
+    spare: Vec<Vec<Stored>>,
     /// Lines that the next fence looks at.
     flushing: Vec<u32>,
     /// Lines that became durable last, newest first.
@@ -75,7 +77,7 @@ impl State {
             self.open.push(Line {
                 number,
                 newest,
-                stores: Vec::new(),
+                stores: self.spare.pop().unwrap_or_default(),
                 flushing: false,
             });
         }
@@ -86,7 +88,8 @@ impl State {
     fn close(&mut self, number: u32) {
         let place = self.place[number as usize];
         self.place[number as usize] = NONE;
-        self.open.swap_remove(place as usize);
+        let closed = self.open.swap_remove(place as usize);
+        self.spare.push(closed.stores);
         if let Some(moved) = self.open.get(place as usize) {
             self.place[moved.number as usize] = place;
         }

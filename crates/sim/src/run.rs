@@ -32,6 +32,7 @@ pub fn run(plan: &Plan, root: &Path, trace: bool) -> Result<Report, Failure> {
 fn run_in(plan: &Plan, place: &Path, trace: bool) -> Result<Report, Failure> {
     let setting_up = |error: &dyn std::fmt::Display| Failure {
         at_us: 0,
+        strikes: 0,
         what: format!("setting up: {error}"),
     };
     let mut world = World::new(plan.clone(), place).map_err(|error| setting_up(&error))?;
@@ -48,6 +49,7 @@ fn run_in(plan: &Plan, place: &Path, trace: bool) -> Result<Report, Failure> {
             }
             Err(Failure {
                 at_us: world.now_us,
+                strikes: world.strikes,
                 what,
             })
         }
