@@ -11,7 +11,7 @@ use cyclone_pmem::{FlushPolicy, Region, SharedArea};
 use super::config::ShmConfig;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"CYSHMCTL");
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 pub(super) const HEADER_BYTES: u64 = 4096;
 pub(super) const MAX_ADDRESS: usize = 432;
 const MAX_PATH: u64 = 3072;
@@ -35,6 +35,8 @@ pub(super) mod header {
     /// The last serial number given to a registration or queue.
     pub const SERIAL: u64 = 120;
     pub const PATH_LEN: u64 = 128;
+    /// No slot from this one on was ever claimed: raised before a slot is.
+    pub const CLAIMED: u64 = 136;
     /// Counts whatever may concern the owner's program; its low half is the futex.
     pub const DOORBELL: u64 = 192;
     /// Not zero while the owner sleeps.
@@ -301,6 +303,25 @@ impl Control {
     #[inline]
     pub(super) fn is_live(&self) -> bool {
         self.load(header::STATE) == LIVE
+    }
+
+    /// The slots that somebody may have: those before any other was claimed in this life. Most files have room for far
+    /// more peers than ever come, and each slot is on pages of its own.
+    #[inline]
+    pub(super) fn claimed(&self) -> u64 {
+        self.load(header::CLAIMED).min(self.shape.peers)
+    }
+
+    /// Lets the owner look at a slot, before it is claimed: whoever has left a mark was seen by looks that began later.
+    pub(super) fn before_claiming(&self, slot: u64) {
+        let mut known = self.load(header::CLAIMED);
+        while known <= slot {
+            let found = self.area.compare_swap(header::CLAIMED, known, slot + 1);
+            if found == known {
+                return;
+            }
+            known = found;
+        }
     }
 
     #[inline]
