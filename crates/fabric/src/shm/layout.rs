@@ -271,12 +271,26 @@ pub(super) struct Control {
 impl Control {
     /// Somebody's file; `None` for what is none of this version.
     pub(super) fn attach(path: &Path) -> Option<Control> {
+        Control::attach_if(path, |version| version == VERSION)
+    }
+
+    /// The file of a life before, which may have been an earlier program's.
+    pub(super) fn attach_former(path: &Path) -> Option<Control> {
+        let former = Control::attach_if(path, |version| (1..=VERSION).contains(&version))?;
+        if former.load(header::VERSION) == 1 {
+            // Its initiators did not say how many they were, and that word was nobody's.
+            former.store(header::CLAIMED, former.shape.peers);
+        }
+        Some(former)
+    }
+
+    fn attach_if(path: &Path, version: impl Fn(u64) -> bool) -> Option<Control> {
         let region = Region::attach(path, FlushPolicy::Eadr).ok()?;
         let area = region.take(0, region.len()).ok()?.share();
         let word = |at| area.load_u64(at);
         if area.len() < HEADER_BYTES
             || word(header::MAGIC) != MAGIC
-            || word(header::VERSION) != VERSION
+            || !version(word(header::VERSION))
         {
             return None;
         }

@@ -250,6 +250,27 @@ fn a_new_life_waits_for_who_stood_still_in_the_former() {
     again(config()).expect("it is dead");
 }
 
+// Control files of version 1 do not say how many slots were claimed. The program is replaced while its servers are down:
+// their memories must not be lost for that, and who stood still in an old file must be waited for.
+#[test]
+fn a_life_of_an_earlier_version_is_taken_over() {
+    let config = || ShmConfig {
+        memory: Memory::Kept,
+        ..config()
+    };
+    let pair = Pair::new(config());
+    let control = pair.owner.control.clone();
+    let mut stopped = Stopped::with_mark(&control, Mark::registration(0, 1));
+    pair.owner.memory().store_u64(64, 77);
+    drop(pair.owner);
+    control.store(header::VERSION, 1);
+    control.store(header::CLAIMED, 0);
+    let again = || ShmEndpoint::open(pair.directory.path(), "owner", config());
+    assert!(is_stalled(again().map(drop)));
+    stopped.kill();
+    assert_eq!(again().expect("it is dead").memory().load_u64(64), 77);
+}
+
 #[test]
 fn serials_go_on_from_one_life_to_the_next() {
     let pair = Pair::new(config());
