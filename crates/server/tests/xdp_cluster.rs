@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use counting::{counter, lab, options, outcome};
-use cyclone::netlab::{Cabling, LabCluster, NodeOptions, REDIS_PORT};
+use cyclone::bench::net::child::Role;
+use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions, REDIS_PORT};
 
 #[test]
 fn nodes_are_killed_under_load() {
