@@ -16,7 +16,7 @@ HOURS ?= 8
 DPDK := --release --locked --target-dir $(TARGET)/dpdk -p cyclone --no-default-features --features dpdk
 SIM := $(TARGET)/release/cyclone-sim
 
-.PHONY: figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-pmkv mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
+.PHONY: figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-log soak-pmkv mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
 
 demo: build
 	$(BIN) demo
@@ -78,6 +78,11 @@ fuzz: setup
 soak-pmkv: MINUTES ?= 30
 soak-pmkv: build
 	$(BIN) bench pmkv --part soak --minutes $(MINUTES)
+
+# MINUTES=m of writes at full speed over a small log, memory and flash: space, memory and stalls per minute.
+soak-log: MINUTES ?= 30
+soak-log: build
+	$(BIN) bench soak-log --minutes $(MINUTES)
 
 # Plants one bug after another and asks whether the simulator notices.
 mutants: setup

@@ -20,6 +20,7 @@ use cyclone_wire::raftmsg::RaftKind;
 use cyclone_wire::reply::Reply;
 
 use crate::answers::Unchecked;
+use crate::archive::Archive;
 use crate::backup::Backups;
 use crate::clients::ClientReplies;
 use crate::clock::Steady;
@@ -53,6 +54,20 @@ pub enum NodeError {
     /// The log or Raft failed.
     #[error("the log failed: {0}")]
     Consensus(#[from] cyclone_consensus::ConsensusError),
+    /// It was started as a new replica, and others know it as one that has lost its memory.
+    #[error(
+        "replica {id} knows nothing, and replica {by} knows it: {what}. A replica that has lost its memory must not come back under its \
+         old id: give it a new one and use `ctl member replace`; if it has never run, it belongs to the cluster's founders and is \
+         started with --bootstrap"
+    )]
+    Wiped {
+        /// This replica.
+        id: u64,
+        /// Who knows it.
+        by: u64,
+        /// What is known.
+        what: String,
+    },
     /// The packet port failed.
     #[error("the packet port failed: {0}")]
     Port(std::io::Error),
@@ -115,7 +130,14 @@ pub struct Node {
     pub(crate) workers: Workers<Done>,
     pub(crate) snapshots: Snapshots,
     pub(crate) backups: Backups,
+    pub(crate) archive: Option<Archive>,
     pub(crate) membership: Membership,
+    /// Per log its last entry at the start.
+    pub(crate) began_at: Vec<u64>,
+    /// Who knows this replica although it knows nothing, and what.
+    /// Whether everything that was committed at the start has been applied.
+    pub(crate) caught_up: bool,
+    pub(crate) wiped: Option<(u64, cyclone_wire::membership::Known)>,
     pub(crate) counters: Counters,
     pub(crate) survives: Survives,
     pub(crate) region_description: String,
@@ -171,6 +193,9 @@ impl Node {
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
         Ok(Node {
             membership: Membership::new(&config),
+            began_at: logs.iter().map(|log| log.group.last_index()).collect(),
+            caught_up: false,
+            wiped: None,
             unchecked: Vec::new(),
             led: vec![0; logs.len()],
             own_work: vec![0; logs.len()],
@@ -187,6 +212,7 @@ impl Node {
             workers,
             snapshots,
             backups,
+            archive: None,
             counters: Counters::default(),
             survives,
             region_description: region,
@@ -296,6 +322,7 @@ impl Node {
         work += self.collect()?;
         self.tick();
         work += self.advance()?;
+        work += self.feed_archive();
         if now.steady_us >= self.next_upkeep_us {
             self.next_upkeep_us = now.steady_us + UPKEEP_US;
             self.upkeep()?;
@@ -361,6 +388,11 @@ impl Node {
             (Peer::Node(node), envelope::SNAPSHOT_FETCH) => self.snapshot_fetch(node, &rest),
             (Peer::Node(node), envelope::SNAPSHOT_CHUNK) => self.snapshot_chunk(node, &rest),
             (Peer::Node(_), envelope::RECORD) => self.told_record(&rest.to_vec()),
+            (Peer::Node(node), envelope::JOINING) => self.say_whether_known(node),
+            (Peer::Node(node), envelope::KNOWN) => {
+                let malformed = self.told_known(node, &rest.to_vec()).is_err();
+                self.counters.malformed += u64::from(malformed);
+            }
             (Peer::Client(_), envelope::CLIENT_REQUEST) => self.client_requests(from, &rest),
             _ => self.counters.malformed += 1,
         }
@@ -531,6 +563,8 @@ impl Node {
             self.advance()?;
         }
         self.keep_in_touch()?;
+        self.check_memory()?;
+        self.note_caught_up();
         self.trim()?;
         self.snapshot_upkeep();
         self.backup_upkeep();
