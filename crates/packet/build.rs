@@ -11,12 +11,15 @@ fn main() {
 mod dpdk {
     use std::process::Command;
 
-    const SHIM: &str = "src/dpdk/shim.c";
+    const SHIM: [&str; 2] = ["src/dpdk/shim.c", "src/dpdk/gate.c"];
+    const HEADER: &str = "src/dpdk/gate.h";
     /// What the shim calls. Drivers of cards are plug-ins that DPDK loads itself.
     const LIBRARIES: &[&str] = &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_eal"];
 
     pub fn build() {
-        println!("cargo::rerun-if-changed={SHIM}");
+        for file in SHIM.iter().chain([&HEADER]) {
+            println!("cargo::rerun-if-changed={file}");
+        }
         println!("cargo::rerun-if-env-changed=PKG_CONFIG_PATH");
         if let Err(why) = compile() {
             println!(
@@ -41,7 +44,7 @@ mod dpdk {
 
     fn compile() -> Result<(), String> {
         let mut build = cc::Build::new();
-        build.file(SHIM).warnings(true).extra_warnings(true);
+        build.files(SHIM).warnings(true).extra_warnings(true);
         // DPDK's own headers do not compile without warnings.
         build.flag("-Wno-unused-parameter");
         // Pools over memory of one's own, and its mapping for cards, are in use since DPDK 20.

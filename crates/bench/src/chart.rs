@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use anyhow::Result;
-use plotters::coord::types::RangedCoordf64;
+use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 
-use crate::plot::{Panel, colour, decades, fault, number, span};
+use crate::plot::{Curves, Panel, axes, colour, decades, fault, span};
 
 const WIDTH: u32 = 1080;
 const HEIGHT: u32 = 480;
@@ -79,25 +79,11 @@ fn mark<C>(place: usize, at: C) -> Circle<C, i32> {
     Circle::new(at, 3 + (place / 2 % 3) as i32, style)
 }
 
-fn curves<'a, 'b: 'a, Y>(
-    mut chart: ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, Y>>,
-    panel: &Panel,
-) -> Result<()>
+fn curves<'a, 'b: 'a, Y>(mut chart: Curves<'a, 'b, Y>, panel: &Panel) -> Result<()>
 where
-    Y: Ranged<ValueType = f64> + plotters::coord::ranged1d::ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    chart
-        .configure_mesh()
-        .x_desc(&panel.x)
-        .y_desc(&panel.y)
-        .light_line_style(TRANSPARENT)
-        .bold_line_style(BLACK.mix(0.12))
-        .label_style((FONT, 12))
-        .axis_desc_style((FONT, 13))
-        .y_label_formatter(&|value| number(*value))
-        .x_label_formatter(&|value| number(*value))
-        .draw()
-        .map_err(fault)?;
+    axes(&mut chart, panel)?;
     for (place, series) in panel.series.iter().enumerate() {
         let style = colour(place).stroke_width(2);
         chart

@@ -27,8 +27,9 @@ use crate::provider::{self, Provider, Side};
 pub const TOKEN: Token = Token(0x6379_636c_6f6e_6531);
 /// Memory of an initiator's endpoint, in bytes: it keeps nothing there.
 const INITIATOR_BYTES: u64 = 1 << 20;
-/// How long a backup that sleeps between messages sleeps at most.
-const NAP: Duration = Duration::from_millis(5);
+/// How long a backup that sleeps between messages sleeps at most. Messages wake it; segments are posted for ten times as
+/// long ahead.
+const NAP: Duration = Duration::from_millis(10);
 
 /// Where and with what a child works.
 #[derive(Clone, Debug, Serialize, Deserialize)]

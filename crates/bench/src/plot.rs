@@ -5,6 +5,8 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::ValueFormatter;
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::series::DashedLineSeries;
 
@@ -169,16 +171,14 @@ fn line_panel(area: &Area<'_>, panel: &Panel) -> Result<()> {
     }
 }
 
-fn finish_lines<'a, 'b: 'a, Y>(
-    mut chart: ChartContext<
-        'a,
-        SVGBackend<'b>,
-        Cartesian2d<plotters::coord::types::RangedCoordf64, Y>,
-    >,
-    panel: &Panel,
-) -> Result<()>
+/// A chart over numbers from left to right, whatever its scale upwards.
+pub(crate) type Curves<'a, 'b, Y> =
+    ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, Y>>;
+
+/// Draws mesh, labels and what the axes mean.
+pub(crate) fn axes<'a, 'b: 'a, Y>(chart: &mut Curves<'a, 'b, Y>, panel: &Panel) -> Result<()>
 where
-    Y: Ranged<ValueType = f64> + plotters::coord::ranged1d::ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
     chart
         .configure_mesh()
@@ -191,7 +191,14 @@ where
         .y_label_formatter(&|value| number(*value))
         .x_label_formatter(&|value| number(*value))
         .draw()
-        .map_err(fault)?;
+        .map_err(fault)
+}
+
+fn finish_lines<'a, 'b: 'a, Y>(mut chart: Curves<'a, 'b, Y>, panel: &Panel) -> Result<()>
+where
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    axes(&mut chart, panel)?;
     let mut next = 0;
     for series in &panel.series {
         let points = series.points.iter().copied();

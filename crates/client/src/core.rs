@@ -27,7 +27,7 @@ use crate::request::{
 use cyclone_wire::planted::{self, Bug};
 
 use crate::session::{self, Opening, Session, State};
-use crate::time::ResponseTime;
+use crate::time::{Overtaken, ResponseTime};
 
 /// Settings.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +80,7 @@ pub struct ClientCore {
     /// Nothing in `sent` is due before.
     next_due_us: u64,
     response_time: ResponseTime,
+    overtaken: Overtaken,
     /// Something may be sendable that was not at the last [`ClientCore::transmit`].
     ready: bool,
     completions: Vec<Completion>,
@@ -106,6 +107,7 @@ impl ClientCore {
             sent: Vec::new(),
             next_due_us: u64::MAX,
             response_time: ResponseTime::default(),
+            overtaken: Overtaken::default(),
             ready: false,
             completions: Vec::new(),
             buffers: Buffers::default(),
@@ -375,7 +377,16 @@ impl ClientCore {
                 continue;
             }
             next_us = next_us.min(request.deadline_us);
-            if request.stage == Stage::Flying && request.due_us <= now_us {
+            let patience_us = (self.response_time).patience_us(self.config.attempt_us, 0);
+            if request.stage == Stage::Flying
+                && request.due_us <= now_us
+                && !self.overtaken.is_missing(request, now_us, patience_us)
+                && !self.hunt.is_forgotten(request.sent_us, now_us, patience_us)
+            {
+                // Others are being answered: it waits in a queue, and sending it again would make that longer.
+                request.due_us = now_us + patience_us;
+                next_us = next_us.min(request.due_us);
+            } else if request.stage == Stage::Flying && request.due_us <= now_us {
                 request.timeouts += 1;
                 silent |= self.hunt.is_silent_since(request.sent_us);
                 self.enqueue(ticket);

@@ -93,6 +93,14 @@ impl Hunt {
         sent_us >= self.since_us && node.heard_us <= sent_us
     }
 
+    /// Whether a request sent then went to another target, or to one that has said nothing for so long.
+    pub(crate) fn is_forgotten(&self, sent_us: u64, now_us: u64, patience_us: u64) -> bool {
+        let Some(node) = self.nodes.get(self.target) else {
+            return true;
+        };
+        sent_us < self.since_us || node.heard_us.saturating_add(patience_us) <= now_us
+    }
+
     /// A message came from this node. Answers its position, `None` for strangers.
     pub(crate) fn heard(&mut self, now_us: u64, id: u64) -> Option<usize> {
         let position = self.nodes.iter().position(|node| node.id == id)?;

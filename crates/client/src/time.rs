@@ -1,4 +1,6 @@
-//! How long to wait for an answer.
+//! How long to wait for an answer, and what it means that there is none.
+
+use crate::request::{Kind, Request};
 
 /// Smoothed response time, as TCP keeps it (RFC 6298).
 #[derive(Default)]
@@ -23,6 +25,41 @@ impl ResponseTime {
         let expected_us = self.mean_us + 4 * self.deviation_us;
         let bounded_us = expected_us.clamp(least_us, least_us.saturating_mul(16));
         bounded_us.saturating_mul(1 << timeouts.min(3))
+    }
+}
+
+/// Tells a request that got lost from one that waits: a server under load answers late, but in the order in which it was asked, so
+/// only a request is missing that others of its kind have overtaken (as RFC 8985 tells lost segments). Sending again
+/// whatever is merely late would double the load exactly when there is too much of it.
+#[derive(Default)]
+pub(crate) struct Overtaken {
+    /// When the newest write, and the newest read, that is done was sent.
+    write_us: u64,
+    read_us: u64,
+}
+
+/// Patience after which a request counts as missing in any case: servers answer other kinds, sizes and logs out of order.
+const LONGEST: u64 = 8;
+
+impl Overtaken {
+    /// The newest attempt of a request was answered.
+    pub(crate) fn done(&mut self, request: &Request) {
+        let newest = match request.kind {
+            Kind::Write => &mut self.write_us,
+            Kind::Read { .. } => &mut self.read_us,
+        };
+        *newest = request.sent_us.max(*newest);
+    }
+
+    /// Whether what was sent at least `patience_us` later is done.
+    pub(crate) fn is_missing(&self, request: &Request, now_us: u64, patience_us: u64) -> bool {
+        let newest_us = match request.kind {
+            Kind::Write => self.write_us,
+            Kind::Read { .. } => self.read_us,
+        };
+        let waited_us = now_us.saturating_sub(request.sent_us);
+        request.sent_us.saturating_add(patience_us) <= newest_us
+            || waited_us >= LONGEST.saturating_mul(patience_us)
     }
 }
 

@@ -129,7 +129,6 @@ impl Colocation {
         if self.apart < patience {
             return;
         }
-        self.apart = 0;
         // First to where the log is that does not come; if that did not help, to others in turn.
         let there = others
             .iter()
@@ -145,8 +144,10 @@ impl Colocation {
             true => there.or_else(turn),
             false => turn(),
         };
+        // Where nobody is ready at this moment, the next one decides: whoever is heard from is asked anew once per election
+        // time-out, and patience is a multiple of that, so that a whole patience later nobody would be ready again.
         if let Some(to) = to.filter(|to| *to != self.own) {
-            self.given_away += 1;
+            (self.apart, self.given_away) = (0, self.given_away + 1);
             actions.push(Action::Transfer { log: 0, to });
         }
     }
@@ -277,6 +278,27 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Raft forgets once per election time-out whom the leader has heard from, until they answer the next heartbeat. Patience
+    /// that ends at just that moment, which it does every time or never, must not begin anew.
+    #[test]
+    fn nobody_is_ready_when_patience_ends() {
+        let mut mind = Colocation::new(1, 2, TICKS);
+        let view = |tick: u32, log: u64| LogView {
+            leads: log == 0,
+            leader: Some(1 + log),
+            silent: false,
+            ready: match log == 0 && !tick.is_multiple_of(TICKS) {
+                true => vec![2, 3],
+                false => Vec::new(),
+            },
+        };
+        let ticks = 1..=TICKS * PATIENCE + 1;
+        let given: Vec<Action> = ticks
+            .flat_map(|tick| mind.decide(1, &[view(tick, 0), view(tick, 1)]))
+            .collect();
+        assert_eq!(given, [Action::Transfer { log: 0, to: 2 }]);
     }
 
     #[test]

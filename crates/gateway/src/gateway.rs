@@ -25,7 +25,11 @@ const ROUNDS_PER_STEP: usize = 16;
 /// Offset of the login thread's token, behind those of connections.
 const LOGINS: usize = MAX_CONNECTIONS + 1;
 const SPARE_BUFFERS: usize = 64;
-const SCRATCH_BYTES: usize = 256 * 1024;
+/// Read from one connection at a time.
+const SCRATCH_BYTES: usize = 64 * 1024;
+/// Commands after which a step reads from no further connection: a step is short, however much is asked, because
+/// heartbeats and acknowledgements wait for its end.
+const COMMANDS_PER_STEP: u64 = 256;
 const ACCEPT_RETRY_US: u64 = 100_000;
 const LINGER_US: u64 = 1_000_000;
 /// Time for agreeing on keys.
@@ -265,11 +269,18 @@ impl Gateway {
             if round > 0 && self.ready.is_empty() {
                 break;
             }
-            let ready = std::mem::take(&mut self.ready);
+            let mut ready = std::mem::take(&mut self.ready);
             work += ready.len();
+            let mut looked_at = 0;
             for index in &ready {
+                if self.shared.stats.commands - commands_before >= COMMANDS_PER_STEP {
+                    break;
+                }
                 self.pump(*index, round == 0, now_us, backend);
+                looked_at += 1;
             }
+            // The others are first in the next step.
+            drop(self.later.splice(..0, ready.drain(looked_at..)));
             self.recycle_ready(ready);
             let mut drained = std::mem::take(&mut self.drained);
             backend.drain(&mut |ticket, outcome| drained.push((ticket, outcome)));

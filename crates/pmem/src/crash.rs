@@ -44,6 +44,8 @@ struct State {
     /// Per line of memory: its place in `open`, or [`NONE`].
     place: Vec<u32>,
     open: Vec<Line>,
+    /// Room for the next lines to open.
+    spare: Vec<Vec<Stored>>,
     /// Lines that the next fence looks at.
     flushing: Vec<u32>,
     /// Lines that became durable last, newest first.
@@ -75,7 +77,7 @@ impl State {
             self.open.push(Line {
                 number,
                 newest,
-                stores: Vec::new(),
+                stores: self.spare.pop().unwrap_or_default(),
                 flushing: false,
             });
         }
@@ -86,7 +88,8 @@ impl State {
     fn close(&mut self, number: u32) {
         let place = self.place[number as usize];
         self.place[number as usize] = NONE;
-        self.open.swap_remove(place as usize);
+        let closed = self.open.swap_remove(place as usize);
+        self.spare.push(closed.stores);
         if let Some(moved) = self.open.get(place as usize) {
             self.place[moved.number as usize] = place;
         }
@@ -151,7 +154,7 @@ impl Line {
 }
 
 /// Copies page by page what is not zero: fresh zeroed memory costs nothing until it is touched.
-fn sparse_copy(image: &[u8]) -> Vec<u8> {
+pub(crate) fn sparse_copy(image: &[u8]) -> Vec<u8> {
     const ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
     let mut copy = vec![0; image.len()];
     for (place, page) in copy.chunks_mut(PAGE_BYTES).zip(image.chunks(PAGE_BYTES)) {
@@ -176,10 +179,11 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl Tracker {
-    pub(crate) fn new(image: &[u8], memory: Arc<Memory>) -> (Tracker, CrashSim) {
+    /// Over memory that holds `durable` already.
+    pub(crate) fn new(durable: Vec<u8>, memory: Arc<Memory>) -> (Tracker, CrashSim) {
         let state = Arc::new(Mutex::new(State {
-            durable: sparse_copy(image),
-            place: vec![NONE; image.len().div_ceil(LINE_BYTES)],
+            place: vec![NONE; durable.len().div_ceil(LINE_BYTES)],
+            durable,
             in_use: true,
             ..State::default()
         }));

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, io};
 
 use crate::area::Area;
-use crate::crash::{CrashSim, Tracker};
+use crate::crash::{CrashSim, Tracker, sparse_copy};
 use crate::flush::{FlushPolicy, Method};
 use crate::memory::Memory;
 use crate::probe::{dax_size, map, persistent_caches, probe, reserve};
@@ -394,7 +394,9 @@ impl Region {
     /// # Errors
     /// When the system has no memory left.
     pub fn simulated(len: u64) -> Result<(Region, CrashSim), RegionError> {
-        Region::from_image(&vec![0; len as usize])
+        let memory = anonymous_memory(len)?;
+        let (tracker, sim) = Tracker::new(vec![0; len as usize], Arc::clone(&memory));
+        Ok((Region::tracked(memory, len as usize, tracker), sim))
     }
 
     /// Memory that holds a crash image, to recover from.
@@ -405,10 +407,13 @@ impl Region {
         let memory = anonymous_memory(image.len() as u64)?;
         // SAFETY: nobody else knows of it yet.
         unsafe { memory.assign(image) };
-        let (tracker, sim) = Tracker::new(image, Arc::clone(&memory));
-        let mapping = untouched_by_others(memory, image.len(), Some(Box::new(tracker)));
-        let region = Region::from_mapping(mapping, Kind::Simulated, "memory");
-        Ok((region, sim))
+        let (tracker, sim) = Tracker::new(sparse_copy(image), Arc::clone(&memory));
+        Ok((Region::tracked(memory, image.len(), tracker), sim))
+    }
+
+    fn tracked(memory: Arc<Memory>, len: usize, tracker: Tracker) -> Region {
+        let mapping = untouched_by_others(memory, len, Some(Box::new(tracker)));
+        Region::from_mapping(mapping, Kind::Simulated, "memory")
     }
 
     /// The memory that [`CrashSim::crash`] has left, to recover from.
@@ -417,8 +422,7 @@ impl Region {
     /// When it is still in use, or has not crashed.
     pub fn after_crash(sim: &CrashSim) -> Region {
         let (tracker, memory) = sim.next_user();
-        let mapping = untouched_by_others(memory, sim.len() as usize, Some(Box::new(tracker)));
-        Region::from_mapping(mapping, Kind::Simulated, "memory")
+        Region::tracked(memory, sim.len() as usize, tracker)
     }
 
     fn from_mapping(mapping: Mapping, kind: Kind, name: &str) -> Region {

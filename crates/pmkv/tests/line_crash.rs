@@ -1,5 +1,7 @@
 //! One server that loses power between any two stores, flushes and fences: of each line that was under way, any part may
 //! have reached memory. What was answered before is there; what comes back was written; batches are whole.
+//!
+//! `CYCLONE_LINE_RUNS=n`: n seeds in place of three, of which `CYCLONE_SEED` is the first.
 
 use std::collections::HashMap;
 
@@ -185,7 +187,12 @@ fn check(run: &Run, image: &[u8], what: &str) {
 #[test]
 fn power_may_fail_anywhere() {
     const WRITES: u64 = 900;
-    for seed in 0..3 {
+    let number = |name: &str| {
+        let text = std::env::var(name).ok();
+        text.map(|it| it.parse::<u64>().expect("a number"))
+    };
+    let from = number("CYCLONE_SEED").unwrap_or(0);
+    for seed in from..from + number("CYCLONE_LINE_RUNS").unwrap_or(3) {
         let mut run = Run::new(seed);
         let first = run.fabric.crash_sim("data").events();
         run.work(WRITES, None);

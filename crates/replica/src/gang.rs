@@ -275,7 +275,14 @@ impl Node {
         }
     }
 
-    /// Applies what is committed in all logs, as far as it is decided.
+    /// Whether committed entries wait that nothing but the length of a step keeps from being applied.
+    pub(crate) fn may_apply_more(&self) -> bool {
+        let mut logs = self.logs.iter().enumerate();
+        !self.snapshots.is_installing()
+            && logs.any(|(log, physical)| physical.can_apply(self.gangs.book.stop(log)))
+    }
+
+    /// Applies what is committed in all logs, as far as it is decided and one step takes.
     pub(crate) fn apply(&mut self) -> Result<(), NodeError> {
         loop {
             let mut moved = false;

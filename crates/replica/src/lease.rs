@@ -11,8 +11,10 @@
 //! any more. A follower that restarts has forgotten whom it heard: with leases it votes for nobody for its first election time-out
 //! (see `Node::may_vote`).
 
-/// A loop that was held up counts up to five ticks at once, and one more for where in a tick a message came.
-const LOST_TICKS: u64 = 6;
+use crate::node::PAUSE_TICKS;
+
+/// What a loop that was held up counts at once, and one more for where in a tick a message came.
+const LOST_TICKS: u64 = PAUSE_TICKS + 1;
 
 /// The lease of one physical log.
 #[derive(Debug, Default)]
@@ -66,8 +68,8 @@ mod tests {
     #[test]
     fn a_lease_is_counted_from_when_it_was_asked_for() {
         let mut lease = Lease::new(10, 5_000, 1000);
-        // Four ticks, less two thousandths.
-        let length_us = 20_000 - 40;
+        // Seven ticks, less two thousandths.
+        let length_us = 35_000 - 70;
         assert!(!lease.holds(0, 1));
         lease.confirmed(100_000, 1);
         assert!(lease.holds(100_000 + length_us - 1, 1));
@@ -98,7 +100,7 @@ mod tests {
 
     #[test]
     fn short_time_outs_and_no_leases_at_all() {
-        for mut lease in [Lease::new(6, 5_000, 0), Lease::default()] {
+        for mut lease in [Lease::new(3, 5_000, 0), Lease::default()] {
             lease.confirmed(100, 1);
             assert!(!lease.holds(100, 1));
         }

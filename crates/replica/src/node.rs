@@ -1,6 +1,7 @@
 //! The replica as a step function. [`Node::step`] does everything that is ready: packets, timers, finished work of
 //! threads, proposals, persistence, sending, applying, answering. It never blocks and reads no clock.
 
+mod error;
 mod incoming;
 mod requests;
 mod scattered;
@@ -36,6 +37,8 @@ use crate::snapshot::Snapshots;
 use crate::status::Counters;
 use crate::workers::Workers;
 
+pub use error::NodeError;
+
 /// Wall clock and steady clock of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
@@ -43,34 +46,6 @@ pub struct Now {
     pub steady_us: u64,
     /// Milliseconds since 1970; stamped into entries.
     pub wall_ms: u64,
-}
-
-/// Why a replica cannot go on. The process should end; a restart recovers.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// The store failed in a way that a retry cannot mend.
-    #[error("the store failed: {0}")]
-    Store(#[from] ApplyError),
-    /// The log or Raft failed.
-    #[error("the log failed: {0}")]
-    Consensus(#[from] cyclone_consensus::ConsensusError),
-    /// It was started as a new replica, and others know it as one that has lost its memory.
-    #[error(
-        "replica {id} knows nothing, and replica {by} knows it: {what}. A replica that has lost its memory must not come back under its \
-         old id: give it a new one and use `ctl member replace`; if it has never run, it belongs to the cluster's founders and is \
-         started with --bootstrap"
-    )]
-    Wiped {
-        /// This replica.
-        id: u64,
-        /// Who knows it.
-        by: u64,
-        /// What is known.
-        what: String,
-    },
-    /// The packet port failed.
-    #[error("the packet port failed: {0}")]
-    Port(std::io::Error),
 }
 
 /// What a worker thread brings back.
@@ -152,6 +127,8 @@ pub struct Node {
     pub(crate) started_us: u64,
     clients: ClientReplies,
     inbox: Vec<Message>,
+    /// Clients' requests that were received and not looked at yet.
+    backlog: VecDeque<(Peer, Payload)>,
     pub(crate) answers: Vec<(Origin, Outcome)>,
     pub(crate) flushing: bool,
     pub(crate) completions: Vec<(Ticket, Outcome)>,
@@ -168,7 +145,14 @@ pub struct Node {
 /// How often trimming, time-outs and snapshot deadlines are looked after.
 const UPKEEP_US: u64 = 20_000;
 /// Messages taken from the port in one step.
-const RECEIVE_BURST: usize = 64;
+const RECEIVE_BURST: usize = 256;
+/// Commands and reads of native clients that one step looks at. A step is short, however much is asked: heartbeats and
+/// acknowledgements wait for its end.
+const STEP_REQUESTS: u64 = 256;
+/// Messages of clients that may wait to be looked at. Beyond, a step looks at more requests, and refuses what the logs do not take.
+const BACKLOG: usize = 256;
+/// Ticks that a pause of the whole process counts as, at most: one heartbeat's time.
+pub(crate) const PAUSE_TICKS: u64 = 2;
 
 impl Node {
     pub(crate) fn assemble(
@@ -220,6 +204,7 @@ impl Node {
             flushing: false,
             clients,
             inbox: Vec::new(),
+            backlog: VecDeque::new(),
             answers: Vec::new(),
             completions: Vec::new(),
             next_handover_us: 0,
@@ -333,7 +318,8 @@ impl Node {
 
     /// When [`Node::step`] wants to be called again at the latest, in microseconds of the steady clock.
     pub fn deadline_us(&self) -> u64 {
-        if !self.unchecked.is_empty() {
+        let behind = !self.backlog.is_empty() || self.may_apply_more();
+        if behind || !self.unchecked.is_empty() {
             return self.steady.machine_us(self.now.steady_us);
         }
         let pending = self.logs.iter().any(|log| log.reads.is_waiting_to_ask());
@@ -355,6 +341,8 @@ impl Node {
         self.steady.machine_us(self.active_us)
     }
 
+    /// Takes what has arrived: the other replicas' messages at once, so that no load of clients is in their way, and then as many of
+    /// the clients' as a step takes.
     fn receive(&mut self) -> Result<usize, NodeError> {
         let mut inbox = std::mem::take(&mut self.inbox);
         let mut received = 0;
@@ -372,7 +360,16 @@ impl Node {
             }
         }
         self.inbox = inbox;
-        Ok(received)
+        let before = self.counters.writes + self.counters.reads;
+        while let Some((peer, body)) = self.backlog.pop_front() {
+            self.client_requests(peer, &body);
+            let looked_at = self.counters.writes + self.counters.reads - before;
+            if looked_at >= STEP_REQUESTS && self.backlog.len() <= BACKLOG {
+                break;
+            }
+        }
+        // What is left is work for the next step.
+        Ok(received + self.backlog.len())
     }
 
     fn dispatch(&mut self, message: Message) {
@@ -393,7 +390,7 @@ impl Node {
                 let malformed = self.told_known(node, &rest.to_vec()).is_err();
                 self.counters.malformed += u64::from(malformed);
             }
-            (Peer::Client(_), envelope::CLIENT_REQUEST) => self.client_requests(from, &rest),
+            (Peer::Client(_), envelope::CLIENT_REQUEST) => self.backlog.push_back((from, rest)),
             _ => self.counters.malformed += 1,
         }
     }
@@ -414,7 +411,7 @@ impl Node {
             // Nobody waits for its vote any more, and it is to ask for none.
             return;
         }
-        let ticks = 1 + missed.min(4);
+        let ticks = (1 + missed).min(PAUSE_TICKS);
         for log in &mut self.logs {
             log.group.tick(ticks as u32);
         }
@@ -440,7 +437,7 @@ impl Node {
         for log in 0..self.logs.len() {
             self.execute_reads(log)?;
         }
-        Ok(work)
+        Ok(work + usize::from(self.may_apply_more()))
     }
 
     fn ask_reads(&mut self, log: usize) {

@@ -17,10 +17,10 @@ use cyclone_wire::planted::{self, Bug};
 use crate::reads::Reads;
 use crate::requests::{BatchBuilder, Origin, Outcome};
 
-/// Entries handed to the state machine in one call.
-const APPLY_ENTRIES: usize = 64;
-/// Payload bytes handed to the state machine in one call.
-const APPLY_BYTES: usize = 1 << 20;
+/// Entries of one log handed to the state machine in one step, and in one call.
+const APPLY_ENTRIES: usize = 16;
+/// Payload bytes after which a step hands over no further entry.
+const APPLY_BYTES: usize = 256 << 10;
 /// A command whose entry has neither been committed nor overwritten after this long is answered "unknown".
 const OUTCOME_TIMEOUT_US: u64 = 5_000_000;
 /// Sealed entries that may wait to be proposed.
@@ -412,9 +412,10 @@ impl PhysicalLog {
         Some((front.entry.index, front.entry.term, payload))
     }
 
-    /// Whether committed entries wait and no worker holds them.
-    pub(crate) fn can_apply(&self) -> bool {
-        self.applying == 0 && !self.apply_queue.is_empty()
+    /// Whether a call of [`PhysicalLog::apply`] would apply something.
+    pub(crate) fn can_apply(&self, stop: Option<u64>) -> bool {
+        let front = self.front();
+        front.is_some_and(|front| stop.is_none_or(|stop| front < stop))
     }
 
     /// Whether a worker is applying entries of this log.
@@ -437,8 +438,8 @@ impl PhysicalLog {
             .count()
     }
 
-    /// Applies what is committed, up to where the log must stand still for a gang, without ever blocking. `Some` is work
-    /// for a thread that may block.
+    /// Applies what is committed, up to where the log must stand still for a gang, and no more at once than keeps a step short; without
+    /// ever blocking. `Some` is work for a thread that may block.
     ///
     /// # Errors
     /// A store that cannot go on.
@@ -448,42 +449,40 @@ impl PhysicalLog {
         stop: Option<u64>,
         answers: &mut Vec<(Origin, Outcome)>,
     ) -> Result<Option<ApplyJob>, ApplyError> {
-        while self.can_apply() {
-            let count = self.portion(stop);
-            if count == 0 {
-                break;
+        if !self.can_apply(stop) {
+            return Ok(None);
+        }
+        let count = self.portion(stop);
+        self.scratch.clear();
+        let mut spans = Vec::with_capacity(count);
+        for next in self.apply_queue.iter().take(count) {
+            let start = self.scratch.len();
+            if !next.skip {
+                self.group.copy_payload(next.entry.index, &mut self.scratch);
             }
-            self.scratch.clear();
-            let mut spans = Vec::with_capacity(count);
-            for next in self.apply_queue.iter().take(count) {
-                let start = self.scratch.len();
-                if !next.skip {
-                    self.group.copy_payload(next.entry.index, &mut self.scratch);
-                }
-                spans.push(start..self.scratch.len());
+            spans.push(start..self.scratch.len());
+        }
+        let entries: Vec<EntryInput<'_>> = self
+            .apply_queue
+            .iter()
+            .zip(&spans)
+            .map(|(next, span)| EntryInput {
+                index: next.entry.index,
+                term: next.entry.term,
+                payload: &self.scratch[span.clone()],
+            })
+            .collect();
+        match store.apply(self.id, &entries, Mode::NonBlocking) {
+            Ok(applied) => self.finish(count, applied, answers),
+            Err(ApplyError::WouldBlock) => {
+                self.applying = count;
+                let entries = entries
+                    .iter()
+                    .map(|entry| (entry.index, entry.term, entry.payload.to_vec()))
+                    .collect();
+                return Ok(Some(ApplyJob { entries }));
             }
-            let entries: Vec<EntryInput<'_>> = self
-                .apply_queue
-                .iter()
-                .zip(&spans)
-                .map(|(next, span)| EntryInput {
-                    index: next.entry.index,
-                    term: next.entry.term,
-                    payload: &self.scratch[span.clone()],
-                })
-                .collect();
-            match store.apply(self.id, &entries, Mode::NonBlocking) {
-                Ok(applied) => self.finish(count, applied, answers),
-                Err(ApplyError::WouldBlock) => {
-                    self.applying = count;
-                    let entries = entries
-                        .iter()
-                        .map(|entry| (entry.index, entry.term, entry.payload.to_vec()))
-                        .collect();
-                    return Ok(Some(ApplyJob { entries }));
-                }
-                Err(error) => return Err(error),
-            }
+            Err(error) => return Err(error),
         }
         Ok(None)
     }

@@ -247,14 +247,14 @@ mod tests {
         reads.confirm(asked[0], 8);
         assert_eq!(reads.take(8).map(|read| read.how), Some(How::Index));
         reads.submit(leased(2));
-        reads.use_lease(10_999, 3, 9);
+        reads.use_lease(13_999, 3, 9);
         assert!(reads.take(8).is_none(), "what is committed");
         assert_eq!(reads.take(9).map(|read| read.how), Some(How::Lease));
         reads.submit(leased(3));
-        reads.use_lease(11_000, 3, 9);
+        reads.use_lease(14_000, 3, 9);
         assert!(
             reads.take(9).is_none(),
-            "ten ticks after the round was asked"
+            "thirteen ticks after the round was asked"
         );
         assert!(reads.is_waiting_to_ask());
     }

@@ -99,6 +99,11 @@ pub(crate) fn role_name(role: Role) -> &'static str {
 }
 
 impl Node {
+    /// Events since the start.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     /// The status at this moment.
     pub fn status(&self) -> Status {
         let logs = self.logs.iter().map(|log| {

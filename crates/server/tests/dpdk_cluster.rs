@@ -3,80 +3,14 @@
 //! acknowledged is there, and nothing is counted twice. Skips without root.
 #![cfg(feature = "dpdk")]
 
+#[path = "common/counting.rs"]
+mod counting;
+
 use std::collections::HashMap;
-use std::path::PathBuf;
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use cyclone::bench::net::child::{Counted, Reach, Role};
-use cyclone::config::hex;
-use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions, REDIS_PORT};
-
-fn lab(mtu: usize, cabling: Cabling) -> Option<Lab> {
-    if !Lab::allowed() {
-        println!("skipped: network namespaces need root");
-        return None;
-    }
-    let executable = PathBuf::from(env!("CARGO_BIN_EXE_cyclone"));
-    match Lab::new(4, mtu, cabling, executable) {
-        Ok(lab) => Some(lab),
-        Err(error) => {
-            println!("skipped: {error:#}");
-            None
-        }
-    }
-}
-
-fn options() -> NodeOptions {
-    NodeOptions {
-        replicas: 3,
-        transport: "dpdk".to_owned(),
-        burst: 32,
-        engine: "memory".to_owned(),
-        polling: "adaptive".to_owned(),
-        pin: Vec::new(),
-        nvm_bytes: 64 << 20,
-    }
-}
-
-fn counter(lab: &Lab, cluster: &LabCluster<'_>, time: Duration, value_bytes: usize) -> Child {
-    let role = Role::Count {
-        reach: Reach {
-            nodes: cluster.nodes.clone(),
-            client_key: hex(&cluster.client_key),
-            transport: "dpdk".to_owned(),
-            interface: lab.ports("dpdk", 3, 0..3),
-            burst: 32,
-        },
-        time_ms: time.as_millis() as u64,
-        value_bytes,
-    };
-    let role = serde_json::to_string(&role).unwrap();
-    lab.command(3, None, &["bench", "net-child", &role])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap()
-}
-
-fn outcome(child: Child, cluster: &LabCluster<'_>) -> Counted {
-    let output = child.wait_with_output().unwrap();
-    let words: Vec<String> = (0..3).map(|node| cluster.log(node)).collect();
-    assert!(
-        output.status.success(),
-        "the client failed:\n{}",
-        words.join("\n--\n")
-    );
-    let counted: Counted = serde_json::from_slice(&output.stdout).unwrap();
-    println!("{counted:?}");
-    assert!(counted.acked > 20, "{counted:?}\n{}", words.join("\n--\n"));
-    assert!(counted.value >= counted.acked, "{counted:?}");
-    assert!(
-        counted.value <= counted.acked + counted.unknown,
-        "{counted:?}"
-    );
-    counted
-}
+use counting::{counter, lab, options, outcome};
+use cyclone::netlab::{Cabling, LabCluster, NodeOptions, REDIS_PORT};
 
 /// Kills one node after the other while a client counts over it.
 fn survives(cabling: Cabling) {
@@ -84,9 +18,9 @@ fn survives(cabling: Cabling) {
         return;
     };
     let directory = tempfile::tempdir().unwrap();
-    let mut cluster = LabCluster::start(&lab, directory.path(), &options()).unwrap();
+    let mut cluster = LabCluster::start(&lab, directory.path(), &options("dpdk")).unwrap();
     cluster.wait_up(Duration::from_secs(60)).unwrap();
-    let child = counter(&lab, &cluster, Duration::from_secs(9), 3000);
+    let child = counter(&lab, &cluster, "dpdk", Duration::from_secs(9), 3000);
     for round in 0..4 {
         std::thread::sleep(Duration::from_millis(1500));
         let node = round % 3;
@@ -137,11 +71,17 @@ fn large_values_are_never_copied() {
         let options = NodeOptions {
             // Enough for all that is written, even if nothing is flushed meanwhile.
             nvm_bytes: 512 << 20,
-            ..options()
+            ..options("dpdk")
         };
         let cluster = LabCluster::start(&lab, directory.path(), &options).unwrap();
         cluster.wait_up(Duration::from_secs(60)).unwrap();
-        let child = counter(&lab, &cluster, Duration::from_millis(1500), value_bytes);
+        let child = counter(
+            &lab,
+            &cluster,
+            "dpdk",
+            Duration::from_millis(1500),
+            value_bytes,
+        );
         let counted = outcome(child, &cluster);
         let written = counted.acked as f64 * value_bytes as f64;
         for node in 0..3 {

@@ -16,15 +16,42 @@ use crate::history::{self, History};
 use crate::history::{Answer, Op, Outcome};
 use crate::random::Random;
 
-/// Accounts. With any number of logs they lie in several.
+/// Accounts of a book. With any number of logs they lie in several.
 const ACCOUNTS: u64 = 7;
+/// Transfers of a book that nobody knows the outcome of; then another one is begun. Any of them may have happened at any time,
+/// so with many the checker would have to try too many sums.
+const MOST_UNKNOWN: u32 = 6;
 
-fn account(number: u64) -> Vec<u8> {
-    format!("account:{number}").into_bytes()
+fn account(book: u64, number: u64) -> Vec<u8> {
+    format!("account:{book}:{number}").into_bytes()
 }
 
-fn accounts() -> Vec<Vec<u8>> {
-    (0..ACCOUNTS).map(account).collect()
+fn accounts(book: u64) -> Vec<Vec<u8>> {
+    (0..ACCOUNTS).map(|number| account(book, number)).collect()
+}
+
+/// The accounts that money is moved between, one book of them after the other.
+#[derive(Default)]
+pub struct Books {
+    current: u64,
+    unknown: u32,
+}
+
+impl Books {
+    /// Nobody will know what came of a transfer.
+    fn doubt(&mut self, book: u64) {
+        if book == self.current {
+            self.unknown += 1;
+        }
+        if self.unknown >= MOST_UNKNOWN {
+            (self.current, self.unknown) = (self.current + 1, 0);
+        }
+    }
+
+    /// The book in use.
+    pub fn current(&self) -> u64 {
+        self.current
+    }
 }
 
 /// What the accounts of an answer add up to; `None` if it is not an answer about accounts.
@@ -45,9 +72,15 @@ enum Pending {
     Audit,
 }
 
+struct Asked {
+    invoke_us: u64,
+    book: u64,
+    what: Pending,
+}
+
 /// What makes a client a teller.
 pub struct Teller {
-    pending: BTreeMap<u64, (u64, Pending)>,
+    pending: BTreeMap<u64, Asked>,
     /// Bytes that a transfer may carry along.
     most_bytes: usize,
     random: Random,
@@ -69,13 +102,18 @@ impl Teller {
     }
 
     /// Submits a transfer, or looks at all accounts.
-    pub fn act(&mut self, core: &mut ClientCore, now_us: u64) {
+    pub fn act(&mut self, book: u64, core: &mut ClientCore, now_us: u64) {
+        let asked = |what| Asked {
+            invoke_us: now_us,
+            book,
+            what,
+        };
         if self.random.chance(0.3) {
-            let keys = accounts();
+            let keys = accounts(book);
             let keys = keys.iter().map(Vec::as_slice).collect();
             let through_log = self.random.chance(0.5);
             let ticket = core.submit_query(now_us, &Query::MultiGet { keys }, through_log);
-            self.pending.insert(ticket, (now_us, Pending::Audit));
+            self.pending.insert(ticket, asked(Pending::Audit));
             return;
         }
         let mut changes = BTreeMap::new();
@@ -85,7 +123,8 @@ impl Teller {
             *changes.entry(from).or_insert(0) -= amount;
             *changes.entry(to).or_insert(0) += amount;
         }
-        let keys: BTreeMap<u64, Vec<u8>> = changes.keys().map(|n| (*n, account(*n))).collect();
+        let keys: BTreeMap<u64, Vec<u8>> =
+            changes.keys().map(|n| (*n, account(book, *n))).collect();
         let mut operations: Vec<Operation<'_>> = changes
             .iter()
             .map(|(number, delta)| Operation::IncrBy {
@@ -105,7 +144,7 @@ impl Teller {
             });
         }
         let mut expectations = Vec::new();
-        let seen = account(self.random.below(ACCOUNTS));
+        let seen = account(book, self.random.below(ACCOUNTS));
         if self.random.chance(0.2) {
             // Of an account that may take no part otherwise.
             expectations.push(Expectation {
@@ -119,7 +158,7 @@ impl Teller {
         };
         let ticket = core.submit(now_us, &batch);
         self.pending
-            .insert(ticket, (now_us, Pending::Transfer(changes)));
+            .insert(ticket, asked(Pending::Transfer(changes)));
     }
 
     /// Takes an outcome in. Answers `false` if it is none of the teller's.
@@ -133,14 +172,16 @@ impl Teller {
         now_us: u64,
         result: &Result<Reply, ClientError>,
         history: &mut History,
+        books: &mut Books,
     ) -> anyhow::Result<bool> {
-        let Some((invoke_us, pending)) = self.pending.remove(&ticket) else {
+        let Some(asked) = self.pending.remove(&ticket) else {
             return Ok(false);
         };
-        let changes = match (pending, result) {
+        let (book, invoke_us) = (asked.book, asked.invoke_us);
+        let changes = match (asked.what, result) {
             (Pending::Transfer(changes), _) => changes,
             (Pending::Audit, Ok(reply)) => {
-                self.audited(client, invoke_us, now_us, reply, history)?;
+                audited(client, book, (invoke_us, now_us), reply, history)?;
                 return Ok(true);
             }
             (Pending::Audit, Err(_)) => return Ok(true),
@@ -162,13 +203,16 @@ impl Teller {
                 vec![Outcome::NotDone; changes.len()]
             }
             Err(ClientError::NotDone(_)) => vec![Outcome::NotDone; changes.len()],
-            Err(ClientError::Unknown) => vec![Outcome::Unknown; changes.len()],
+            Err(ClientError::Unknown) => {
+                books.doubt(book);
+                vec![Outcome::Unknown; changes.len()]
+            }
             other => bail!("client {client}: a transfer ended as {other:?}"),
         };
         for ((number, delta), outcome) in changes.into_iter().zip(outcomes) {
             history.push(history::Operation {
                 client,
-                key: account(number),
+                key: account(book, number),
                 op: Op::Incr(delta),
                 invoke_us,
                 outcome,
@@ -177,58 +221,56 @@ impl Teller {
         Ok(true)
     }
 
-    /// All accounts at one moment.
-    fn audited(
-        &self,
-        client: u64,
-        invoke_us: u64,
-        return_us: u64,
-        reply: &Reply,
-        history: &mut History,
-    ) -> anyhow::Result<()> {
-        match total(reply) {
-            Some(0) => {}
-            Some(sum) => {
-                bail!("client {client} was shown accounts that add up to {sum}: {reply:?}")
-            }
-            None => bail!("client {client}: an audit was answered {reply:?}"),
-        }
-        let Reply::Array(items) = reply else {
-            return Ok(());
-        };
-        for (number, item) in (0..).zip(items) {
-            let answer = match item {
-                Reply::Bytes(bytes) => Answer::Bytes(bytes.clone()),
-                _ => Answer::Nil,
-            };
-            history.push(history::Operation {
-                client,
-                key: account(number),
-                op: Op::Get,
-                invoke_us,
-                outcome: Outcome::Done { return_us, answer },
-            });
-        }
-        Ok(())
-    }
-
     /// The client gives up: its transfers may or may not happen.
-    pub fn bury(self, client: u64, history: &mut History) {
-        for (invoke_us, pending) in self.pending.into_values() {
-            let Pending::Transfer(changes) = pending else {
+    pub fn bury(self, client: u64, history: &mut History, books: &mut Books) {
+        for asked in self.pending.into_values() {
+            let Pending::Transfer(changes) = asked.what else {
                 continue;
             };
+            books.doubt(asked.book);
             for (number, delta) in changes {
                 history.push(history::Operation {
                     client,
-                    key: account(number),
+                    key: account(asked.book, number),
                     op: Op::Incr(delta),
-                    invoke_us,
+                    invoke_us: asked.invoke_us,
                     outcome: Outcome::Unknown,
                 });
             }
         }
     }
+}
+
+/// All accounts of a book at one moment.
+fn audited(
+    client: u64,
+    book: u64,
+    (invoke_us, return_us): (u64, u64),
+    reply: &Reply,
+    history: &mut History,
+) -> anyhow::Result<()> {
+    match total(reply) {
+        Some(0) => {}
+        Some(sum) => bail!("client {client} was shown accounts that add up to {sum}: {reply:?}"),
+        None => bail!("client {client}: an audit was answered {reply:?}"),
+    }
+    let Reply::Array(items) = reply else {
+        return Ok(());
+    };
+    for (number, item) in (0..).zip(items) {
+        let answer = match item {
+            Reply::Bytes(bytes) => Answer::Bytes(bytes.clone()),
+            _ => Answer::Nil,
+        };
+        history.push(history::Operation {
+            client,
+            key: account(book, number),
+            op: Op::Get,
+            invoke_us,
+            outcome: Outcome::Done { return_us, answer },
+        });
+    }
+    Ok(())
 }
 
 /// Looks at the accounts of every replica whenever it has applied something.
@@ -238,31 +280,40 @@ pub struct Inspector {
 }
 
 impl Inspector {
-    /// The replica's own accounts add up, whatever it has applied so far.
+    /// The replica's own accounts of the book in use add up, whatever it has applied so far.
     ///
     /// # Errors
     /// If they do not.
-    pub fn look(&mut self, node: &Node, logs: u16) -> Result<(), Broken> {
+    pub fn look(&mut self, node: &Node, logs: u16, books: &Books) -> Result<(), Broken> {
         let id = node.config().id;
-        let applied: Vec<(u64, u64)> = (0..usize::from(logs))
-            .map(|log| node.applied(log))
-            .collect();
-        if self.seen.get(&id) == Some(&applied) {
+        let applied = (0..usize::from(logs)).map(|log| node.applied(log));
+        let seen = self.seen.entry(id).or_default();
+        if applied.clone().eq(seen.iter().copied()) {
             return Ok(());
         }
-        self.seen.insert(id, applied);
-        let keys = accounts();
-        let keys = keys.iter().map(Vec::as_slice).collect();
-        let reply = node
-            .store()
-            .query(&Query::MultiGet { keys }, Mode::Blocking)
-            .map_err(|error| Broken(format!("replica {id}: {error}")))?;
-        match total(&reply) {
-            Some(0) => Ok(()),
-            Some(sum) => Err(Broken(format!(
-                "replica {id} holds accounts that add up to {sum}: {reply:?}"
-            ))),
-            None => Err(Broken(format!("replica {id} holds {reply:?} as accounts"))),
-        }
+        seen.clear();
+        seen.extend(applied);
+        adds_up(node, books.current())
+    }
+}
+
+/// The accounts of a book add up at a replica.
+///
+/// # Errors
+/// If they do not.
+pub fn adds_up(node: &Node, book: u64) -> Result<(), Broken> {
+    let id = node.config().id;
+    let keys = accounts(book);
+    let keys = keys.iter().map(Vec::as_slice).collect();
+    let reply = node
+        .store()
+        .query(&Query::MultiGet { keys }, Mode::Blocking)
+        .map_err(|error| Broken(format!("replica {id}: {error}")))?;
+    match total(&reply) {
+        Some(0) => Ok(()),
+        Some(sum) => Err(Broken(format!(
+            "replica {id} holds accounts of book {book} that add up to {sum}: {reply:?}"
+        ))),
+        None => Err(Broken(format!("replica {id} holds {reply:?} as accounts"))),
     }
 }

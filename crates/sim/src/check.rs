@@ -29,6 +29,8 @@ struct Seen {
     forgettable: bool,
     /// Checked up to here in this life.
     commit: u64,
+    /// What it had applied when a checkpoint was being installed.
+    frozen: Option<u64>,
 }
 
 /// The invariants' memory, for all logs.
@@ -229,7 +231,7 @@ impl LogChecks {
     fn started(&mut self, node: &Node, interrupted: bool) -> Result<(), Broken> {
         let (id, group) = (node.config().id, node.group(self.log));
         let seen = self.seen.entry(id).or_default();
-        (seen.leads, seen.commit) = (false, 0);
+        (seen.leads, seen.commit, seen.frozen) = (false, 0, None);
         self.made += 1;
         let (last, term) = seen.last;
         if seen.forgettable {
@@ -309,8 +311,18 @@ impl LogChecks {
         }
         seen.commit = group.commit();
         let applied = node.applied(self.log);
+        // A worker replaces the state meanwhile: what the loop writes into it lands in the old one, the new one or half of each.
+        let frozen = node.is_installing().then_some(applied.0);
+        let written = frozen.is_some() && seen.frozen.is_some() && frozen != seen.frozen;
+        require(!written, || {
+            format!(
+                "replica {id} applied {} while it installed a checkpoint, {:?} before",
+                applied.0, seen.frozen
+            )
+        })?;
+        seen.frozen = frozen;
         // A checkpoint may hold more of a log than its replica has heard of; what it holds is looked at below.
-        let checkpoints = node.config().logs > 1 && node.status().counters.snapshots_installed > 0;
+        let checkpoints = node.config().logs > 1 && node.counters().snapshots_installed > 0;
         require(checkpoints || applied.0 <= group.commit(), || {
             format!(
                 "replica {id} applied {} but only {} is committed",

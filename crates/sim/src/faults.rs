@@ -74,9 +74,14 @@ impl World {
         let victim = self.victim();
         let id = self.machines[victim].id;
         self.mix(&[4, kind as u64, id]);
+        let takes_place = self.takes_place(kind);
         let runs = self.machines[victim].node().is_some();
         match kind {
-            Kind::Partition | Kind::OneWay | Kind::Clog => return self.links(kind),
+            Kind::Partition | Kind::OneWay | Kind::Clog => return self.links(kind, takes_place),
+            _ if !takes_place => {
+                self.draw_in_vain(kind);
+                return Ok(());
+            }
             Kind::Members => return self.change_members(),
             Kind::Blackout => {
                 trace!(self, "all machines lose power");
@@ -169,6 +174,40 @@ impl World {
         Ok(())
     }
 
+    /// Counts a strike; answers whether the plan lets it take place.
+    fn takes_place(&mut self, kind: Kind) -> bool {
+        let number = self.strikes;
+        self.strikes += 1;
+        let only = self.plan.strikes.as_ref();
+        let takes_place = only.is_none_or(|only| only.0.contains(&number));
+        if takes_place {
+            trace!(self, "strike {number}: {kind}");
+        }
+        takes_place
+    }
+
+    /// Draws what a strike that is left out would have drawn, where that is always the same: what comes later is then drawn
+    /// alike, and a smaller run resembles the larger one.
+    fn draw_in_vain(&mut self, kind: Kind) {
+        let ways = match kind {
+            Kind::Kill => 2,
+            Kind::StoreError => 20,
+            Kind::Pause
+            | Kind::StoreStall
+            | Kind::FlashStall
+            | Kind::FlashError
+            | Kind::FlashFull => {
+                self.span_us();
+                if kind != Kind::Pause {
+                    return;
+                }
+                2
+            }
+            _ => return,
+        };
+        self.random.below(ways);
+    }
+
     /// A leader that falls while a replica installs its checkpoint leaves the replica to another, whose log may begin
     /// earlier. That takes an election, and so may the installation.
     pub(crate) fn while_installing(&mut self, position: usize, installing: bool) {
@@ -247,7 +286,7 @@ impl World {
         cut
     }
 
-    fn links(&mut self, kind: Kind) -> Result<(), Broken> {
+    fn links(&mut self, kind: Kind, takes_place: bool) -> Result<(), Broken> {
         let nodes = self.machines.len() as u64;
         let span_us = self.span_us();
         let mut cut = Vec::new();
@@ -265,6 +304,9 @@ impl World {
                     let held: Vec<u64> = (1..=nodes)
                         .filter(|&id| id != from && (all || id == to))
                         .collect();
+                    if !takes_place {
+                        return Ok(());
+                    }
                     trace!(self, "the links {from} -> {held:?} clog for {span_us} µs");
                     for to in held {
                         self.net.clog(ip(from), ip(to), self.now_us + span_us);
@@ -272,11 +314,13 @@ impl World {
                     self.struck.note(kind);
                     return Ok(());
                 }
-                trace!(self, "the link {from} -> {to} is cut for {span_us} µs");
+                if takes_place {
+                    trace!(self, "the link {from} -> {to} is cut for {span_us} µs");
+                }
                 cut.push((ip(from), ip(to)));
             }
         }
-        if cut.is_empty() {
+        if cut.is_empty() || !takes_place {
             return Ok(());
         }
         self.struck.note(kind);
@@ -344,7 +388,7 @@ impl World {
         }
     }
 
-    /// A page of its flash goes bad while the process is down.
+    /// A page of its flash goes bad while it is down.
     fn rot_flash(&mut self, position: usize) {
         let id = self.machines[position].id;
         if self.plan.has(Kind::FlashRot)
@@ -379,7 +423,7 @@ impl World {
             machine.lose_data();
             Kind::DataLoss
         } else {
-            return;
+            return self.rot_flash(position);
         };
         trace!(self, "replica {id} suffers {kind}");
         self.struck.note(kind);

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use cyclone_replica::Durability;
 
-use crate::plan::{Kind, Plan, Struck};
+use crate::ddmin::ddmin;
+use crate::plan::{Kind, Plan, Strikes, Struck};
 use crate::run::run;
 use crate::world::{Failure, Report};
 
@@ -24,6 +25,8 @@ pub struct Changes {
     pub flash: Option<Durability>,
     /// Members that change in every plan.
     pub members: bool,
+    /// Only these strikes.
+    pub strikes: Option<Strikes>,
 }
 
 impl Changes {
@@ -49,6 +52,7 @@ impl Changes {
         if let Some(clients) = self.clients {
             plan.clients = plan.clients.min(clients);
         }
+        plan.strikes.clone_from(&self.strikes);
         plan
     }
 
@@ -68,6 +72,8 @@ impl Changes {
         let flash = self.flash.map(Durability::name);
         words.extend(flash.map(|flash| format!("--flash {flash}")));
         words.extend(self.members.then(|| "--members".to_owned()));
+        let strikes = self.strikes.iter();
+        words.extend(strikes.map(|strikes| format!("--strikes {strikes}")));
         words.extend(planted.map(|bug| format!("--planted {bug}")));
         words.join(" ")
     }
@@ -153,46 +159,102 @@ pub fn hunt(
     (totals, None)
 }
 
+/// A failing run, smaller and smaller.
+struct Smallest<'a> {
+    seed: u64,
+    root: &'a Path,
+    until: Instant,
+    best: Changes,
+    shown: Failure,
+}
+
+impl Smallest<'_> {
+    /// Runs with other changes, and keeps them if it still fails.
+    fn attempt(&mut self, changes: Changes) -> bool {
+        if Instant::now() >= self.until {
+            return false;
+        }
+        match run(&changes.plan(self.seed), self.root, false) {
+            Err(failure) => {
+                (self.best, self.shown) = (changes, failure);
+                true
+            }
+            Ok(_) => false,
+        }
+    }
+
+    fn plan(&self) -> Plan {
+        self.best.plan(self.seed)
+    }
+
+    /// Ends the rough times where it failed.
+    fn end_there(&mut self) {
+        let mut shorter = self.best.clone();
+        shorter.duration_ms = Some(self.shown.at_us / 1000 + 1);
+        self.attempt(shorter);
+    }
+
+    fn fewer_kinds(&mut self) {
+        for &kind in Kind::ALL {
+            if self.plan().has(kind) {
+                let mut without = self.best.clone();
+                without.without.push(kind);
+                self.attempt(without);
+            }
+        }
+    }
+
+    fn fewer_clients(&mut self) {
+        for clients in [1, 2, 4] {
+            let mut fewer = self.best.clone();
+            fewer.clients = Some(clients);
+            if self.plan().clients > clients && self.attempt(fewer) {
+                break;
+            }
+        }
+    }
+
+    fn shorter(&mut self) {
+        for _ in 0..12 {
+            let mut shorter = self.best.clone();
+            shorter.duration_ms = Some(self.plan().duration_us / 1000 * 3 / 4);
+            if !self.attempt(shorter) {
+                break;
+            }
+        }
+    }
+
+    fn fewer_strikes(&mut self) {
+        let all: Vec<u64> = (0..self.shown.strikes).collect();
+        ddmin(&all, |kept| {
+            let mut fewer = self.best.clone();
+            fewer.strikes = Some(Strikes(kept.iter().copied().collect()));
+            self.attempt(fewer)
+        });
+    }
+}
+
 /// Makes a failing run smaller: ends it where it failed, then leaves out one thing after another as long as it still
-/// fails.
-pub fn minimise(seed: u64, failure: &Failure, from: &Changes, root: &Path) -> (Changes, Failure) {
-    let mut best = from.clone();
-    let mut shown = Failure {
-        at_us: failure.at_us,
-        what: failure.what.clone(),
+/// fails, kinds of faults first and single strikes last. Begins nothing any more after `time`.
+pub fn minimise(
+    seed: u64,
+    failure: Failure,
+    from: &Changes,
+    root: &Path,
+    time: Duration,
+) -> (Changes, Failure) {
+    let mut smallest = Smallest {
+        seed,
+        root,
+        until: Instant::now() + time,
+        best: from.clone(),
+        shown: failure,
     };
-    let attempt = |changes: Changes, best: &mut Changes, shown: &mut Failure| {
-        let fails = run(&changes.plan(seed), root, false).err();
-        if let Some(failure) = fails {
-            (*best, *shown) = (changes, failure);
-            return true;
-        }
-        false
-    };
-    let mut shorter = best.clone();
-    shorter.duration_ms = Some(failure.at_us / 1000 + 1);
-    attempt(shorter, &mut best, &mut shown);
-    for &kind in Kind::ALL {
-        if best.plan(seed).has(kind) {
-            let mut without = best.clone();
-            without.without.push(kind);
-            attempt(without, &mut best, &mut shown);
-        }
-    }
-    for clients in [1, 2, 4] {
-        let mut fewer = best.clone();
-        fewer.clients = Some(clients);
-        if best.plan(seed).clients > clients && attempt(fewer, &mut best, &mut shown) {
-            break;
-        }
-    }
-    for _ in 0..12 {
-        let mut shorter = best.clone();
-        let now_ms = best.plan(seed).duration_us / 1000;
-        shorter.duration_ms = Some(now_ms * 3 / 4);
-        if !attempt(shorter, &mut best, &mut shown) {
-            break;
-        }
-    }
-    (best, shown)
+    smallest.end_there();
+    smallest.fewer_kinds();
+    smallest.fewer_clients();
+    smallest.shorter();
+    smallest.fewer_strikes();
+    smallest.end_there();
+    (smallest.best, smallest.shown)
 }

@@ -22,6 +22,7 @@
 pub mod bank;
 mod callers;
 pub mod check;
+mod ddmin;
 mod event;
 mod faults;
 #[cfg(test)]

@@ -9,7 +9,7 @@ use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{self, Condition, Query};
 use cyclone_wire::reply::Reply;
 
-use crate::bank::Teller;
+use crate::bank::{Books, Teller};
 use crate::history::{Answer, History, Op, Operation, Outcome};
 use crate::machine::{CLIENT_KEY, address};
 use crate::net::Net;
@@ -89,6 +89,8 @@ pub struct Load {
     pub history: History,
     /// Operations that ended with an answer.
     pub answered: u64,
+    /// Where tellers move money.
+    pub books: Books,
 }
 
 impl Load {
@@ -104,6 +106,7 @@ impl Load {
             born: 0,
             history: History::new(),
             answered: 0,
+            books: Books::default(),
         })
     }
 
@@ -148,7 +151,7 @@ impl Load {
     pub fn bury(&mut self, client: Client) {
         self.net.remove(client.address);
         if let Some(teller) = client.teller {
-            teller.bury(client.number, &mut self.history);
+            teller.bury(client.number, &mut self.history, &mut self.books);
         }
         for pending in client.pending.into_values() {
             self.ended(client.number, pending, Outcome::Unknown);
@@ -170,7 +173,7 @@ impl Load {
     /// Lets a client choose an operation and submit it.
     pub fn submit(&mut self, client: &mut Client, now_us: u64) {
         if let Some(teller) = &mut client.teller {
-            return teller.act(&mut client.steps.core, now_us);
+            return teller.act(self.books.current(), &mut client.steps.core, now_us);
         }
         if let Some(weak) = &mut client.weak {
             if let Some(key) = weak.act(&mut client.steps.core, now_us) {
@@ -188,7 +191,14 @@ impl Load {
         let mut ended = 0;
         for (ticket, result) in client.steps.core.completions() {
             if let Some(teller) = &mut client.teller
-                && teller.ended(client.number, ticket, now_us, &result, &mut self.history)?
+                && teller.ended(
+                    client.number,
+                    ticket,
+                    now_us,
+                    &result,
+                    &mut self.history,
+                    &mut self.books,
+                )?
             {
                 self.answered += u64::from(result.is_ok());
                 ended += 1;

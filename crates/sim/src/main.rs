@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use cyclone_replica::Durability;
 use cyclone_sim::hunt::{self, Changes, Range, Totals};
+use cyclone_sim::plan::Strikes;
 use cyclone_sim::{Kind, images};
 #[cfg(feature = "planted")]
 use cyclone_wire::planted;
@@ -79,6 +80,9 @@ struct Run {
     /// Let an operator change the members in every plan.
     #[arg(long)]
     members: bool,
+    /// Let only these strikes take place, by number as `--trace` shows them, separated by commas, or `none`.
+    #[arg(long)]
+    strikes: Option<Strikes>,
     /// Plant a bug (in builds with the feature `planted`).
     #[arg(long)]
     planted: Option<String>,
@@ -116,6 +120,9 @@ fn main() -> ExitCode {
         ExitCode::from(2)
     })
 }
+
+/// How long a failing run is made smaller.
+const MINIMISE: Duration = Duration::from_secs(120);
 
 /// A place for the runs' files, in memory where there is one.
 fn place() -> std::io::Result<tempfile::TempDir> {
@@ -160,6 +167,7 @@ fn seeds(run: &Run) -> anyhow::Result<ExitCode> {
         logs: run.logs,
         flash: run.flash,
         members: run.members,
+        strikes: run.strikes.clone(),
     };
     if let Some(only) = &run.only {
         changes.without = Kind::ALL
@@ -222,7 +230,7 @@ fn seeds(run: &Run) -> anyhow::Result<ExitCode> {
         failure.what
     );
     eprintln!("repeat it with: {}", changes.command(seed, planted));
-    let (smallest, failure) = hunt::minimise(seed, &failure, &changes, place.path());
+    let (smallest, failure) = hunt::minimise(seed, failure, &changes, place.path(), MINIMISE);
     eprintln!(
         "the smallest run that still fails ({}):",
         failure.what.lines().next().unwrap_or_default()

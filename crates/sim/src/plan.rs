@@ -1,6 +1,7 @@
 //! What a run is made of: the cluster, the load, and how often each fault strikes. Drawn from the seed, so that runs
 //! differ in kind and not only in detail: a fault that is always there hides what only its absence shows.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -175,6 +176,35 @@ pub struct Rates {
     pub members_us: u64,
 }
 
+/// Which strikes of a run take place, counted from 0 in the order in which they are due. A strike is a fault with a time of its
+/// own; what befalls single datagrams, values or restarts is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Strikes(pub BTreeSet<u64>);
+
+impl fmt::Display for Strikes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("none");
+        }
+        let numbers: Vec<String> = self.0.iter().map(u64::to_string).collect();
+        f.write_str(&numbers.join(","))
+    }
+}
+
+impl FromStr for Strikes {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Strikes, Self::Err> {
+        if text == "none" {
+            return Ok(Strikes::default());
+        }
+        text.split(',')
+            .map(str::parse)
+            .collect::<Result<_, _>>()
+            .map(Strikes)
+    }
+}
+
 /// A run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
@@ -244,16 +274,18 @@ pub struct Plan {
     pub flash_rot: f64,
     /// Machines that may join.
     pub spares: u64,
+    /// Only these strikes take place.
+    pub strikes: Option<Strikes>,
 }
 
 const SECOND: u64 = 1_000_000;
 
 impl Plan {
-    /// The plan of a seed. Each fault is in about half of the plans; with one log, members change in one of ten.
+    /// The plan of a seed. Each fault is in about half of the plans; members change in one of ten.
     pub fn draw(seed: u64) -> Plan {
         let plan = Plan::draw_steady(seed);
         let mut apart = Random::new(seed ^ 0x006d_656d_6265);
-        match !plan.old_format && plan.clients <= 100 && plan.logs == 1 && apart.chance(0.1) {
+        match !plan.old_format && plan.clients <= 100 && apart.chance(0.1) {
             true => plan.with_members(),
             false => plan,
         }
@@ -340,6 +372,7 @@ impl Plan {
             flash: None,
             flash_rot: 0.0,
             spares: 0,
+            strikes: None,
             hoarder: None,
         };
         // Drawn apart: what else is drawn does not depend on it.

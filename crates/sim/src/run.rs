@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use cyclone_store::Limits;
+use cyclone_wire::raftmsg::Members;
 
+use crate::bank::adds_up;
 use crate::callers::Callers;
 use crate::check::Broken;
 use crate::history::{Answer, Op, Outcome};
@@ -12,7 +14,7 @@ use crate::linear;
 use crate::load::Client;
 use crate::machine::Machine;
 use crate::plan::Plan;
-use crate::world::{Failure, Report, World};
+use crate::world::{Failure, Report, World, trace};
 
 /// Election time-outs within which a healed cluster must have answered everything.
 const PATIENCE: u64 = 60;
@@ -30,6 +32,7 @@ pub fn run(plan: &Plan, root: &Path, trace: bool) -> Result<Report, Failure> {
 fn run_in(plan: &Plan, place: &Path, trace: bool) -> Result<Report, Failure> {
     let setting_up = |error: &dyn std::fmt::Display| Failure {
         at_us: 0,
+        strikes: 0,
         what: format!("setting up: {error}"),
     };
     let mut world = World::new(plan.clone(), place).map_err(|error| setting_up(&error))?;
@@ -46,10 +49,25 @@ fn run_in(plan: &Plan, place: &Path, trace: bool) -> Result<Report, Failure> {
             }
             Err(Failure {
                 at_us: world.now_us,
+                strikes: world.strikes,
                 what,
             })
         }
     }
+}
+
+/// Who takes part in a log, for people.
+fn names(members: &Members) -> String {
+    let lists = [
+        ("", &members.voters),
+        (" was ", &members.voters_outgoing),
+        (" learners ", &members.learners),
+        (" next ", &members.learners_next),
+    ];
+    let lists = lists.iter().filter(|(_, list)| !list.is_empty());
+    lists
+        .map(|(name, list)| format!("{name}{list:?}"))
+        .collect()
 }
 
 impl World {
@@ -216,13 +234,14 @@ impl World {
                 let logs = (0..usize::from(self.plan.logs)).map(|log| {
                     let group = node.group(log);
                     format!(
-                        "{:?} term {} entries {}..={} commit {} applied {}",
+                        "{:?} term {} entries {}..={} commit {} applied {} members {}",
                         group.role(),
                         group.term(),
                         group.first_index(),
                         group.last_index(),
                         group.commit(),
-                        node.applied(log).0
+                        node.applied(log).0,
+                        names(&group.members())
                     )
                 });
                 format!("{} {}", machine.id, logs.collect::<Vec<_>>().join(" | "))
@@ -257,6 +276,7 @@ impl World {
             if !members.contains(&machine.id) {
                 continue;
             }
+            (0..=self.load.books.current()).try_for_each(|book| adds_up(node, book))?;
             let digest = node
                 .store()
                 .digest()
@@ -279,7 +299,8 @@ impl World {
         match linear::check_with(&self.load.history, limits) {
             Ok(_) => Ok(()),
             // Too many operations of unknown outcome on one key at once: counted, and no evidence of anything.
-            Err(linear::CheckError::Undecided { .. }) => {
+            Err(error @ linear::CheckError::Undecided { .. }) => {
+                trace!(self, "the checker gave up: {error}");
                 self.undecided = true;
                 Ok(())
             }

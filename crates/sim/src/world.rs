@@ -43,6 +43,8 @@ pub struct Report {
 pub struct Failure {
     /// When, µs.
     pub at_us: u64,
+    /// Strikes that were due until then.
+    pub strikes: u64,
     /// What happened.
     pub what: String,
 }
@@ -60,6 +62,8 @@ pub struct World {
     pub(crate) checks: Checks,
     pub(crate) inspector: Inspector,
     pub(crate) struck: Struck,
+    /// Strikes that were due so far.
+    pub(crate) strikes: u64,
     queue: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
     flights: Vec<Flight>,
@@ -112,6 +116,7 @@ impl World {
             checks: Checks::new(usize::from(plan.logs)),
             inspector: Inspector::default(),
             struck: Struck::default(),
+            strikes: 0,
             queue: BinaryHeap::new(),
             order: 0,
             flights: Vec::new(),
@@ -389,7 +394,8 @@ impl World {
                         }
                         self.checks.stepped(node)?;
                         if self.plan.logs > 1 {
-                            self.inspector.look(node, self.plan.logs)?;
+                            self.inspector
+                                .look(node, self.plan.logs, &self.load.books)?;
                         }
                         let installing = node.is_installing();
                         if installing != self.machines[position].installing {

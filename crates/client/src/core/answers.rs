@@ -80,8 +80,9 @@ impl ClientCore {
         let refusal = match status {
             Status::Done(reply) => {
                 if newest {
-                    self.response_time
-                        .sample(now_us.saturating_sub(request.sent_us));
+                    let took_us = now_us.saturating_sub(request.sent_us);
+                    self.response_time.sample(took_us);
+                    self.overtaken.done(request);
                 }
                 self.hunt.found(now_us, node);
                 return self.on_reply(ticket, attempt, reply);

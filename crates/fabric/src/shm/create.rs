@@ -139,7 +139,7 @@ struct Former {
 
 /// Ends the life before: its initiators get no further, and who is in the middle of something is waited for.
 fn end_former(path: &Path, own: Identity, config: &ShmConfig) -> Result<Former, FabricError> {
-    let Some(former) = Control::attach(path) else {
+    let Some(former) = Control::attach_former(path) else {
         return Ok(Former::default());
     };
     let serial = former.load(header::SERIAL);

@@ -11,7 +11,7 @@ use cyclone_pmem::{FlushPolicy, Region, SharedArea};
 use super::config::ShmConfig;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"CYSHMCTL");
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 pub(super) const HEADER_BYTES: u64 = 4096;
 pub(super) const MAX_ADDRESS: usize = 432;
 const MAX_PATH: u64 = 3072;
@@ -35,6 +35,8 @@ pub(super) mod header {
     /// The last serial number given to a registration or queue.
     pub const SERIAL: u64 = 120;
     pub const PATH_LEN: u64 = 128;
+    /// No slot from this one on was ever claimed: raised before a slot is.
+    pub const CLAIMED: u64 = 136;
     /// Counts whatever may concern the owner's program; its low half is the futex.
     pub const DOORBELL: u64 = 192;
     /// Not zero while the owner sleeps.
@@ -269,12 +271,26 @@ pub(super) struct Control {
 impl Control {
     /// Somebody's file; `None` for what is none of this version.
     pub(super) fn attach(path: &Path) -> Option<Control> {
+        Control::attach_if(path, |version| version == VERSION)
+    }
+
+    /// The file of a life before, which may have been an earlier program's.
+    pub(super) fn attach_former(path: &Path) -> Option<Control> {
+        let former = Control::attach_if(path, |version| (1..=VERSION).contains(&version))?;
+        if former.load(header::VERSION) == 1 {
+            // Its initiators did not say how many they were, and that word was nobody's.
+            former.store(header::CLAIMED, former.shape.peers);
+        }
+        Some(former)
+    }
+
+    fn attach_if(path: &Path, version: impl Fn(u64) -> bool) -> Option<Control> {
         let region = Region::attach(path, FlushPolicy::Eadr).ok()?;
         let area = region.take(0, region.len()).ok()?.share();
         let word = |at| area.load_u64(at);
         if area.len() < HEADER_BYTES
             || word(header::MAGIC) != MAGIC
-            || word(header::VERSION) != VERSION
+            || !version(word(header::VERSION))
         {
             return None;
         }
@@ -301,6 +317,25 @@ impl Control {
     #[inline]
     pub(super) fn is_live(&self) -> bool {
         self.load(header::STATE) == LIVE
+    }
+
+    /// The slots that somebody may have: those before any other was claimed in this life. Most files have room for far
+    /// more peers than ever come, and each slot is on pages of its own.
+    #[inline]
+    pub(super) fn claimed(&self) -> u64 {
+        self.load(header::CLAIMED).min(self.shape.peers)
+    }
+
+    /// Lets the owner look at a slot, before it is claimed: whoever has left a mark was seen by looks that began later.
+    pub(super) fn before_claiming(&self, slot: u64) {
+        let mut known = self.load(header::CLAIMED);
+        while known <= slot {
+            let found = self.area.compare_swap(header::CLAIMED, known, slot + 1);
+            if found == known {
+                return;
+            }
+            known = found;
+        }
     }
 
     #[inline]

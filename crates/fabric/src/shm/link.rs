@@ -61,8 +61,12 @@ impl Link {
         let memory = peer.memory()?.clone();
         let control = &peer.control;
         let claimed = state_word(own.pid, connection::CLAIMED);
-        let slot = (0..control.shape.peers)
-            .find(|&slot| control.slot_state(slot) == 0 && control.change_slot(slot, 0, claimed));
+        let slot = (0..control.shape.peers).find(|&slot| {
+            control.slot_state(slot) == 0 && {
+                control.before_claiming(slot);
+                control.change_slot(slot, 0, claimed)
+            }
+        });
         let slot = slot.ok_or(FabricError::Limit {
             what: "connection to this peer",
             limit: control.shape.peers,

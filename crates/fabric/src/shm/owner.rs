@@ -91,7 +91,7 @@ impl Initiators {
     /// Looks after all of them; answers whether any was found dead.
     pub(super) fn clear_all_dead(&mut self) -> bool {
         let mut any = false;
-        for index in 0..self.control.shape.peers {
+        for index in 0..self.control.claimed() {
             any |= split_state(self.control.slot_state(index)).1 != connection::CLOSED
                 && self.clear_dead(index);
         }
@@ -119,7 +119,7 @@ impl Initiators {
         what: &str,
         concerns: impl Fn(Mark) -> bool,
     ) -> Result<(), FabricError> {
-        for index in 0..self.control.shape.peers {
+        for index in 0..self.control.claimed() {
             let mark = self.control.mark(index);
             if concerns(mark) {
                 self.wait_for(index, mark, what)?;

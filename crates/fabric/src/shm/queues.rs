@@ -198,7 +198,8 @@ impl Queues {
             if end <= taken {
                 return Ok(());
             }
-            for slot in 0..control.shape.peers {
+            // After the tail, like the marks: who was given a place before had raised the number before.
+            for slot in 0..control.claimed() {
                 let mark = control.mark(slot);
                 if mark.names_queue(index) {
                     let lowest = absolute(mark.segment(), queue.posted).wrapping_add(1);

@@ -35,7 +35,7 @@ impl ShmEndpoint {
     fn look(&mut self) {
         self.seen = self.control.load(header::DOORBELL);
         self.is_behind = false;
-        for slot in 0..self.control.shape.peers {
+        for slot in 0..self.control.claimed() {
             if self.accepted[slot as usize].is_none() {
                 self.accept(slot);
             }

@@ -101,6 +101,7 @@ impl Stopped {
     fn with_mark(control: &Control, mark: Mark) -> Stopped {
         let child = Command::new("sleep").arg("1000").spawn().expect("child");
         let at = control.shape.slot(SLOT);
+        control.before_claiming(SLOT);
         control.store(at + slot::STATE, state_word(child.id(), connection::OPEN));
         control.set_mark(SLOT, mark);
         Stopped(child)
@@ -215,10 +216,27 @@ fn a_mark_in_a_slot_that_nobody_has_hinders_nobody() {
     let mut pair = Pair::new(config());
     let queue = pair.queue(1);
     let mark = Mark::queue(index_of(queue.0.id), 0, 9);
+    pair.owner.control.before_claiming(SLOT);
     pair.owner.control.set_mark(SLOT, mark);
     pair.append_segments(&queue, 1);
     assert_eq!(pair.used(&queue), [0]);
     pair.owner.close_append(&queue).expect("close");
+}
+
+#[test]
+fn the_owner_looks_as_far_as_slots_were_claimed() {
+    let mut pair = Pair::new(config());
+    let control = pair.owner.control.clone();
+    let queue = pair.queue(2);
+    pair.append_segments(&queue, 1);
+    assert_eq!(control.claimed(), 1);
+    control.before_claiming(SLOT);
+    assert_eq!(control.claimed(), SLOT + 1);
+    control.before_claiming(0);
+    assert_eq!(control.claimed(), SLOT + 1);
+    // Nonsense makes it look at all there are.
+    control.store(header::CLAIMED, u64::MAX);
+    assert_eq!(control.claimed(), control.shape.peers);
 }
 
 #[test]
@@ -230,6 +248,27 @@ fn a_new_life_waits_for_who_stood_still_in_the_former() {
     assert!(is_stalled(again(config())));
     stopped.kill();
     again(config()).expect("it is dead");
+}
+
+// Control files of version 1 do not say how many slots were claimed. The program is replaced while its servers are down:
+// their memories must not be lost for that, and who stood still in an old file must be waited for.
+#[test]
+fn a_life_of_an_earlier_version_is_taken_over() {
+    let config = || ShmConfig {
+        memory: Memory::Kept,
+        ..config()
+    };
+    let pair = Pair::new(config());
+    let control = pair.owner.control.clone();
+    let mut stopped = Stopped::with_mark(&control, Mark::registration(0, 1));
+    pair.owner.memory().store_u64(64, 77);
+    drop(pair.owner);
+    control.store(header::VERSION, 1);
+    control.store(header::CLAIMED, 0);
+    let again = || ShmEndpoint::open(pair.directory.path(), "owner", config());
+    assert!(is_stalled(again().map(drop)));
+    stopped.kill();
+    assert_eq!(again().expect("it is dead").memory().load_u64(64), 77);
 }
 
 #[test]

@@ -10,20 +10,17 @@
  */
 
 #include <errno.h>
-#include <pthread.h>
-#include <sched.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <time.h>
 
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_errno.h>
 #include <rte_ethdev.h>
-#include <rte_interrupts.h>
 #include <rte_mbuf.h>
 #include <rte_mbuf_pool_ops.h>
 #include <rte_mempool.h>
+
+#include "gate.h"
 
 /* Asked for a free frame: its number, or -1. */
 typedef int64_t (*cy_take_fn)(void *context);
@@ -343,149 +340,6 @@ bool cy_port_up(uint16_t port)
 	return rte_eth_link_get_nowait(port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP;
 }
 
-/*
- * net_memif hears of its peer in DPDK's interrupt thread. When the peer goes it unmaps there what a burst in another thread
- * may just be reading, and frees what stopping and closing free as well; nothing in it keeps these apart. So we do:
- *
- *   - Whatever the interrupt thread does, it does with the gate locked, and a burst locks the gate. The thread cannot be
- *     told to lock something before it calls a handler. But it calls our keeper as well, in each of its rounds, because the
- *     keeper's descriptor is always readable. The keeper opens the gate, waits for a while, locks it, and returns. So
- *     the thread waits inside the keeper, not outside, and comes out with the gate locked.
- *   - Starting, stopping and closing are errands that the keeper runs, with the gate locked.
- *
- * Other drivers need none of this.
- */
-#define KEEPER_WAITS_NS 50000000
-#define KEEPER_HURRIES_NS 5000000 /* while a port looks for its peer: they have to exchange some messages */
-
-struct errand {
-	void (*what)(struct errand *errand);
-	uint16_t port;
-	struct cy_frames *frames;
-	bool remove;
-	int outcome;
-	bool done;
-};
-
-static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t errand_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t errand_news = PTHREAD_COND_INITIALIZER;
-static struct errand *errand_waiting;
-static bool kept; /* the keeper is at work; the caller lets one errand run at a time */
-static bool keeper_inside;
-static bool gate_wanted; /* by the keeper, who would wait long for a lock that bursts take again and again */
-
-static bool is_memif(uint16_t port)
-{
-	struct rte_eth_dev_info device = {0};
-
-	return rte_eth_dev_info_get(port, &device) == 0 && strcmp(device.driver_name, "net_memif") == 0;
-}
-
-/* Rounds that the keeper will hurry: a port looks for its peer. */
-static unsigned int rounds_to_hurry;
-
-void cy_hurry(void)
-{
-	__atomic_store_n(&rounds_to_hurry, 200, __ATOMIC_RELAXED);
-}
-
-static long keeper_wait(void)
-{
-	unsigned int rounds = __atomic_load_n(&rounds_to_hurry, __ATOMIC_RELAXED);
-
-	if (rounds == 0)
-		return KEEPER_WAITS_NS;
-	__atomic_store_n(&rounds_to_hurry, rounds - 1, __ATOMIC_RELAXED);
-	return KEEPER_HURRIES_NS;
-}
-
-static void keep_gate(void *unused)
-{
-	long wait = keeper_wait();
-	struct timespec until;
-	struct errand *errand;
-
-	(void)unused;
-	if (keeper_inside) {
-		pthread_mutex_unlock(&gate);
-		__atomic_store_n(&gate_wanted, false, __ATOMIC_RELEASE);
-	}
-	keeper_inside = true;
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_nsec += wait;
-	if (until.tv_nsec >= 1000000000) {
-		until.tv_nsec -= 1000000000;
-		until.tv_sec++;
-	}
-	pthread_mutex_lock(&errand_lock);
-	if (errand_waiting == NULL)
-		pthread_cond_timedwait(&errand_news, &errand_lock, &until);
-	errand = errand_waiting;
-	errand_waiting = NULL;
-	pthread_mutex_unlock(&errand_lock);
-	__atomic_store_n(&gate_wanted, true, __ATOMIC_RELEASE);
-	pthread_mutex_lock(&gate);
-	if (errand == NULL)
-		return;
-	errand->what(errand);
-	pthread_mutex_lock(&errand_lock);
-	errand->done = true;
-	pthread_cond_broadcast(&errand_news);
-	pthread_mutex_unlock(&errand_lock);
-}
-
-static void enter_gate(bool gated)
-{
-	if (!gated)
-		return;
-	while (__atomic_load_n(&gate_wanted, __ATOMIC_ACQUIRE))
-		sched_yield();
-	pthread_mutex_lock(&gate);
-}
-
-static void leave_gate(bool gated)
-{
-	if (gated)
-		pthread_mutex_unlock(&gate);
-}
-
-/* Zero, or negative. */
-static int employ_keeper(void)
-{
-	struct rte_intr_handle *handle = rte_intr_instance_alloc(RTE_INTR_INSTANCE_F_PRIVATE);
-	int always_readable = eventfd(1, EFD_NONBLOCK | EFD_CLOEXEC);
-
-	if (handle == NULL || always_readable < 0)
-		return -ENOMEM;
-	rte_intr_fd_set(handle, always_readable);
-	rte_intr_type_set(handle, RTE_INTR_HANDLE_EXT);
-	return rte_intr_callback_register(handle, keep_gate, NULL);
-}
-
-static int run_errand(struct errand *errand)
-{
-	if (!is_memif(errand->port)) {
-		errand->what(errand);
-		return errand->outcome;
-	}
-	pthread_mutex_lock(&errand_lock);
-	if (!kept) {
-		errand->outcome = employ_keeper();
-		kept = errand->outcome == 0;
-	}
-	if (kept) {
-		while (errand_waiting != NULL)
-			pthread_cond_wait(&errand_news, &errand_lock);
-		errand_waiting = errand;
-		pthread_cond_broadcast(&errand_news);
-		while (!errand->done)
-			pthread_cond_wait(&errand_news, &errand_lock);
-	}
-	pthread_mutex_unlock(&errand_lock);
-	return errand->outcome;
-}
-
 static void start_port(struct errand *errand)
 {
 	errand->outcome = rte_eth_dev_start(errand->port);
@@ -714,8 +568,7 @@ unsigned int cy_send(uint16_t port, uint16_t queue, struct cy_outbox *box, bool 
 		return 0;
 	enter_gate(gated);
 	sent = rte_eth_tx_burst(port, queue, box->ready, box->count);
-	if (gated)
-		pthread_mutex_unlock(&gate);
+	leave_gate(gated);
 	box->count -= sent;
 	memmove(box->ready, box->ready + sent, box->count * sizeof(box->ready[0]));
 	return sent;

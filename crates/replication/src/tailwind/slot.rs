@@ -90,8 +90,10 @@ pub(super) struct Slot {
     posted: VecDeque<Posted>,
     /// Bytes of a buffer here, as of the last one.
     buffer_bytes: Option<u64>,
-    /// A sealed record, while it is posted.
+    /// Sealed records, while they are posted.
     sealed: Vec<u8>,
+    /// The next of them, while it is sealed.
+    part: Vec<u8>,
     /// How many records of `waiting` and of those under way were there before the caller is told.
     pub(super) owed: usize,
 }
@@ -114,6 +116,7 @@ impl Slot {
             posted: VecDeque::new(),
             buffer_bytes: None,
             sealed: Vec::new(),
+            part: Vec::new(),
         }
     }
 
@@ -177,7 +180,8 @@ impl Slot {
 
     /// Writes what waits, and flushes what was written.
     ///
-    /// `ordered`: whether the provider keeps a connection's order. Without it, each write is waited for, and each flush.
+    /// `ordered`: whether the provider keeps a connection's order. Without it, each write is waited for, and each flush; so
+    /// each takes all the records that wait, as many as fit one operation.
     pub(super) fn pump(
         &mut self,
         endpoint: &mut dyn Endpoint,
@@ -205,6 +209,19 @@ impl Slot {
             if !chain.seal_into(&item.bytes, &mut self.sealed) {
                 return self.drop_too_large();
             }
+            let mut count = 1;
+            if !ordered {
+                let room = usize::try_from(buffer.key.len - buffer.cursor).unwrap_or(usize::MAX);
+                let most = room.min(endpoint.capabilities().max_transfer);
+                for item in self.waiting.iter().skip(1) {
+                    let end = self.sealed.len() + item.bytes.len() + OVERHEAD_BYTES;
+                    if end > most || !chain.seal_into(&item.bytes, &mut self.part) {
+                        break;
+                    }
+                    self.sealed.append(&mut self.part);
+                    count += 1;
+                }
+            }
             let write = Operation::Write {
                 key: &buffer.key,
                 offset: buffer.cursor,
@@ -222,7 +239,7 @@ impl Slot {
             *next_context += 1;
             buffer.chain = chain;
             buffer.cursor += self.sealed.len() as u64;
-            self.copy.extend(self.waiting.pop_front());
+            self.copy.extend(self.waiting.drain(..count));
         }
         self.flush(endpoint, next_context, ordered)
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cyclone_wire::flash::PAGE_BYTES;
+use cyclone_wire::flash::{PAGE_BYTES, PageHeader};
 
 use super::device::{Action, Completion, DeviceError, FlashDevice, Request};
 
@@ -289,6 +289,22 @@ impl SimDisk {
             .filter(|page| !disk.latest.contains(page))
             .copied()
             .collect()
+    }
+
+    /// Pages of the log that a later one says were durable when it was written: that one of them is damaged must be seen.
+    pub fn vouched(&self) -> Vec<u64> {
+        let disk = self.lock();
+        let readable = disk
+            .pages
+            .iter()
+            .filter(|(number, _)| !disk.faults.read_error.contains(number));
+        let headers: Vec<(u64, PageHeader)> = readable
+            .filter_map(|(number, page)| Some((*number, PageHeader::decode(page)?)))
+            .collect();
+        let durable = headers.iter().map(|(_, header)| header.durable).max();
+        let below = |header: &PageHeader| durable.is_some_and(|end| header.sequence < end);
+        let vouched = headers.into_iter().filter(|(_, header)| below(header));
+        vouched.map(|(number, _)| number).collect()
     }
 
     /// A page's bytes.

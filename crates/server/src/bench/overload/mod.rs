@@ -149,6 +149,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
             "p50_us",
             "p99_us",
             "terms",
+            "gap_ms",
         ]),
         stop,
         worst: f64::INFINITY,
@@ -200,9 +201,12 @@ impl Run<'_> {
         let time = Duration::from_secs(if quick { 2 } else { 8 });
         // The first time warms up.
         source.run(None, time / 2)?;
-        let before = terms(&cluster)?;
+        let before = look(&cluster)?.0;
         let saturated = source.run(None, time)?;
         let mut peak = saturated.done_s();
+        if saturated.done == 0 {
+            bail!("{kind}: the cluster did nothing in {time:?}");
+        }
         let mut after = self.add(kind, 0, &saturated, before, &cluster)?;
         let saturation = peak;
         let levels = LEVELS.iter().map(|level| (*level, time));
@@ -236,7 +240,7 @@ impl Run<'_> {
         before: u64,
         cluster: &LocalCluster,
     ) -> Result<u64> {
-        let after = terms(cluster)?;
+        let (after, gap_ms) = look(cluster)?;
         let elections = after.saturating_sub(before);
         self.elections += elections;
         let per_second = |count: u64| count as f64 / seen.elapsed.as_secs_f64().max(0.001);
@@ -253,23 +257,26 @@ impl Run<'_> {
             rounded(micros(0.5), 1),
             rounded(micros(0.99), 1),
             elections.into(),
+            rounded(gap_ms, 1),
         ]);
         self.report.row(&self.table);
         Ok(after)
     }
 }
 
-/// Sum of the highest terms that the nodes know, log by log.
-fn terms(cluster: &LocalCluster) -> Result<u64> {
-    let mut highest = 0;
+/// The highest term that a node knows, and the longest time, ms, for which the event loop of one has stood still so far: an
+/// election after half the shortest time-out of that is the machine's doing.
+fn look(cluster: &LocalCluster) -> Result<(u64, f64)> {
+    let (mut term, mut gap_us) = (0, 0);
     for node in &cluster.nodes {
         // Behind a queue of commands an answer takes its time.
         let info = crate::resp::info(node.redis, Duration::from_secs(20))
             .context("a node does not answer under load")?;
-        let term = info.get("cyclone_log0_term");
-        highest = highest.max(term.and_then(|term| term.parse().ok()).unwrap_or(0));
+        let number = |name: &str| info.get(name).and_then(|value| value.parse().ok());
+        term = term.max(number("cyclone_log0_term").unwrap_or(0));
+        gap_us = gap_us.max(number("cyclone_longest_gap_us").unwrap_or(0));
     }
-    Ok(highest)
+    Ok((term, gap_us as f64 / 1000.0))
 }
 
 /// A SET's key and value, in order.

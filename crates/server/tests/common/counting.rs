@@ -1,0 +1,79 @@
+//! A client that counts on a cluster of the test's own machines, and what its count must say afterwards.
+
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use cyclone::bench::net::child::{Counted, Reach, Role};
+use cyclone::config::hex;
+use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions};
+
+/// Four machines: three nodes' and the client's. `None`, with the reason printed, where that is not allowed.
+pub fn lab(mtu: usize, cabling: Cabling) -> Option<Lab> {
+    if !Lab::allowed() {
+        println!("skipped: network namespaces need root");
+        return None;
+    }
+    let executable = PathBuf::from(env!("CARGO_BIN_EXE_cyclone"));
+    match Lab::new(4, mtu, cabling, executable) {
+        Ok(lab) => Some(lab),
+        Err(error) => {
+            println!("skipped: {error:#}");
+            None
+        }
+    }
+}
+
+pub fn options(transport: &str) -> NodeOptions {
+    NodeOptions {
+        replicas: 3,
+        transport: transport.to_owned(),
+        burst: 32,
+        engine: "memory".to_owned(),
+        polling: "adaptive".to_owned(),
+        pin: Vec::new(),
+        nvm_bytes: 64 << 20,
+    }
+}
+
+/// Starts the client.
+pub fn counter(
+    lab: &Lab,
+    cluster: &LabCluster<'_>,
+    transport: &str,
+    time: Duration,
+    value_bytes: usize,
+) -> Child {
+    let role = Role::Count {
+        reach: Reach {
+            nodes: cluster.nodes.clone(),
+            client_key: hex(&cluster.client_key),
+            transport: transport.to_owned(),
+            interface: lab.ports(transport, 3, 0..3),
+            burst: 32,
+        },
+        time_ms: time.as_millis() as u64,
+        value_bytes,
+    };
+    let role = serde_json::to_string(&role).unwrap();
+    lab.command(3, None, &["bench", "net-child", &role])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for the client. What was acknowledged was counted, and nothing twice.
+pub fn outcome(child: Child, cluster: &LabCluster<'_>) -> Counted {
+    let output = child.wait_with_output().unwrap();
+    let logs: Vec<String> = (0..3).map(|node| cluster.log(node)).collect();
+    let logs = logs.join("\n--\n");
+    assert!(output.status.success(), "the client failed:\n{logs}");
+    let counted: Counted = serde_json::from_slice(&output.stdout).unwrap();
+    println!("{counted:?}");
+    assert!(counted.acked > 20, "{counted:?}\n{logs}");
+    assert!(counted.value >= counted.acked, "{counted:?}");
+    let most = counted.acked + counted.unknown;
+    assert!(counted.value <= most, "{counted:?}");
+    counted
+}
