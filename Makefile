@@ -19,7 +19,8 @@ DPDK := $(LEAN) --features dpdk
 STORES := $(LEAN) --features etcd,zookeeper
 SIM := $(TARGET)/release/cyclone-sim
 
-.PHONY: stores figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-pmkv mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
+.PHONY: stores figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-log soak-pmkv mutants simulate demo test bench \
+	bench-peers clean setup build fmt lint layout unit system deny
 
 demo: build
 	$(BIN) demo
@@ -85,6 +86,11 @@ fuzz: setup
 soak-pmkv: MINUTES ?= 30
 soak-pmkv: build
 	$(BIN) bench pmkv --part soak --minutes $(MINUTES)
+
+# MINUTES=m of writes at full speed over a small log, memory and flash: space, memory and stalls per minute.
+soak-log: MINUTES ?= 30
+soak-log: build
+	$(BIN) bench soak-log --minutes $(MINUTES)
 
 # Plants one bug after another and asks whether the simulator notices.
 mutants: setup

@@ -16,6 +16,7 @@ use crate::error::ConsensusError;
 use crate::group::Group;
 use crate::message::OutMessage;
 use crate::outbox::{Committed, Outbox};
+use crate::readback::Part;
 
 /// Ranges of entries kept for messages to followers.
 const RANGES: usize = 8;
@@ -64,6 +65,8 @@ pub(crate) struct Level {
     wanted: RefCell<Vec<Wanted>>,
     ranges: VecDeque<Vec<StoredEntry>>,
     replay: Replay,
+    /// What is read once more for an archive.
+    pub(crate) archive: Part,
     /// Something on flash did not read back: followers that need it get a checkpoint.
     pub(crate) unreadable: Option<FetchError>,
     now_us: u64,
@@ -78,6 +81,7 @@ impl Level {
             wanted: RefCell::default(),
             ranges: VecDeque::new(),
             replay: Replay::default(),
+            archive: Part::default(),
             unreadable: None,
             now_us: 0,
         }
@@ -145,6 +149,10 @@ impl Level {
                 self.replay.ready = !self.replay.entries.is_empty();
                 continue;
             }
+            let result = match self.archive.take(fetched.id, result) {
+                Ok(()) => continue,
+                Err(result) => result,
+            };
             let mut wanted = self.wanted.borrow_mut();
             let place = wanted
                 .iter()

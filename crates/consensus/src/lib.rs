@@ -26,6 +26,7 @@ mod group;
 mod lookup;
 mod message;
 mod outbox;
+mod readback;
 mod staging;
 mod status;
 mod view;
@@ -38,6 +39,7 @@ pub use gang::{Decision, GangBook};
 pub use group::Group;
 pub use message::{EncodedMessage, OutMessage};
 pub use outbox::{Committed, LeaderChange, Outbox, Ready};
+pub use readback::{Pieces, ReadBack, Shown};
 pub use status::{PeerState, PeerStatus, Role, Status};
 
 /// Entries that hold commands, or nothing (the entry a new leader begins its term with).

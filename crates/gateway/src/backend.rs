@@ -62,6 +62,15 @@ pub enum MemberRequest {
         /// Where its Redis port is.
         redis: Option<SocketAddr>,
     },
+    /// A replica is to be reached elsewhere.
+    Move {
+        /// Its number.
+        id: u64,
+        /// Where its packets go from now on.
+        packet: SocketAddr,
+        /// Where its Redis port is from now on; `None`: where it was.
+        redis: Option<SocketAddr>,
+    },
     /// A replica that receives the log is to vote.
     Promote {
         /// Its number.

@@ -45,6 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         lease_reads: false,
         clock_drift_ppm: 1000,
         follower_staleness: None,
+        archive: None,
     };
     fn set<'a>(key: &'a [u8], value: &'a [u8]) -> Operation<'a> {
         Operation::Set {

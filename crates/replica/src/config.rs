@@ -7,6 +7,7 @@ use std::time::Duration;
 use cyclone_packet::Security;
 use cyclone_wire::gang::MAX_LOGS;
 
+use crate::archive::ArchiveConfig;
 use crate::flash::FlashConfig;
 
 /// The key-value engine behind the log.
@@ -142,6 +143,8 @@ pub struct Config {
     pub clock_drift_ppm: u32,
     /// How old what followers show may be, by the machines' wall clocks; `None`: followers are not read.
     pub follower_staleness: Option<Duration>,
+    /// Where committed entries are copied to, for a restore to a point in time; `None`: nowhere.
+    pub archive: Option<ArchiveConfig>,
 }
 
 impl Config {

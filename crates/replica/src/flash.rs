@@ -11,6 +11,7 @@ use cyclone_wal::flash::{
 };
 use cyclone_wal::{HardState, Ring, superblock};
 
+use crate::archive::Archive;
 use crate::config::Config;
 use crate::identity::Identity;
 use crate::node::{Node, NodeError};
@@ -343,6 +344,7 @@ pub(crate) fn trim_levels(
     log: &mut PhysicalLog,
     flushed: u64,
     frames_used: f64,
+    archive: Option<&mut Archive>,
     now_us: u64,
 ) -> Result<bool, NodeError> {
     let Some(status) = log.group.flash_status(now_us) else {
@@ -378,6 +380,9 @@ pub(crate) fn trim_levels(
     if status.fill < LAGGARDS_UNTIL && !full {
         let slowest = group.peers.iter().map(|peer| peer.matched).min();
         through = slowest.map_or(through, |slowest| through.min(slowest));
+        if let Some(archive) = archive {
+            through = archive.hold(log.id, through, now_us);
+        }
     }
     if through >= status.first {
         log.group.trim(through)?;

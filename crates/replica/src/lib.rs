@@ -13,6 +13,7 @@
 //!     Snapshots      checkpoints for replicas that lag                   snapshot.rs, fetching.rs
 //!     Workers        threads for what would block                        workers.rs
 //!     flash          the second level, or the only durable one           flash.rs
+//!     archive        committed entries in files, and back                archive/
 //!     upkeep         trimming, handing over, counters                    upkeep.rs, status.rs
 //!   Node::start      region, identity, store, port                       start.rs, identity.rs
 //!   Platform         what all of it stands on: this machine, or another  platform.rs
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod answers;
+pub mod archive;
 mod backup;
 mod clients;
 mod clock;
@@ -54,6 +56,7 @@ mod together;
 mod upkeep;
 mod workers;
 
+pub use archive::{ArchiveConfig, ArchiveStatus, ArchiveWriter};
 pub use backup::{BackupError, BackupReply, BackupRequest};
 pub use config::{Config, ConfigError, Engine, Member, Network, Polling, Transport};
 pub use cyclone_consensus::FlashStatus;

@@ -14,6 +14,7 @@
 //! to others, and is silent from then on.
 
 mod request;
+mod wiped;
 
 use cyclone_packet::{Outgoing, Peer};
 use cyclone_store::StateMachine;
@@ -227,12 +228,23 @@ impl Node {
             self.check_caught_up(*id)?;
         }
         self.check_majority(&target)?;
-        Ok(Some(Record {
+        let record = Record {
             cluster: self.config.cluster_id,
             number: self.membership.number + 1,
             highest,
             members,
-            target: Some(target),
+            target: None,
+        };
+        Ok(Some(match request {
+            // Who takes part stays, so no log has anything to do.
+            MemberRequest::Move { .. } => Record {
+                members: target,
+                ..record
+            },
+            _ => Record {
+                target: Some(target),
+                ..record
+            },
         }))
     }
 

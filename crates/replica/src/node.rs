@@ -1,6 +1,7 @@
 //! The replica as a step function. [`Node::step`] does everything that is ready: packets, timers, finished work of
 //! threads, proposals, persistence, sending, applying, answering. It never blocks and reads no clock.
 
+mod error;
 mod incoming;
 mod requests;
 mod scattered;
@@ -20,6 +21,7 @@ use cyclone_wire::raftmsg::RaftKind;
 use cyclone_wire::reply::Reply;
 
 use crate::answers::Unchecked;
+use crate::archive::Archive;
 use crate::backup::Backups;
 use crate::clients::ClientReplies;
 use crate::clock::Steady;
@@ -35,6 +37,8 @@ use crate::snapshot::Snapshots;
 use crate::status::Counters;
 use crate::workers::Workers;
 
+pub use error::NodeError;
+
 /// Wall clock and steady clock of one step.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
@@ -42,20 +46,6 @@ pub struct Now {
     pub steady_us: u64,
     /// Milliseconds since 1970; stamped into entries.
     pub wall_ms: u64,
-}
-
-/// Why a replica cannot go on. The process should end; a restart recovers.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// The store failed in a way that a retry cannot mend.
-    #[error("the store failed: {0}")]
-    Store(#[from] ApplyError),
-    /// The log or Raft failed.
-    #[error("the log failed: {0}")]
-    Consensus(#[from] cyclone_consensus::ConsensusError),
-    /// The packet port failed.
-    #[error("the packet port failed: {0}")]
-    Port(std::io::Error),
 }
 
 /// What a worker thread brings back.
@@ -115,7 +105,14 @@ pub struct Node {
     pub(crate) workers: Workers<Done>,
     pub(crate) snapshots: Snapshots,
     pub(crate) backups: Backups,
+    pub(crate) archive: Option<Archive>,
     pub(crate) membership: Membership,
+    /// Per log its last entry at the start.
+    pub(crate) began_at: Vec<u64>,
+    /// Who knows this replica although it knows nothing, and what.
+    /// Whether everything that was committed at the start has been applied.
+    pub(crate) caught_up: bool,
+    pub(crate) wiped: Option<(u64, cyclone_wire::membership::Known)>,
     pub(crate) counters: Counters,
     pub(crate) survives: Survives,
     pub(crate) region_description: String,
@@ -180,6 +177,9 @@ impl Node {
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
         Ok(Node {
             membership: Membership::new(&config),
+            began_at: logs.iter().map(|log| log.group.last_index()).collect(),
+            caught_up: false,
+            wiped: None,
             unchecked: Vec::new(),
             led: vec![0; logs.len()],
             own_work: vec![0; logs.len()],
@@ -196,6 +196,7 @@ impl Node {
             workers,
             snapshots,
             backups,
+            archive: None,
             counters: Counters::default(),
             survives,
             region_description: region,
@@ -306,6 +307,7 @@ impl Node {
         work += self.collect()?;
         self.tick();
         work += self.advance()?;
+        work += self.feed_archive();
         if now.steady_us >= self.next_upkeep_us {
             self.next_upkeep_us = now.steady_us + UPKEEP_US;
             self.upkeep()?;
@@ -383,6 +385,11 @@ impl Node {
             (Peer::Node(node), envelope::SNAPSHOT_FETCH) => self.snapshot_fetch(node, &rest),
             (Peer::Node(node), envelope::SNAPSHOT_CHUNK) => self.snapshot_chunk(node, &rest),
             (Peer::Node(_), envelope::RECORD) => self.told_record(&rest.to_vec()),
+            (Peer::Node(node), envelope::JOINING) => self.say_whether_known(node),
+            (Peer::Node(node), envelope::KNOWN) => {
+                let malformed = self.told_known(node, &rest.to_vec()).is_err();
+                self.counters.malformed += u64::from(malformed);
+            }
             (Peer::Client(_), envelope::CLIENT_REQUEST) => self.backlog.push_back((from, rest)),
             _ => self.counters.malformed += 1,
         }
@@ -553,6 +560,8 @@ impl Node {
             self.advance()?;
         }
         self.keep_in_touch()?;
+        self.check_memory()?;
+        self.note_caught_up();
         self.trim()?;
         self.snapshot_upkeep();
         self.backup_upkeep();

@@ -13,6 +13,7 @@ use cyclone_store::{Echo, KvMachine, Limits, MemoryKv, StateMachine};
 use cyclone_wal::flash::{FlashDevice, ThreadedFlash, UringFlash};
 use mio::Waker;
 
+use crate::archive::ArchiveWriter;
 use crate::config::{Config, ConfigError, Engine, Transport};
 use crate::identity::{self, Identity, IdentityError};
 use crate::node::Done;
@@ -80,6 +81,15 @@ pub trait Platform {
     fn flash(&mut self, config: &Config, log: u16) -> Result<Box<dyn FlashDevice>, StartError> {
         let _ = (config, log);
         Err(ConfigError("this platform has no flash".into()).into())
+    }
+
+    /// Opens the archive of committed entries, if the configuration has one. Where there is none, nothing is archived.
+    ///
+    /// # Errors
+    /// When its directory cannot be made or read.
+    fn archive(&mut self, config: &Config) -> Result<Option<ArchiveWriter>, StartError> {
+        let _ = config;
+        Ok(None)
     }
 
     /// Bytes of each frame of a region that is made now: what suits the packet driver.
@@ -225,6 +235,10 @@ impl Platform for Os {
                 Ok(Box::new(device))
             }
         }
+    }
+
+    fn archive(&mut self, config: &Config) -> Result<Option<ArchiveWriter>, StartError> {
+        ArchiveWriter::open(config).map_err(io("cannot open the archive"))
     }
 
     fn frame_bytes(&self, config: &Config) -> Result<u32, StartError> {

@@ -19,6 +19,7 @@ use mio::Waker;
 
 use cyclone_wire::planted::{self, Bug};
 
+use crate::archive::Archive;
 use crate::config::{Config, ConfigError};
 use crate::flash::{self, Durability};
 use crate::identity::{Identity, IdentityError};
@@ -137,6 +138,21 @@ pub enum StartError {
         path: String,
         /// What it held, or what happened.
         what: String,
+    },
+    /// The archive goes on from another log than this one.
+    #[error(
+        "the archive {directory} holds entries of log {log} up to {last} (term {term}), which do not fit this node's log: it is of \
+         another history; give the node another directory"
+    )]
+    Archive {
+        /// The directory.
+        directory: String,
+        /// The physical log.
+        log: u16,
+        /// Last archived entry.
+        last: u64,
+        /// Its term; 0 if it is not known.
+        term: u64,
     },
     /// The identity file cannot be used.
     #[error(transparent)]
@@ -443,18 +459,23 @@ impl Node {
         let (memory, store, levels) = match &only {
             None => {
                 let memory = memory(&config, &region, platform)?;
+                tracing::info!("the region is open");
                 let store = platform.store(&config)?;
+                tracing::info!("the store is open");
                 let levels = flash::second_levels(&config, platform, &memory, &*store)?;
                 (memory, store, levels)
             }
             Some(only) => {
                 let (mut levels, life) = flash::only_levels(&config, only, platform)?;
+                tracing::info!("the region is open");
                 let store = platform.store(&config)?;
+                tracing::info!("the store is open");
                 let memory =
                     flash::rebuild(&config, &region, platform, &mut levels, life, &*store)?;
                 (memory, store, levels.into_iter().map(Some).collect())
             }
         };
+        tracing::info!("the logs are open");
         let Memory { rings, pool, .. } = memory;
         let port = open_port(&config, &pool, platform)?;
         let message_bytes = message_bytes(&config, &pool, &port)?;
@@ -533,7 +554,13 @@ impl Node {
             tracing::warn!(survives = %boot.survives, "the log region does not survive power loss; --durability flash would");
         }
         let workers = platform.workers().map_err(io("starting worker threads"))?;
-        Node::assemble(config, port, logs, store, workers.0, boot)
-            .map_err(io("clearing the directory of checkpoints"))
+        let archive = match platform.archive(&config)? {
+            Some(writer) => Some(Archive::new(writer, &logs)?),
+            None => None,
+        };
+        let mut node = Node::assemble(config, port, logs, store, workers.0, boot)
+            .map_err(io("clearing the directory of checkpoints"))?;
+        node.archive = archive;
+        Ok(node)
     }
 }

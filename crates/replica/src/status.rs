@@ -2,6 +2,7 @@
 
 use cyclone_consensus::{FlashStatus, Role};
 
+use crate::archive::ArchiveStatus;
 use crate::flash::Durability;
 use crate::node::Node;
 
@@ -63,6 +64,8 @@ pub struct LogStatus {
     pub capacity_bytes: u64,
     /// The second level, if there is one.
     pub flash: Option<FlashStatus>,
+    /// The archive, if there is one.
+    pub archive: Option<ArchiveStatus>,
     /// Leader only: (replica, index it is known to hold, heard from lately).
     pub peers: Vec<(u64, u64, bool)>,
 }
@@ -118,6 +121,7 @@ impl Node {
                 used_bytes: status.used_bytes,
                 capacity_bytes: status.capacity_bytes,
                 flash: log.group.flash_status(self.now_us()),
+                archive: self.archive.as_ref().map(|archive| archive.status(log)),
                 peers: status
                     .peers
                     .iter()

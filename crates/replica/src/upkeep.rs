@@ -34,6 +34,7 @@ impl Node {
             return Ok(());
         }
         self.next_touch_us = now_us + TOUCH_US;
+        self.ask_whether_known()?;
         let own = self.config.id;
         let strangers: Vec<Peer> = self
             .membership
@@ -54,6 +55,15 @@ impl Node {
         Ok(())
     }
 
+    /// Tells once that the log's replay is over: for whoever wants to know how long a start takes.
+    pub(crate) fn note_caught_up(&mut self) {
+        let mut logs = self.logs.iter();
+        if !self.caught_up && logs.all(|log| log.applied >= log.group.commit()) {
+            self.caught_up = true;
+            tracing::info!("everything committed is applied");
+        }
+    }
+
     /// Drops what no longer needs to be in the log, and asks the store to flush before the log runs short.
     ///
     /// An entry may go once the store survives without it. Followers that lag hold it back, but only while there is room:
@@ -70,7 +80,8 @@ impl Node {
             if log.group.flash().is_some() {
                 let flushed = self.store.flushed(log.id);
                 let now_us = self.now.steady_us;
-                flush |= crate::flash::trim_levels(log, flushed, frames_used, now_us)?;
+                let archive = self.archive.as_mut();
+                flush |= crate::flash::trim_levels(log, flushed, frames_used, archive, now_us)?;
                 continue;
             }
             let fullness = log.group.fullness();
@@ -94,6 +105,9 @@ impl Node {
             if fullness < LAGGARDS_UNTIL && !starved {
                 let slowest = status.peers.iter().map(|peer| peer.matched).min();
                 through = slowest.map_or(through, |slowest| through.min(slowest));
+                if let Some(archive) = &mut self.archive {
+                    through = archive.hold(log.id, through, self.now.steady_us);
+                }
             }
             if through >= status.first {
                 log.group.trim(through)?;
@@ -279,6 +293,7 @@ impl Node {
     /// # Errors
     /// When the store refuses; nothing is lost, the log still has it.
     pub fn close(&mut self) -> Result<(), NodeError> {
+        self.close_archive();
         Ok(self.store.flush()?)
     }
 }

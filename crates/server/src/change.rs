@@ -23,11 +23,15 @@ fn command(change: &Change) -> redis::Cmd {
     command.arg("MEMBER");
     match change {
         Change::Add { id, .. } => command.arg("ADD").arg(id),
+        Change::Move { id, .. } => command.arg("MOVE").arg(id),
         Change::Promote { id } => command.arg("PROMOTE").arg(id),
         Change::Remove { id } => command.arg("REMOVE").arg(id),
         Change::Replace { old, id, .. } => command.arg("REPLACE").arg(old).arg(id),
     };
-    if let Change::Add { packet, redis, .. } | Change::Replace { packet, redis, .. } = change {
+    if let Change::Add { packet, redis, .. }
+    | Change::Move { packet, redis, .. }
+    | Change::Replace { packet, redis, .. } = change
+    {
         command.arg(packet.to_string());
         if let Some(redis) = redis {
             command.arg(redis.to_string());
@@ -41,7 +45,7 @@ fn is_reached(change: &Change, members: &Standing) -> bool {
     let is = |id: &u64, part: fn(Part) -> bool| members.everywhere(*id, part);
     let takes_part = |part| part != Part::Outgoing;
     match change {
-        Change::Add { id, .. } => is(id, takes_part),
+        Change::Add { id, .. } | Change::Move { id, .. } => is(id, takes_part),
         Change::Promote { id } => is(id, |part| part == Part::Voter),
         Change::Remove { id } => members.nowhere(*id),
         Change::Replace { old, id, .. } => members.nowhere(*old) && is(id, takes_part),
@@ -124,6 +128,9 @@ pub fn run(
     match change {
         Change::Add { id, .. } => println!(
             "{id} receives the logs; once it runs (serve --join) and has caught up, let it vote: ctl member promote {id}"
+        ),
+        Change::Move { id, .. } => println!(
+            "the others reach {id} there; write its new addresses into its own configuration and start it"
         ),
         Change::Promote { id } => println!("{id} votes in every log"),
         Change::Remove { id } => println!("{id} takes part in no log any more; it can be stopped"),

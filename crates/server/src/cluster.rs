@@ -195,6 +195,8 @@ impl LocalCluster {
                         below.join(format!("node{}", member.id)).join("flash")
                     }),
                     flash_bytes: options.flash_bytes,
+                    archive: None,
+                    archive_seal_ms: crate::config::ARCHIVE_SEAL_MS,
                     durability: options.durability.clone().unwrap_or_else(|| "nvm".into()),
                     engine: options.engine.clone(),
                     polling: options.polling.clone(),

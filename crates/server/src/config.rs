@@ -6,13 +6,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use cyclone_gateway::{Tls, Users};
-use cyclone_replica::{
-    Config, Durability, Engine, FlashConfig, Member, Network, Polling, Security, Transport,
-};
+use cyclone_replica::{ArchiveConfig, Config, Durability, FlashConfig, Member, Network, Security};
 use cyclone_wire::client::ReadMode;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
+
+mod words;
+pub use words::{engine_name, parse_engine, parse_polling, parse_security, parse_transport};
+
+/// Default of [`Node::archive_seal_ms`].
+pub const ARCHIVE_SEAL_MS: u64 = 10_000;
 
 /// The file as written. Field meanings and units: docs/configuration.md.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -191,6 +195,12 @@ pub struct Node {
     /// Bytes of the second level.
     #[serde(default = "default_flash_bytes")]
     pub flash_bytes: u64,
+    /// Directory into which committed entries are archived, for a restore to a point in time; none if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub archive: Option<PathBuf>,
+    /// Milliseconds after which a file of the archive is sealed even if it is small.
+    #[serde(default = "default_archive_seal_ms")]
+    pub archive_seal_ms: u64,
     /// What an acknowledgement waits for: `nvm` (default) or `flash`.
     #[serde(default = "nvm")]
     pub durability: String,
@@ -337,6 +347,9 @@ fn nvm() -> String {
 fn default_flash_bytes() -> u64 {
     1 << 30
 }
+fn default_archive_seal_ms() -> u64 {
+    ARCHIVE_SEAL_MS
+}
 fn default_nvm_bytes() -> u64 {
     Config::DEFAULT_NVM_BYTES
 }
@@ -393,6 +406,8 @@ impl File {
                 nvm_bytes: default_nvm_bytes(),
                 flash: None,
                 flash_bytes: default_flash_bytes(),
+                archive: None,
+                archive_seal_ms: default_archive_seal_ms(),
                 durability: nvm(),
                 engine: rocksdb(),
                 polling: adaptive(),
@@ -430,6 +445,21 @@ impl File {
                 durability,
             })),
         }
+    }
+
+    fn archive(&self) -> Option<ArchiveConfig> {
+        let node = &self.node;
+        let budget = match node.flash {
+            Some(_) => node.flash_bytes,
+            None => node.nvm_bytes,
+        };
+        node.archive.as_ref().map(|directory| ArchiveConfig {
+            directory: directory.clone(),
+            seal_after: Duration::from_millis(node.archive_seal_ms),
+            segment_bytes: ArchiveConfig::segment_bytes(
+                budget / u64::from(self.cluster.logs.max(1)),
+            ),
+        })
     }
 
     /// Turns the text into a checked configuration for the replica.
@@ -480,6 +510,7 @@ impl File {
                 0 => None,
                 ms => Some(Duration::from_millis(ms)),
             },
+            archive: self.archive(),
         };
         if self.cluster.node_key == self.cluster.client_key {
             bail!(
@@ -489,62 +520,6 @@ impl File {
         config.validate()?;
         Ok(config)
     }
-}
-
-/// `rocksdb`, `memory` or `echo`.
-pub fn parse_engine(text: &str) -> Result<Engine> {
-    Ok(match text {
-        "rocksdb" => Engine::RocksDb,
-        "memory" => Engine::Memory,
-        "echo" => Engine::Echo,
-        other => bail!("engine {other:?} is unknown: expected \"rocksdb\", \"memory\" or \"echo\""),
-    })
-}
-
-/// The same the other way round.
-pub fn engine_name(engine: Engine) -> &'static str {
-    match engine {
-        Engine::RocksDb => "rocksdb",
-        Engine::Memory => "memory",
-        Engine::Echo => "echo",
-    }
-}
-
-/// `udp`, `tcp`, `xdp` or `dpdk`.
-pub fn parse_transport(text: &str) -> Result<Transport> {
-    Ok(match text {
-        "udp" => Transport::Udp,
-        "tcp" => Transport::Tcp,
-        "xdp" => Transport::Xdp,
-        "dpdk" => Transport::Dpdk,
-        other => {
-            bail!("transport {other:?} is unknown: expected \"udp\", \"tcp\", \"xdp\" or \"dpdk\"")
-        }
-    })
-}
-
-/// `busy`, `adaptive` or `event`.
-pub fn parse_polling(text: &str) -> Result<Polling> {
-    Ok(match text {
-        "busy" => Polling::Busy,
-        "adaptive" => Polling::Adaptive,
-        "event" => Polling::Event,
-        other => {
-            bail!("polling {other:?} is unknown: expected \"busy\", \"adaptive\" or \"event\"")
-        }
-    })
-}
-
-/// `authenticated`, `encrypted` or `off`.
-pub fn parse_security(text: &str) -> Result<Security> {
-    Ok(match text {
-        "authenticated" => Security::Authenticated,
-        "encrypted" => Security::Encrypted,
-        "off" => Security::Off,
-        other => bail!(
-            "security {other:?} is unknown: expected \"authenticated\", \"encrypted\" or \"off\""
-        ),
-    })
 }
 
 fn parse_cluster_id(text: &str) -> Result<u128> {

@@ -129,6 +129,20 @@ enum MemberCommand {
         #[command(flatten)]
         asking: Asking,
     },
+    /// Let the others reach a replica elsewhere, under its old id and with what it has: its files move with it.
+    Move {
+        /// Its id.
+        id: u64,
+        /// Where its packets go from now on.
+        #[arg(long)]
+        packet: SocketAddr,
+        /// Its Redis port from now on; where it was if left out.
+        #[arg(long)]
+        redis: Option<SocketAddr>,
+        /// How to get in, and for how long to wait.
+        #[command(flatten)]
+        asking: Asking,
+    },
     /// Let a replica vote that receives the logs and has caught up.
     Promote {
         /// Its id.
@@ -191,6 +205,12 @@ impl MemberCommand {
                 let NewMember { id, packet, redis } = new;
                 (Change::Add { id, packet, redis }, asking)
             }
+            MemberCommand::Move {
+                id,
+                packet,
+                redis,
+                asking,
+            } => (Change::Move { id, packet, redis }, asking),
             MemberCommand::Promote { id, asking } => (Change::Promote { id }, asking),
             MemberCommand::Remove { id, asking } => (Change::Remove { id }, asking),
             MemberCommand::Replace { old, new, asking } => {
@@ -230,6 +250,9 @@ enum SnapshotCommand {
     Show {
         /// The file.
         file: PathBuf,
+        /// The moment after it that a restore would lead to.
+        #[command(flatten)]
+        point: PointArgs,
         /// JSON instead of text.
         #[arg(long)]
         json: bool,
@@ -241,7 +264,37 @@ enum SnapshotCommand {
         /// The new node's configuration.
         #[arg(long)]
         config: PathBuf,
+        /// A later moment than the snapshot's own.
+        #[command(flatten)]
+        point: PointArgs,
     },
+}
+
+/// A moment after a snapshot.
+#[derive(Args)]
+struct PointArgs {
+    /// A directory of archive files (`serve --archive`); give all nodes' that there are.
+    #[arg(long, value_name = "DIR")]
+    archive: Vec<PathBuf>,
+    /// Everything up to this moment by the leader's clock: 2026-11-21T23:30:00Z, with fractions and offsets if wished, or
+    /// milliseconds since 1970. Without it, everything archived.
+    #[arg(
+        long,
+        value_name = "TIME",
+        requires = "archive",
+        conflicts_with = "until_index"
+    )]
+    until: Option<String>,
+    /// Everything up to this entry of a log, the other logs as far as its time.
+    #[arg(long, value_name = "LOG:INDEX", requires = "archive")]
+    until_index: Option<String>,
+}
+
+impl PointArgs {
+    fn read(self) -> Result<Option<backup::point::Wanted>> {
+        let (until, index) = (self.until.as_deref(), self.until_index.as_deref());
+        backup::point::Wanted::read(self.archive, until, index)
+    }
 }
 
 impl SnapshotCommand {
@@ -259,10 +312,18 @@ impl SnapshotCommand {
                 mib_per_second,
                 json,
             }),
-            SnapshotCommand::Show { file, json } => backup::show(&file, json),
-            SnapshotCommand::Restore { file, config } => {
-                backup::restore::run(&backup::restore::Arguments { file, config })
+            SnapshotCommand::Show { file, point, json } => {
+                backup::show(&file, point.read()?.as_ref(), json)
             }
+            SnapshotCommand::Restore {
+                file,
+                config,
+                point,
+            } => backup::restore::run(&backup::restore::Arguments {
+                file,
+                config,
+                point: point.read()?,
+            }),
         }
     }
 }

@@ -57,6 +57,11 @@ struct LogStatus {
     flash_state: String,
     flash_used_bytes: u64,
     flash_capacity_bytes: u64,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    archive_state: String,
+    archive_sealed: u64,
+    archive_behind: u64,
+    archive_gaps: u64,
 }
 
 impl LogStatus {
@@ -81,6 +86,10 @@ impl LogStatus {
             flash_state: text("flash_state"),
             flash_used_bytes: number("flash_used_bytes"),
             flash_capacity_bytes: number("flash_capacity_bytes"),
+            archive_state: text("archive_state"),
+            archive_sealed: number("archive_sealed"),
+            archive_behind: number("archive_behind"),
+            archive_gaps: number("archive_gaps"),
         }
     }
 
@@ -94,8 +103,16 @@ impl LogStatus {
                 share(self.flash_used_bytes, self.flash_capacity_bytes)
             ),
         };
+        let archive = match (self.archive_state.as_str(), self.archive_gaps) {
+            ("", _) => String::new(),
+            (state, 0) => format!(", archive {state}, {} behind", self.archive_behind),
+            (state, gaps) => format!(
+                ", archive {state}, {} behind, {gaps} GAPS",
+                self.archive_behind
+            ),
+        };
         println!(
-            "{:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {survives}{flash}",
+            "{:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {survives}{flash}{archive}",
             self.role,
             self.term,
             self.last,

@@ -80,6 +80,9 @@ struct Serve {
     /// Overrides node.flash_bytes.
     #[arg(long)]
     flash_bytes: Option<u64>,
+    /// Overrides node.archive: directory into which committed entries are archived, for a restore to a point in time.
+    #[arg(long, value_name = "DIR")]
+    archive: Option<PathBuf>,
     /// Overrides node.durability: nvm or flash.
     #[arg(long)]
     durability: Option<String>,
@@ -237,6 +240,10 @@ enum BenchCommand {
     Batch(bench::plans::Common),
     /// The log's second level (cyclone fig. 11, 12): the plans `fig11`, `fig12` and `flash`, and how fast entries drain.
     Flashlog(bench::flashlog::Flashlog),
+    /// A replica with much log behind it is killed and started again: how long until it serves, by phase.
+    Restart(bench::life::Restart),
+    /// Writes at full speed over a log of 64 MB and 256 MB of flash, minute after minute: space, memory, stalls, elections.
+    SoakLog(bench::life::Soak),
     /// CPU time per operation by the number of physical logs (cyclone fig. 8): the plan `logs`.
     Logs(bench::plans::Common),
     #[command(flatten)]
@@ -381,6 +388,12 @@ fn run(cli: Cli) -> Result<()> {
             command: BenchCommand::Flashlog(arguments),
         }) => bench::flashlog::run(&arguments, &*stop_flag()?),
         Command::Bench(Bench {
+            command: BenchCommand::Restart(arguments),
+        }) => bench::life::restart(&arguments, &*stop_flag()?),
+        Command::Bench(Bench {
+            command: BenchCommand::SoakLog(arguments),
+        }) => bench::life::soak(&arguments, &*stop_flag()?),
+        Command::Bench(Bench {
             command: BenchCommand::Logs(common),
         }) => bench::plans::run_named("logs", common, &*stop_flag()?),
         Command::Bench(Bench {
@@ -442,6 +455,9 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     }
     if let Some(flash) = &arguments.flash {
         file.node.flash = Some(flash.clone());
+    }
+    if arguments.archive.is_some() {
+        file.node.archive.clone_from(&arguments.archive);
     }
     file.node.flash_bytes = arguments.flash_bytes.unwrap_or(file.node.flash_bytes);
     if let Some(durability) = &arguments.durability {

@@ -368,6 +368,8 @@ impl<'a> LabCluster<'a> {
                     self.lab.ports(&options.transport, node, others)
                 }),
                 queues: 1,
+                archive: None,
+                archive_seal_ms: crate::config::ARCHIVE_SEAL_MS,
                 burst: options.burst,
                 pin_cpu: options.pin.get(node).copied(),
                 password: None,

@@ -10,7 +10,7 @@ use cyclone_gateway::{
     Topology, TopologyNode,
 };
 use cyclone_replica::{
-    BackupReply, BackupRequest, COMPANION, Companion, Config, Member, Node, Now, Reactor,
+    BackupReply, BackupRequest, COMPANION, Companion, Config, LogStatus, Member, Node, Now, Reactor,
 };
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Operation, Query};
@@ -100,6 +100,7 @@ impl Backend for Behind<'_> {
         use cyclone_replica::MemberRequest as Asked;
         let asked = match request {
             MemberRequest::Add { id, packet, redis } => Asked::Add { id, packet, redis },
+            MemberRequest::Move { id, packet, redis } => Asked::Move { id, packet, redis },
             MemberRequest::Promote { id } => Asked::Promote { id },
             MemberRequest::Remove { id } => Asked::Remove { id },
             MemberRequest::Replace {
@@ -215,6 +216,7 @@ impl Backend for Behind<'_> {
                 add("flash_used_bytes", flash.used_bytes.0);
                 add("flash_capacity_bytes", flash.used_bytes.1);
                 add("flash_writes", flash.stats.writes);
+                add("flash_written_bytes", flash.stats.pages * 4096);
                 add("flash_write_errors", flash.stats.write_errors);
                 let state = match flash.unreadable {
                     true => "unreadable",
@@ -223,6 +225,7 @@ impl Backend for Behind<'_> {
                 let name = format!("cyclone_log{}_flash_state", log.log);
                 ours.push((name, state.to_owned()));
             }
+            of_archive(&mut ours, log);
             let members = self.node.group(usize::from(log.log)).members();
             for (list, ids) in [
                 ("voters", &members.voters),
@@ -281,6 +284,26 @@ impl Backend for Behind<'_> {
 
     fn replicas_acked(&self, mark: u64) -> usize {
         self.node.replicas_holding(mark)
+    }
+}
+
+/// What INFO says of a log's archive.
+fn of_archive(lines: &mut Vec<(String, String)>, log: &LogStatus) {
+    let Some(archive) = &log.archive else {
+        return;
+    };
+    let state = match &archive.failing {
+        None => "ready".to_owned(),
+        Some(what) => format!("failing: {what}"),
+    };
+    for (name, value) in [
+        ("sealed", archive.sealed.to_string()),
+        ("behind", archive.behind.to_string()),
+        ("gaps", archive.gaps.to_string()),
+        ("lost", archive.lost.to_string()),
+        ("state", state),
+    ] {
+        lines.push((format!("cyclone_log{}_archive_{name}", log.log), value));
     }
 }
 

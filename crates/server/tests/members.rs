@@ -297,3 +297,161 @@ fn one_three_five_three_under_load() {
         assert_eq!(voters.count(), logs, "{list}");
     }
 }
+
+/// A member is stopped, its files stay, its addresses change: the others are told, it comes back there, and is one of them.
+#[test]
+fn a_member_moves_to_another_address() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let options = Options {
+        replicas: 3,
+        logs: 2,
+        first_port: common::first_port(14_010, 2),
+        election_ms: Some(500),
+        ..Options::default()
+    };
+    let mut cluster = common::cluster(directory.path(), options);
+    // Ports that nobody uses: those that a fourth node would have.
+    cluster.prepare().expect("a configuration");
+    for node in [0, 1, 2] {
+        cluster.start(node, true).expect("started");
+    }
+    let at = leader(&cluster, &[0, 1, 2]);
+    let (moved, through) = ((at + 1) % 3, (at + 2) % 3);
+    let id = moved as u64 + 1;
+    let old = (cluster.nodes[moved].packet, cluster.nodes[moved].redis);
+    let new = (cluster.nodes[3].packet, cluster.nodes[3].redis);
+    cluster.kill(moved).expect("killed");
+    let redis_of = |address: std::net::SocketAddr| address.to_string();
+    let to = |packet: String, redis: String| -> Vec<String> {
+        [
+            "move",
+            &id.to_string(),
+            "--packet",
+            &packet,
+            "--redis",
+            &redis,
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    };
+    // Not to where another one is, and nobody who is none.
+    let taken = cluster.nodes[at].packet.to_string();
+    let asked = cluster.nodes[through].redis.to_string();
+    let refuse = |id: &str, packet: &str, word: &str| {
+        common::refused(
+            &[
+                "ctl",
+                "member",
+                "move",
+                id,
+                "--packet",
+                packet,
+                "--connect",
+                &asked,
+            ],
+            &[word],
+        );
+    };
+    refuse(&id.to_string(), &taken, "another member's");
+    refuse("77", &new.0.to_string(), "no member");
+    // Given twice, as after anything.
+    done(&cluster, through, &to(new.0.to_string(), redis_of(new.1)));
+    let file = cluster.nodes[moved].config.clone();
+    let text = fs::read_to_string(&file).expect("configuration");
+    let text = text
+        .replace(&old.0.to_string(), &new.0.to_string())
+        .replace(&old.1.to_string(), &new.1.to_string());
+    fs::write(&file, text).expect("written");
+    (cluster.nodes[moved].packet, cluster.nodes[moved].redis) = new;
+    cluster.start(moved, false).expect("started");
+    // It takes part there: with the other follower gone, nothing commits without it.
+    let mut connection = resp::connect(cluster.nodes[at].redis, PATIENCE).expect("connected");
+    let mut set = |key: &str| -> redis::RedisResult<()> {
+        redis::cmd("SET").arg(key).arg("x").query(&mut connection)
+    };
+    let other = through;
+    set("before").expect("SET");
+    agree(&cluster, &[0, 1, 2]);
+    cluster.kill(other).expect("killed");
+    set("after").expect("SET");
+    agree(&cluster, &[at, moved]);
+    // Clients are sent to its new Redis port, and a restart of the others forgets nothing.
+    let said = |cluster: &LocalCluster| {
+        let mut connection = resp::connect(cluster.nodes[at].redis, PATIENCE).expect("connected");
+        let nodes: String = redis::cmd("CLUSTER")
+            .arg("NODES")
+            .query(&mut connection)
+            .expect("CLUSTER NODES");
+        nodes
+    };
+    let nodes = said(&cluster);
+    assert!(
+        nodes.contains(&new.1.to_string()) && !nodes.contains(&format!("{} ", old.1)),
+        "{nodes}"
+    );
+    cluster.kill(at).expect("killed");
+    for node in [at, other] {
+        cluster.start(node, false).expect("started");
+    }
+    leader(&cluster, &[0, 1, 2]);
+    agree(&cluster, &[0, 1, 2]);
+    assert!(said(&cluster).contains(&new.1.to_string()));
+}
+
+/// A voter whose machine was wiped, and a learner that was: started with --join under the old id they are told that they are
+/// known, say so, and end. The cluster goes on.
+#[test]
+fn one_that_lost_its_memory_does_not_join_under_its_old_id() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let options = Options {
+        replicas: 3,
+        logs: 2,
+        first_port: common::first_port(14_020, 3),
+        election_ms: Some(500),
+        ..Options::default()
+    };
+    let mut cluster = common::cluster(directory.path(), options);
+    cluster.prepare().expect("a configuration");
+    for node in [0, 1, 2] {
+        cluster.start(node, true).expect("started");
+    }
+    let at = leader(&cluster, &[0, 1, 2]);
+    let mut connection = resp::connect(cluster.nodes[at].redis, PATIENCE).expect("connected");
+    for number in 0..50 {
+        let key = format!("key:{number}");
+        redis::cmd("SET")
+            .arg(key)
+            .arg("x")
+            .query::<()>(&mut connection)
+            .expect("SET");
+    }
+    cluster.join(3).expect("started");
+    done(&cluster, at, &add(&cluster, 3));
+    agree(&cluster, &[0, 1, 2, 3]);
+    for (lost, words) in [
+        ((at + 1) % 3, "it votes in log"),
+        (3, "it has acknowledged log"),
+    ] {
+        cluster.kill(lost).expect("killed");
+        fs::remove_dir_all(directory.path().join(format!("node{}", lost + 1))).expect("removed");
+        fs::remove_file(cluster.regions.join(format!("node{}.nvm", lost + 1))).expect("removed");
+        common::refused(
+            &[
+                "serve",
+                "--config",
+                common::text(&cluster.nodes[lost].config),
+                "--join",
+            ],
+            &[
+                words,
+                "must not come back under its old id",
+                "ctl member replace",
+            ],
+        );
+    }
+    redis::cmd("SET")
+        .arg("after")
+        .arg("x")
+        .query::<()>(&mut connection)
+        .expect("SET");
+}

@@ -208,6 +208,7 @@ impl Machine {
             lease_reads: plan.rates.jump_us == 0 && plan.drift_ppm <= 100_000,
             clock_drift_ppm: plan.drift_ppm.min(100_000) as u32,
             follower_staleness: None,
+            archive: None,
         };
         let areas = plan.flash.map_or(0, |_| u64::from(plan.logs));
         let flash = (0..areas)

@@ -12,6 +12,10 @@ pub const SNAPSHOT_FETCH: u8 = 2;
 pub const SNAPSHOT_CHUNK: u8 = 3;
 /// The cluster's [`crate::membership::Record`], to a node that seems not to know it. From nodes only.
 pub const RECORD: u8 = 4;
+/// Nothing: one that joins asks whether it is known. From nodes only.
+pub const JOINING: u8 = 5;
+/// A [`crate::membership::Known`], to one that asked. From nodes only.
+pub const KNOWN: u8 = 6;
 /// Requests of a native client: [`crate::client::requests`].
 pub const CLIENT_REQUEST: u8 = 16;
 /// Answers to a native client: [`crate::client::responses`].

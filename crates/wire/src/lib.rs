@@ -2,6 +2,7 @@
 //! an error for anything malformed, allocates no more than the input justifies, and is fuzzed.
 #![forbid(unsafe_code)]
 
+pub mod archive;
 mod at;
 pub mod batch;
 pub mod client;

@@ -47,6 +47,56 @@ pub fn read_members(bytes: &[u8]) -> Result<(u128, Members), DecodeError> {
     Ok((cluster, members))
 }
 
+/// What a replica knows of one that asks whether it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// The physical log.
+    pub log: u16,
+    /// Whether the one that asks votes in it.
+    pub voter: bool,
+    /// The term of the one that answers.
+    pub term: u64,
+    /// If that one leads: up to which entry the other has acknowledged the log; otherwise 0.
+    pub matched: u64,
+}
+
+impl Known {
+    /// Appends it.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.log.to_le_bytes());
+        out.put_u8(u8::from(self.voter));
+        out.put_u64(self.term);
+        out.put_u64(self.matched);
+    }
+
+    /// The counterpart of [`Known::encode`].
+    ///
+    /// # Errors
+    /// Anything that it would not write.
+    pub fn decode(bytes: &[u8]) -> Result<Known, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let log = u16::from_le_bytes(reader.array()?);
+        let voter = match reader.u8()? {
+            0 => false,
+            1 => true,
+            other => {
+                return Err(DecodeError::Unknown {
+                    what: "voter flag",
+                    value: u64::from(other),
+                });
+            }
+        };
+        let known = Known {
+            log,
+            voter,
+            term: reader.u64()?,
+            matched: reader.u64()?,
+        };
+        reader.finish()?;
+        Ok(known)
+    }
+}
+
 /// The payload of a membership entry: a batch of one command, so that the state machine takes it like any other.
 pub fn members_entry(cluster: u128, members: &Members) -> Vec<u8> {
     let bytes = members_bytes(cluster, members);
@@ -333,6 +383,11 @@ mod tests {
         #[test]
         fn strangers_bytes_do_no_harm(bytes in vec(any::<u8>(), 0..300), at in 0usize..200, with in any::<u8>()) {
             let _ = (Record::decode(&bytes), read_members_entry(&bytes), read_members(&bytes));
+            if let Ok(known) = Known::decode(&bytes) {
+                let mut again = Vec::new();
+                known.encode(&mut again);
+                prop_assert_eq!(again, bytes.clone());
+            }
             let mut turned = Vec::new();
             record().encode(&mut turned);
             let at = at % turned.len();

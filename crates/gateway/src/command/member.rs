@@ -4,7 +4,7 @@ use super::{Context, Flow};
 use crate::backend::MemberRequest;
 use crate::connection::Shape;
 
-const USAGE: &str = "ERR expected CYCLONE MEMBER ADD id packet [redis] | PROMOTE id | REMOVE id | REPLACE old id packet [redis]";
+const USAGE: &str = "ERR expected CYCLONE MEMBER ADD id packet [redis] | PROMOTE id | REMOVE id | MOVE id packet [redis] | REPLACE old id packet [redis]";
 
 /// CYCLONE MEMBER …
 pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
@@ -32,6 +32,11 @@ fn parse(context: &Context<'_, '_>) -> Option<MemberRequest> {
     };
     Some(match args.len() {
         5 | 6 if context.is(2, "add") => MemberRequest::Add {
+            id: id(3)?,
+            packet: text(4)?.parse().ok()?,
+            redis: redis(5)?,
+        },
+        5 | 6 if context.is(2, "move") => MemberRequest::Move {
             id: id(3)?,
             packet: text(4)?.parse().ok()?,
             redis: redis(5)?,

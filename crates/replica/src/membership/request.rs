@@ -28,6 +28,15 @@ pub enum MemberRequest {
         /// Its number.
         id: u64,
     },
+    /// A member is to be reached elsewhere.
+    Move {
+        /// Its number.
+        id: u64,
+        /// Where its packets go from now on.
+        packet: SocketAddr,
+        /// Where its Redis port is from now on; `None`: where it was.
+        redis: Option<SocketAddr>,
+    },
     /// A replica is to go, and a new one to come, which receives the logs and does not vote yet.
     Replace {
         /// Who goes.
@@ -109,6 +118,9 @@ impl MemberRequest {
             MemberRequest::Add { id, packet, .. } => {
                 find(id).is_some_and(|it| it.packet == *packet)
             }
+            MemberRequest::Move { id, packet, redis } => find(id).is_some_and(|it| {
+                it.packet == *packet && redis.is_none_or(|redis| it.redis == Some(redis))
+            }),
             MemberRequest::Promote { id } => find(id).is_some_and(|it| !it.learner),
             MemberRequest::Remove { id } => *id <= highest && find(id).is_none(),
             MemberRequest::Replace {
@@ -131,6 +143,20 @@ impl MemberRequest {
         match *self {
             MemberRequest::Add { id, packet, redis } => {
                 add(&mut list, highest, id, packet, redis)?;
+            }
+            MemberRequest::Move { id, packet, redis } => {
+                let place = place(&list, id)?;
+                let others = || list.iter().filter(|other| other.id != id);
+                if others().any(|other| other.packet == packet) {
+                    return Err(MemberError::AddressTaken(packet));
+                }
+                if let Some(redis) = redis
+                    && others().any(|other| other.redis == Some(redis))
+                {
+                    return Err(MemberError::AddressTaken(redis));
+                }
+                list[place].packet = packet;
+                list[place].redis = redis.or(list[place].redis);
             }
             MemberRequest::Promote { id } => {
                 let place = place(&list, id)?;

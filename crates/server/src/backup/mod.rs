@@ -3,6 +3,7 @@
 //! The format is drawn in docs/formats.md ("Snapshot file"); why a restored cluster is a new one: docs/adr/0034.
 
 mod format;
+pub mod point;
 pub mod restore;
 pub mod save;
 pub mod shelf;
@@ -17,9 +18,10 @@ pub use format::{FormatError, Head};
 ///
 /// # Errors
 /// A file that is not a whole, undamaged snapshot.
-pub fn show(file: &Path, json: bool) -> Result<()> {
+pub fn show(file: &Path, wanted: Option<&point::Wanted>, json: bool) -> Result<()> {
     let head = read(file, None)?;
-    print(&head, json);
+    let found = wanted.map(|wanted| wanted.find(&head)).transpose()?;
+    print(&head, found.as_ref(), json);
     Ok(())
 }
 
@@ -30,24 +32,25 @@ fn read(file: &Path, target: Option<&Path>) -> Result<Head> {
         .with_context(|| file.display().to_string())
 }
 
-fn print(head: &Head, json: bool) {
+fn print(head: &Head, found: Option<&point::Found>, json: bool) {
     if json {
         let logs: Vec<_> = head
             .applied
             .iter()
             .map(|(index, term)| serde_json::json!({ "applied": index, "term": term }))
             .collect();
-        println!(
-            "{}",
-            serde_json::json!({
-                "snapshot": format!("{:032x}", head.id),
-                "cluster": format!("{:032x}", head.cluster),
-                "made_ms": head.made_ms,
-                "engine": head.engine,
-                "files": head.files,
-                "logs": logs,
-            })
-        );
+        let mut told = serde_json::json!({
+            "snapshot": format!("{:032x}", head.id),
+            "cluster": format!("{:032x}", head.cluster),
+            "made_ms": head.made_ms,
+            "engine": head.engine,
+            "files": head.files,
+            "logs": logs,
+        });
+        if let Some(found) = found {
+            told["point"] = found.json();
+        }
+        println!("{told}");
         return;
     }
     println!("snapshot  {:032x}", head.id);
@@ -56,5 +59,8 @@ fn print(head: &Head, json: bool) {
     println!("files     {}", head.files);
     for (log, (index, term)) in head.applied.iter().enumerate() {
         println!("log {log:<5} applied {index}, term {term}");
+    }
+    if let Some(found) = found {
+        found.print();
     }
 }

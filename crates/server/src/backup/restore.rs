@@ -4,11 +4,14 @@
 use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use cyclone_replica::{Config, identity};
+use cyclone_store::StateMachine;
 
 use super::format::Head;
+use super::point::Wanted;
 use super::shelf;
 use crate::config::{File, engine_name};
 
@@ -18,6 +21,8 @@ pub struct Arguments {
     pub file: PathBuf,
     /// The new node's configuration.
     pub config: PathBuf,
+    /// A moment after the snapshot, if that is wanted.
+    pub point: Option<Wanted>,
 }
 
 /// Restores. Can be repeated if it was cut off.
@@ -30,7 +35,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let config = file.to_config(true)?;
     // Read to its end before anything is written.
     let head = super::read(&arguments.file, None)?;
-    check_fit(&head, &config, file.cluster.restored_from()?)?;
+    // Found before anything is written; the archive is then read a second time.
+    let wanted = arguments.point.as_ref();
+    let found = wanted.map(|wanted| wanted.find(&head)).transpose()?;
+    let origin = found.as_ref().map_or(head.id, |found| found.id);
+    check_fit(&head, origin, &config, file.cluster.restored_from()?)?;
     check_new(&config)?;
     let data = &config.data;
     fs::create_dir_all(data).with_context(|| format!("cannot create {}", data.display()))?;
@@ -45,12 +54,16 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if super::read(&arguments.file, Some(&files))? != head {
         bail!("{} was changed while it was read", arguments.file.display());
     }
-    install(&head, &config, &files, &unfinished.join("store"))?;
+    let opened = install(&head, &config, &files, &unfinished.join("store"))?;
+    if let (Some(wanted), Some(found)) = (wanted, &found) {
+        wanted.apply(&head, found, &*opened)?;
+    }
+    drop(opened);
     let store = data.join("store");
     fs::rename(unfinished.join("store"), &store)
         .with_context(|| format!("cannot name {}", store.display()))?;
     sync(data)?;
-    shelf::note(data, head.id).context("noting the snapshot")?;
+    shelf::note(data, origin).context("noting the snapshot")?;
     remove(&unfinished)?;
     sync(data)?;
     println!(
@@ -58,6 +71,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         data.display(),
         head.id
     );
+    if let Some(found) = &found {
+        found.print();
+    }
     Ok(())
 }
 
@@ -76,17 +92,25 @@ fn remove(directory: &Path) -> Result<()> {
     }
 }
 
-fn check_fit(head: &Head, config: &Config, restored_from: Option<u128>) -> Result<()> {
+fn check_fit(
+    head: &Head,
+    origin: u128,
+    config: &Config,
+    restored_from: Option<u128>,
+) -> Result<()> {
     match restored_from {
-        Some(named) if named == head.id => {}
+        Some(named) if named == origin => {}
+        Some(named) if origin == head.id => {
+            bail!("cluster.restored_from = \"{named:032x}\", but this is snapshot {origin:032x}")
+        }
         Some(named) => bail!(
-            "cluster.restored_from = \"{named:032x}\", but this is snapshot {:032x}",
+            "cluster.restored_from = \"{named:032x}\", but this moment after snapshot {:032x} is {origin:032x}; if the other nodes \
+             name it alike, put that into [cluster] on every node",
             head.id
         ),
         None => bail!(
-            "the configuration does not say that this cluster is restored; put restored_from = \"{:032x}\" into [cluster] \
-             on every node",
-            head.id
+            "the configuration does not say that this cluster is restored; put restored_from = \"{origin:032x}\" into [cluster] \
+             on every node"
         ),
     }
     if head.cluster == config.cluster_id {
@@ -152,7 +176,12 @@ fn check_new(config: &Config) -> Result<()> {
 }
 
 /// Puts the checkpoint into a store of its own, and looks whether it holds what the head says.
-fn install(head: &Head, config: &Config, files: &Path, store: &Path) -> Result<()> {
+fn install(
+    head: &Head,
+    config: &Config,
+    files: &Path,
+    store: &Path,
+) -> Result<Arc<dyn StateMachine>> {
     fs::create_dir_all(store).with_context(|| format!("cannot create {}", store.display()))?;
     let opened = cyclone_replica::open_store(config, store)?;
     let meta = opened
@@ -165,5 +194,5 @@ fn install(head: &Head, config: &Config, files: &Path, store: &Path) -> Result<(
             head.applied
         );
     }
-    Ok(())
+    Ok(opened)
 }

@@ -67,7 +67,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     })?;
     place(&draft, &arguments.file)
         .with_context(|| format!("the snapshot is whole, in {}", draft.display()))?;
-    super::print(&begun.head, arguments.json);
+    super::print(&begun.head, None, arguments.json);
     if !arguments.json {
         println!("bytes     {bytes}");
         println!(

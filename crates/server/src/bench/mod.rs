@@ -3,6 +3,7 @@
 pub mod builtin;
 pub mod etcd;
 pub mod flashlog;
+pub mod life;
 pub mod native;
 pub mod net;
 pub mod overload;

@@ -96,6 +96,9 @@ fn of_logs(sheet: &mut Sheet, logs: &[cyclone_replica::LogStatus]) {
         if let Some(flash) = &log.flash {
             of_flash(sheet, &labels, flash);
         }
+        if let Some(archive) = &log.archive {
+            of_archive(sheet, &labels, archive);
+        }
         for (peer, matched, alive) in &log.peers {
             let peer = peer.to_string();
             let labels = [("log", number.as_str()), ("peer", peer.as_str())];
@@ -115,6 +118,42 @@ fn of_logs(sheet: &mut Sheet, logs: &[cyclone_replica::LogStatus]) {
             );
         }
     }
+}
+
+fn of_archive(sheet: &mut Sheet, labels: Labels<'_>, archive: &cyclone_replica::ArchiveStatus) {
+    let mut gauge = |name: &str, help, value| sheet.add(Kind::Gauge, name, help, labels, value);
+    gauge(
+        "archive_sealed_index",
+        "Index up to which the log is in sealed archive files.",
+        archive.sealed,
+    );
+    gauge(
+        "archive_behind_entries",
+        "Committed entries that are not in sealed archive files.",
+        archive.behind,
+    );
+    gauge(
+        "archive_failing",
+        "Whether the archive cannot be written.",
+        u64::from(archive.failing.is_some()),
+    );
+    let mut counter = |name, help, value| sheet.add(Kind::Counter, name, help, labels, value);
+    counter(
+        "archive_gaps",
+        "Times that entries left the log before they were archived.",
+        archive.gaps,
+    );
+    counter(
+        "archive_lost_entries",
+        "Entries that left the log before they were archived.",
+        archive.lost,
+    );
+    counter("archive_files", "Archive files sealed.", archive.files);
+    counter(
+        "archive_bytes",
+        "Bytes of archive files sealed.",
+        archive.bytes,
+    );
 }
 
 fn of_flash(sheet: &mut Sheet, labels: Labels<'_>, flash: &cyclone_replica::FlashStatus) {

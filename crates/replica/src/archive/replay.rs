@@ -1,0 +1,443 @@
+//! From a snapshot to a later moment: the archived entries of all logs, applied as a replica applies them, up to a cut.
+//!
+//! The cut is consistent by the rule that replicas follow anyway: a log stands still at a gang's entry until all participants'
+//! logs have told enough. A gang whose shares are not all before the cut is undecided there, so no log passes it, and none
+//! what comes after it. //= cyclone §5.1
+
+use std::collections::VecDeque;
+
+use cyclone_consensus::{Decision, GangBook};
+use cyclone_store::{ApplyError, EntryInput, Mode, StateMachine};
+use cyclone_wire::gang::{FIXED_BYTES, Head};
+
+use super::reader::{ArchiveError, Archived, LogReader, Shelf};
+
+/// Entries of a log looked at before they are applied.
+const AHEAD: usize = 256;
+/// Payload bytes of them.
+const AHEAD_BYTES: usize = 4 << 20;
+/// Entries applied in one call.
+const APPLY_ENTRIES: usize = 64;
+
+/// How far to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// As far as the archive goes.
+    End,
+    /// Everything stamped up to this moment, in milliseconds since 1970.
+    Time(u64),
+    /// Up to this entry of a log; the others as far as its stamp, or further where its gangs need it.
+    Index(u16, u64),
+}
+
+/// Where one log has got to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The last entry applied.
+    pub index: u64,
+    /// Its term.
+    pub term: u64,
+    /// The latest stamp up to it, in milliseconds since 1970; 0: none is known.
+    pub clock_ms: u64,
+    /// The archive ended before the cut was seen: later entries, if there were any, are not in it.
+    pub at_end: bool,
+    /// Entries before the cut that could not be applied: a gang among them is not whole there.
+    pub held: u64,
+}
+
+/// Where a replay has got to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// By log.
+    pub places: Vec<Place>,
+    /// Entries applied.
+    pub entries: u64,
+}
+
+/// Why a replay did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The archive cannot be used.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    /// The store failed.
+    #[error("store: {0}")]
+    Store(#[from] ApplyError),
+    /// The snapshot holds more than was asked for.
+    #[error("the snapshot holds log {log} up to entry {index}{}, which is later than that moment: begin with an earlier snapshot", stamped(*.clock_ms))]
+    SnapshotLater {
+        /// The log.
+        log: u16,
+        /// The snapshot's applied index.
+        index: u64,
+        /// The stamp, if that is what is too late.
+        clock_ms: u64,
+    },
+    /// The entry asked for is not to be had.
+    #[error("entry {index} of log {log} cannot be reached: {what}")]
+    NotReached {
+        /// The log.
+        log: u16,
+        /// The entry.
+        index: u64,
+        /// Why.
+        what: String,
+    },
+}
+
+fn stamped(clock_ms: u64) -> String {
+    match clock_ms {
+        0 => String::new(),
+        ms => format!(" (stamp {ms} ms since 1970)"),
+    }
+}
+
+struct Waiting {
+    entry: Archived,
+    /// A gang's entry, and how long the head is.
+    gang: Option<(Head, usize)>,
+    skip: bool,
+}
+
+struct Lane<'a> {
+    reader: LogReader<'a>,
+    /// Read and not yet known to be before the cut.
+    next: Option<Archived>,
+    queue: VecDeque<Waiting>,
+    bytes: usize,
+    /// The last index, or the latest stamp, before the cut.
+    last_index: u64,
+    last_ms: u64,
+    /// Entries to be taken although they are behind the cut: another log's gang needs them.
+    extra: u64,
+    cut_seen: bool,
+    place: Place,
+}
+
+impl Lane<'_> {
+    /// Takes the next entry if it is before the cut.
+    fn pull(&mut self) -> Result<Option<Archived>, ArchiveError> {
+        if self.next.is_none() {
+            self.next = self.reader.next_entry()?;
+            self.place.at_end = self.next.is_none();
+        }
+        let beyond = |entry: &Archived| {
+            entry.index > self.last_index || (entry.clock_ms > self.last_ms && self.extra == 0)
+        };
+        self.cut_seen = self.next.as_ref().is_some_and(beyond);
+        if self.cut_seen {
+            return Ok(None);
+        }
+        self.extra = self.extra.saturating_sub(1);
+        Ok(self.next.take())
+    }
+
+    fn has_room(&self) -> bool {
+        self.queue.is_empty() || (self.queue.len() < AHEAD && self.bytes < AHEAD_BYTES)
+    }
+
+    fn pop(&mut self) -> Option<Waiting> {
+        let done = self.queue.pop_front()?;
+        self.bytes -= done.entry.payload.len();
+        let entry = &done.entry;
+        (self.place.index, self.place.term) = (entry.index, entry.term);
+        self.place.clock_ms = entry.clock_ms;
+        Some(done)
+    }
+}
+
+fn gang_of(payload: &[u8]) -> Option<(Head, usize)> {
+    Head::length(payload.first_chunk::<FIXED_BYTES>()?)?;
+    Head::decode(payload).ok()
+}
+
+/// Applies the entries behind `from` (per log, index and term) up to the cut. Without a store it only finds out where that is.
+///
+/// # Errors
+/// See [`ReplayError`]. The store has then a state between the two, and is of no use.
+pub fn replay(
+    shelf: &Shelf,
+    from: &[(u64, u64)],
+    until: Until,
+    store: Option<&dyn StateMachine>,
+) -> Result<Reached, ReplayError> {
+    let mut run = Run::new(shelf, from, until)?;
+    run.store = store;
+    loop {
+        run.fill()?;
+        if run.advance()? || run.extend()? {
+            continue;
+        }
+        return run.end();
+    }
+}
+
+struct Run<'a> {
+    lanes: Vec<Lane<'a>>,
+    book: GangBook,
+    store: Option<&'a dyn StateMachine>,
+    until: Until,
+    entries: u64,
+}
+
+impl<'a> Run<'a> {
+    fn new(shelf: &'a Shelf, from: &[(u64, u64)], until: Until) -> Result<Run<'a>, ReplayError> {
+        let latest = match until {
+            Until::End => u64::MAX,
+            Until::Time(ms) => ms,
+            Until::Index(log, index) => stamp_at(shelf, from, log, index)?,
+        };
+        let mut lanes = Vec::new();
+        for (log, &(index, term)) in (0_u16..).zip(from) {
+            let named = matches!(until, Until::Index(named, _) if named == log);
+            lanes.push(Lane {
+                reader: shelf.read(log, index, term),
+                next: None,
+                queue: VecDeque::new(),
+                bytes: 0,
+                last_index: match until {
+                    Until::Index(_, index) if named => index,
+                    _ => u64::MAX,
+                },
+                last_ms: if named { u64::MAX } else { latest },
+                extra: 0,
+                cut_seen: false,
+                place: Place {
+                    index,
+                    term,
+                    clock_ms: 0,
+                    at_end: false,
+                    held: 0,
+                },
+            });
+        }
+        let terms: Vec<u64> = from.iter().map(|(_, term)| *term).collect();
+        let mut run = Run {
+            lanes,
+            book: GangBook::new(&terms),
+            store: None,
+            until,
+            entries: 0,
+        };
+        run.check_begin(latest)?;
+        Ok(run)
+    }
+
+    /// What the snapshot holds must be before the cut.
+    fn check_begin(&mut self, latest: u64) -> Result<(), ReplayError> {
+        for (log, lane) in (0_u16..).zip(&mut self.lanes) {
+            // The first entry behind the snapshot tells the stamps of those before it.
+            lane.next = lane.reader.next_entry()?;
+            let before = lane.reader.before_ms();
+            lane.place.clock_ms = before;
+            let late = matches!(self.until, Until::Time(_)) && before > latest;
+            let index = lane.place.index;
+            if late || index > lane.last_index {
+                return Err(ReplayError::SnapshotLater {
+                    log,
+                    index,
+                    clock_ms: if late { before } else { 0 },
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads ahead, and tells the book.
+    fn fill(&mut self) -> Result<(), ReplayError> {
+        for (log, lane) in self.lanes.iter_mut().enumerate() {
+            while lane.has_room()
+                && let Some(entry) = lane.pull()?
+            {
+                let gang = gang_of(&entry.payload);
+                let head = gang.as_ref().map(|(head, _)| head);
+                self.book.committed(log, entry.index, entry.term, head);
+                lane.bytes += entry.payload.len();
+                lane.queue.push_back(Waiting {
+                    entry,
+                    gang,
+                    skip: false,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies what can be; answers whether anything moved.
+    fn advance(&mut self) -> Result<bool, ReplayError> {
+        let mut moved = false;
+        for log in 0..self.lanes.len() {
+            let stop = self.book.stop(log);
+            moved |= self.apply(log, stop)?;
+            let front = self.lanes[log].queue.front().map(|next| next.entry.index);
+            if stop.is_none() || front != stop {
+                continue;
+            }
+            match self.book.decide(log) {
+                Decision::Wait => {}
+                Decision::Skip => {
+                    if let Some(front) = self.lanes[log].queue.front_mut() {
+                        front.skip = true;
+                        self.book.passed(log, front.entry.index);
+                        moved = true;
+                    }
+                }
+                Decision::Together { apply, entries } => moved |= self.together(apply, &entries)?,
+            }
+        }
+        Ok(moved)
+    }
+
+    fn apply(&mut self, log: usize, stop: Option<u64>) -> Result<bool, ReplayError> {
+        let lane = &mut self.lanes[log];
+        let before = self.entries;
+        loop {
+            let inputs: Vec<EntryInput<'_>> = lane
+                .queue
+                .iter()
+                .take(APPLY_ENTRIES)
+                .take_while(|next| stop.is_none_or(|stop| next.entry.index < stop))
+                .map(|next| EntryInput {
+                    index: next.entry.index,
+                    term: next.entry.term,
+                    payload: if next.skip { &[] } else { &next.entry.payload },
+                })
+                .collect();
+            let count = inputs.len();
+            if count == 0 {
+                return Ok(self.entries > before);
+            }
+            if let Some(store) = self.store {
+                store.apply(log as u16, &inputs, Mode::Blocking)?;
+            }
+            drop(inputs);
+            (0..count).for_each(|_| drop(lane.pop()));
+            self.entries += count as u64;
+        }
+    }
+
+    fn together(&mut self, apply: bool, entries: &[(u16, u64)]) -> Result<bool, ReplayError> {
+        let front = |lane: &Lane<'_>| lane.queue.front().map(|next| next.entry.index);
+        let there =
+            |(log, index): &(u16, u64)| front(&self.lanes[usize::from(*log)]) == Some(*index);
+        if !entries.iter().all(there) {
+            return Ok(false);
+        }
+        let mut parts = Vec::with_capacity(entries.len());
+        for &(log, index) in entries {
+            if let Some(next) = self.lanes[usize::from(log)].queue.front() {
+                let at = next.gang.as_ref().map_or(0, |(_, at)| *at);
+                let payload: &[u8] = match apply {
+                    true => &next.entry.payload[at.min(next.entry.payload.len())..],
+                    false => &[],
+                };
+                let term = next.entry.term;
+                let input = EntryInput {
+                    index,
+                    term,
+                    payload,
+                };
+                parts.push((log, input));
+            }
+        }
+        if let Some(store) = self.store {
+            store.apply_gang(&parts, Mode::Blocking)?;
+        }
+        drop(parts);
+        for &(log, index) in entries {
+            self.lanes[usize::from(log)].pop();
+            self.book.passed(usize::from(log), index);
+            self.entries += 1;
+        }
+        Ok(true)
+    }
+
+    /// Nothing moves any more. If an entry was asked for and is not reached, the logs whose share of the gangs in the way is
+    /// missing go on beyond the stamp.
+    fn extend(&mut self) -> Result<bool, ReplayError> {
+        let Until::Index(log, index) = self.until else {
+            return Ok(false);
+        };
+        if self.lanes[usize::from(log)].place.index >= index {
+            return Ok(false);
+        }
+        let fronts = self.lanes.iter().filter_map(|lane| lane.queue.front());
+        let heads: Vec<Head> = fronts
+            .filter_map(|next| next.gang.as_ref().map(|(head, _)| head.clone()))
+            .collect();
+        let mut more = false;
+        for head in heads {
+            for &(member, _) in &head.view {
+                let Some(lane) = self.lanes.get_mut(usize::from(member)) else {
+                    continue;
+                };
+                let has = |next: &Waiting| {
+                    let gang = next.gang.as_ref();
+                    gang.is_some_and(|(other, _)| other.nonce == head.nonce)
+                };
+                if !lane.queue.iter().any(has) && lane.next.is_some() && lane.extra == 0 {
+                    lane.extra = 1;
+                    more |= lane
+                        .next
+                        .as_ref()
+                        .is_some_and(|next| next.index <= lane.last_index);
+                }
+            }
+        }
+        Ok(more)
+    }
+
+    fn end(self) -> Result<Reached, ReplayError> {
+        if let Until::Index(log, index) = self.until {
+            let place = &self.lanes[usize::from(log)].place;
+            if place.index < index {
+                return Err(ReplayError::NotReached {
+                    log,
+                    index,
+                    what: format!(
+                        "behind entry {} stands an operation over several logs whose other shares are not in the archive",
+                        place.index
+                    ),
+                });
+            }
+        }
+        let places = self.lanes.into_iter().map(|lane| Place {
+            held: lane.queue.len() as u64,
+            at_end: lane.place.at_end && !lane.cut_seen && lane.place.index < lane.last_index,
+            ..lane.place
+        });
+        Ok(Reached {
+            places: places.collect(),
+            entries: self.entries,
+        })
+    }
+}
+
+/// The stamp by which the other logs are cut when an entry of one is asked for.
+fn stamp_at(shelf: &Shelf, from: &[(u64, u64)], log: u16, index: u64) -> Result<u64, ReplayError> {
+    let fail = |what: String| ReplayError::NotReached { log, index, what };
+    let &(applied, term) = from
+        .get(usize::from(log))
+        .ok_or_else(|| fail("there is no such log".into()))?;
+    if index < applied {
+        return Err(ReplayError::SnapshotLater {
+            log,
+            index: applied,
+            clock_ms: 0,
+        });
+    }
+    let mut reader = shelf.read(log, applied, term);
+    let mut last = applied;
+    // The first entry behind the snapshot is read even where it is not wanted: it tells the stamps before it.
+    while last < index {
+        match reader.next_entry()? {
+            Some(entry) => last = entry.index,
+            None => return Err(fail(format!("the archive ends with entry {last}"))),
+        }
+    }
+    if index == applied {
+        // Nothing of this log is replayed; the others stay where the snapshot has them, too.
+        return Ok(0);
+    }
+    Ok(reader.clock_ms())
+}

@@ -1,0 +1,334 @@
+//! A moment after a snapshot: where the archive leads to, and its name. Nodes that are brought to different moments must not
+//! take each other for the same cluster, so the name that goes into their configuration is made of the snapshot and the places.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use cyclone_replica::archive::{Place, Reached, Shelf, Until, replay};
+use cyclone_store::StateMachine;
+use sha2::{Digest as _, Sha256};
+
+use super::format::Head;
+
+/// What is wanted.
+pub struct Wanted {
+    directories: Vec<PathBuf>,
+    until: Until,
+}
+
+/// Where it is.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Takes the snapshot's place in `cluster.restored_from`.
+    pub id: u128,
+    reached: Reached,
+    /// What was asked for, if a time.
+    until_ms: Option<u64>,
+}
+
+impl Wanted {
+    /// What the command line says; `None` without directories.
+    ///
+    /// # Errors
+    /// A time or place that is none.
+    pub fn read(
+        directories: Vec<PathBuf>,
+        until: Option<&str>,
+        until_index: Option<&str>,
+    ) -> Result<Option<Wanted>> {
+        if directories.is_empty() {
+            return Ok(None);
+        }
+        let until = match (until, until_index) {
+            (Some(time), _) => Until::Time(parse_time(time)?),
+            (None, Some(place)) => {
+                let wrong = || format!("--until-index {place:?} is not LOG:INDEX");
+                let (log, index) = place.split_once(':').with_context(wrong)?;
+                Until::Index(
+                    log.parse().with_context(wrong)?,
+                    index.parse().with_context(wrong)?,
+                )
+            }
+            (None, None) => Until::End,
+        };
+        Ok(Some(Wanted { directories, until }))
+    }
+
+    fn shelf(&self, head: &Head) -> Result<Shelf> {
+        let shelf = Shelf::open(&self.directories, head.cluster)?;
+        if shelf.is_empty() {
+            bail!(
+                "no archive file of cluster {:032x} lies in {}",
+                head.cluster,
+                self.directories
+                    .iter()
+                    .map(|directory| directory.display().to_string())
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            );
+        }
+        Ok(shelf)
+    }
+
+    /// Looks where the archive leads to, without a store.
+    ///
+    /// # Errors
+    /// What is damaged or missing on the way.
+    pub fn find(&self, head: &Head) -> Result<Found> {
+        let reached = replay(&self.shelf(head)?, &head.applied, self.until, None)?;
+        Ok(Found {
+            id: name(head.id, &reached.places),
+            reached,
+            until_ms: match self.until {
+                Until::Time(ms) => Some(ms),
+                _ => None,
+            },
+        })
+    }
+
+    /// Brings a store that holds the snapshot there.
+    ///
+    /// # Errors
+    /// As [`Wanted::find`]; the store's; an archive that has changed since.
+    pub fn apply(&self, head: &Head, found: &Found, store: &dyn StateMachine) -> Result<()> {
+        // The archive may have grown since it was looked at; what was found is what counts.
+        let shelf = self.shelf(head)?;
+        let reached = replay(&shelf, &head.applied, self.until, Some(store))?;
+        ensure!(
+            reached
+                .places
+                .iter()
+                .map(|place| (place.index, place.term))
+                .eq(found
+                    .reached
+                    .places
+                    .iter()
+                    .map(|place| (place.index, place.term))),
+            "the archive has grown while it was read: copy it, or say --until"
+        );
+        for (log, place) in (0_u16..).zip(&reached.places) {
+            let has = store.applied(log);
+            ensure!(
+                has == (place.index, place.term),
+                "log {log} of the store is at {has:?}, not at {:?}",
+                (place.index, place.term)
+            );
+        }
+        store.flush()?;
+        Ok(())
+    }
+}
+
+/// The name of a moment.
+fn name(snapshot: u128, places: &[Place]) -> u128 {
+    let mut sum = Sha256::new();
+    sum.update(b"cyclone moment after a snapshot ");
+    sum.update(snapshot.to_le_bytes());
+    for place in places {
+        sum.update(place.index.to_le_bytes());
+        sum.update(place.term.to_le_bytes());
+    }
+    let mut first = [0; 16];
+    first.copy_from_slice(&sum.finalize()[..16]);
+    u128::from_le_bytes(first)
+}
+
+impl Found {
+    pub(super) fn json(&self) -> serde_json::Value {
+        let places = self.reached.places.iter();
+        let logs: Vec<_> = places
+            .map(|place| {
+                serde_json::json!({
+                    "applied": place.index,
+                    "term": place.term,
+                    "stamp_ms": place.clock_ms,
+                    "archive_ended": place.at_end,
+                    "held_back": place.held,
+                })
+            })
+            .collect();
+        serde_json::json!({
+            "restored_from": format!("{:032x}", self.id),
+            "entries": self.reached.entries,
+            "logs": logs,
+        })
+    }
+
+    pub(super) fn print(&self) {
+        println!("with {} archived entries:", self.reached.entries);
+        for (log, place) in self.reached.places.iter().enumerate() {
+            print!("log {log:<5} applied {}, term {}", place.index, place.term);
+            if place.clock_ms > 0 {
+                print!(", latest stamp {}", format_time(place.clock_ms));
+            }
+            if place.held > 0 {
+                print!(
+                    "; {} entries behind it belong to, or follow, an operation over several logs that is not whole there",
+                    place.held
+                );
+            }
+            println!();
+            if place.at_end && self.until_ms.is_some() {
+                println!(
+                    "          the archive ends there: later entries before that moment, if there were any, are not in it"
+                );
+            }
+        }
+        println!(
+            "restored_from = \"{:032x}\"    into [cluster] on every node of the new cluster",
+            self.id
+        );
+    }
+}
+
+/// Days from 1970-01-01 to a date of the Gregorian calendar.
+fn days(year: i64, month: i64, day: i64) -> i64 {
+    // Years begin in March, so that the leap day is the last of its year.
+    let year = if month <= 2 { year - 1 } else { year };
+    let month = (month + 9) % 12;
+    let of_year = (153 * month + 2) / 5 + day - 1;
+    365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + of_year
+        - 719_468
+}
+
+/// Milliseconds since 1970 of an RFC 3339 time, or the milliseconds themselves.
+fn parse_time(text: &str) -> Result<u64> {
+    if let Ok(ms) = text.parse::<u64>() {
+        return Ok(ms);
+    }
+    parse_date(text).with_context(|| {
+        format!("--until {text:?}: expected a time like 2026-11-21T23:30:00Z or 2026-11-21T23:30:00.250+01:00, or milliseconds since 1970")
+    })
+}
+
+/// Milliseconds since 1970 of an RFC 3339 time.
+pub(crate) fn parse_date(text: &str) -> Option<u64> {
+    let number = |from: usize, to: usize| -> Option<i64> {
+        let digits = text.get(from..to)?;
+        digits
+            .bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then_some(())?;
+        digits.parse().ok()
+    };
+    let mark = |at: usize, marks: &str| {
+        marks
+            .contains(*text.as_bytes().get(at)? as char)
+            .then_some(())
+    };
+    let marks = [(4, "-"), (7, "-"), (10, "Tt "), (13, ":"), (16, ":")];
+    let mut marks = marks.into_iter();
+    marks
+        .all(|(at, marks)| mark(at, marks).is_some())
+        .then_some(())?;
+    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+    let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let longest = match month {
+        2 => 28 + i64::from(leap),
+        4 | 6 | 9 | 11 => 30,
+        1..=12 => 31,
+        _ => return None,
+    };
+    let sound = (1..=longest).contains(&day) && hour < 24 && minute < 60 && second < 60;
+    sound.then_some(())?;
+    let rest = text.get(19..)?;
+    let digits = rest.strip_prefix('.').map_or(0, |fraction| {
+        fraction.bytes().take_while(u8::is_ascii_digit).count()
+    });
+    let (ms, zone) = match digits {
+        0 => (0, rest),
+        1..=9 => {
+            let padded = format!("{}00", &rest[1..=digits]);
+            (padded[..3].parse::<i64>().ok()?, &rest[1 + digits..])
+        }
+        _ => return None,
+    };
+    let offset = match zone.as_bytes() {
+        [b'Z' | b'z'] => 0,
+        [sign @ (b'+' | b'-'), _, _, b':', _, _] => {
+            let (hours, minutes): (i64, i64) = (zone[1..3].parse().ok()?, zone[4..].parse().ok()?);
+            (hours < 24 && minutes < 60).then_some(())?;
+            (60 * hours + minutes) * if *sign == b'+' { 1 } else { -1 }
+        }
+        _ => return None,
+    };
+    let minutes = 24 * 60 * days(year, month, day) + 60 * hour + minute - offset;
+    u64::try_from(1000 * (60 * minutes + second) + ms).ok()
+}
+
+fn format_time(ms: u64) -> String {
+    let (seconds, ms) = (ms / 1000, ms % 1000);
+    let (day, second) = ((seconds / 86_400) as i64, seconds % 86_400);
+    // The year by its mean length may be one too high.
+    let mut year = 1970 + (day as f64 / 365.2425) as i64 + 1;
+    while days(year, 1, 1) > day {
+        year -= 1;
+    }
+    let month = (1..=12)
+        .rev()
+        .find(|month| days(year, *month, 1) <= day)
+        .unwrap_or(1);
+    format!(
+        "{year:04}-{month:02}-{:02}T{:02}:{:02}:{:02}.{ms:03}Z",
+        day - days(year, month, 1) + 1,
+        second / 3600,
+        second / 60 % 60,
+        second % 60
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read() {
+        for (text, ms) in [
+            ("1970-01-01T00:00:00Z", 0),
+            ("2000-02-29T12:00:00Z", 951_825_600_000),
+            ("2026-11-21T23:30:00Z", 1_795_303_800_000),
+            ("2026-11-22T00:30:00.25+01:00", 1_795_303_800_250),
+            ("2026-11-21 18:00:00.123456789-05:30", 1_795_303_800_123),
+            ("1795303800000", 1_795_303_800_000),
+        ] {
+            assert_eq!(parse_time(text).unwrap(), ms, "{text}");
+        }
+        for text in [
+            "",
+            "yesterday",
+            "2026-11-21",
+            "2026-11-21T23:30Z",
+            "2026-13-21T23:30:00Z",
+            "2026-02-29T23:30:00Z",
+            "2026-11-21T24:30:00Z",
+            "2026-11-21T23:30:00",
+            "2026-11-21T23:30:00.Z",
+            "2026-11-21T23:30:00+1:00",
+            "1969-12-31T23:59:59Z",
+            "2026-11-21T23:30:00é",
+            "-5",
+        ] {
+            assert!(parse_time(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn times_are_told_as_they_are_read() {
+        for ms in [
+            0,
+            951_825_600_000,
+            1_795_303_800_123,
+            4_102_444_799_999,
+            946_684_799_000,
+        ] {
+            assert_eq!(
+                parse_time(&format_time(ms)).unwrap(),
+                ms,
+                "{}",
+                format_time(ms)
+            );
+        }
+        assert_eq!(format_time(1_795_303_800_250), "2026-11-21T23:30:00.250Z");
+    }
+}
