@@ -12,11 +12,14 @@ WORKSPACE := --release --locked --workspace --features libfabric
 BIN := $(TARGET)/release/cyclone
 SEEDS ?= 300
 HOURS ?= 8
-# DPDK's build has a directory of its own: without RocksDB, so that this is not compiled twice.
-DPDK := --release --locked --target-dir $(TARGET)/dpdk -p cyclone --no-default-features --features dpdk
+# Builds with features of their own have a directory of their own: without RocksDB, so that this is not compiled twice.
+LEAN := --release --locked --target-dir $(TARGET)/dpdk -p cyclone --no-default-features
+DPDK := $(LEAN) --features dpdk
+# Configurations of the log-structured store in etcd or ZooKeeper.
+STORES := $(LEAN) --features etcd,zookeeper
 SIM := $(TARGET)/release/cyclone-sim
 
-.PHONY: figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-log soak-pmkv mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
+.PHONY: stores figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-log soak-pmkv mutants simulate demo test bench bench-peers clean setup build fmt lint layout unit system deny
 
 demo: build
 	$(BIN) demo
@@ -27,7 +30,7 @@ build: setup
 setup:
 	@scripts/setup.sh
 
-test: setup fmt lint layout unit dpdk simulate system
+test: setup fmt lint layout unit stores dpdk simulate system
 	@echo "all tests passed"
 
 fmt:
@@ -47,7 +50,11 @@ layout:
 unit:
 	cargo build $(WORKSPACE)
 	cargo test $(WORKSPACE)
+
+# Real etcd and ZooKeeper: as stores, and under servers that are killed, as they are themselves.
+stores:
 	cargo test --release --locked -p cyclone-pmkv-cm --features etcd,zookeeper --test stores
+	cargo test $(STORES) --test pmkv_kill -- under
 
 # The DPDK driver and a cluster over it: shared memory and veth pairs, no huge pages.
 dpdk:

@@ -23,6 +23,19 @@ struct Access {
     /// The Redis port of any node.
     #[arg(long, default_value = "127.0.0.1:7101")]
     connect: SocketAddr,
+    #[command(flatten)]
+    login: Login,
+}
+
+impl Access {
+    fn read(&self) -> Result<resp::Access> {
+        self.login.read()
+    }
+}
+
+/// What Redis ports want to see.
+#[derive(Args)]
+pub struct Login {
     /// The user, if not `default`.
     #[arg(long, requires = "password")]
     user: Option<String>,
@@ -43,8 +56,12 @@ struct Access {
     key: Option<PathBuf>,
 }
 
-impl Access {
-    fn read(&self) -> Result<resp::Access> {
+impl Login {
+    /// Reads the files that it names.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn read(&self) -> Result<resp::Access> {
         let tls = match self.tls {
             false => None,
             true => Some(resp::Tls::read(

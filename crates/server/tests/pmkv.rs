@@ -1,13 +1,19 @@
 //! The log-structured store as its users meet it: real processes, a real Redis port, a server that is killed.
 
+mod common;
+
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::guards::{certificates, hash, installed, redis_cli};
+use common::{BINARY, refused, said, text};
+
 fn demo(replication: &str) {
     let directory = tempfile::tempdir().expect("a directory");
-    let output = Command::new(env!("CARGO_BIN_EXE_cyclone"))
+    let output = Command::new(BINARY)
         .args([
             "demo",
             "--engine",
@@ -51,19 +57,43 @@ impl Drop for Running {
     }
 }
 
-fn hashed(user: &str, password: &str) -> String {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_cyclone"))
-        .args(["ctl", "hash-password", "--user", user])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
+fn free_ports() -> [SocketAddr; 2] {
+    let bound = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port"));
+    bound.map(|it| it.local_addr().expect("an address"))
+}
+
+/// A cluster of one server with these lines about its Redis port, which is the first one given, figures on the second.
+/// Answers the cluster's file as well.
+fn lone_server(
+    directory: &Path,
+    guards: &str,
+    [redis, metrics]: [SocketAddr; 2],
+) -> (Running, PathBuf) {
+    let text = format!(
+        "directory = {directory:?}\ncopies = 1\nshards_per_server = 4\nmemory_bytes = {}\nlease_ms = 300\n\
+         checkpoint_s = 1\ntoken = \"0123456789abcdef\"\nmax_clients = 50\n[redis]\n{guards}\
+         [[servers]]\nid = 0\nredis = \"{redis}\"\nmetrics = \"{metrics}\"\n",
+        32 << 20
+    );
+    let config = directory.join("cluster.toml");
+    std::fs::write(&config, text).expect("a cluster file");
+    let child = Command::new(BINARY)
+        .args([
+            "serve",
+            "--engine",
+            "pmkv",
+            "--end-with-parent",
+            "--id",
+            "0",
+            "--config",
+        ])
+        .arg(&config)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .spawn()
-        .expect("run");
-    let mut stdin = child.stdin.take().expect("piped");
-    writeln!(stdin, "{password}").expect("written");
-    drop(stdin);
-    let output = child.wait_with_output().expect("ended");
-    assert!(output.status.success());
-    String::from_utf8(output.stdout).expect("text")
+        .expect("a server");
+    (Running(child), config)
 }
 
 fn figures(address: SocketAddr) -> Option<String> {
@@ -87,40 +117,11 @@ fn code(error: &redis::RedisError) -> String {
 fn users_are_asked_for_their_passwords_and_figures_are_served() {
     let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let users = directory.path().join("users");
-    std::fs::write(&users, hashed("app", "sesame")).expect("users");
-    let ports: Vec<SocketAddr> = (0..2)
-        .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port"))
-        .collect::<Vec<_>>()
-        .iter()
-        .map(|it| it.local_addr().expect("an address"))
-        .collect();
+    std::fs::write(&users, hash("app", "sesame")).expect("users");
+    let ports = free_ports();
     let (redis, metrics) = (ports[0], ports[1]);
-    let text = format!(
-        "directory = {:?}\ncopies = 1\nshards_per_server = 4\nmemory_bytes = {}\nlease_ms = 300\n\
-         checkpoint_s = 1\ntoken = \"0123456789abcdef\"\nmax_clients = 50\n[redis]\nusers = {users:?}\n\
-         [[servers]]\nid = 0\nredis = \"{redis}\"\nmetrics = \"{metrics}\"\n",
-        directory.path(),
-        32 << 20
-    );
-    let config = directory.path().join("cluster.toml");
-    std::fs::write(&config, text).expect("a cluster file");
-    let child = Command::new(env!("CARGO_BIN_EXE_cyclone"))
-        .args([
-            "serve",
-            "--engine",
-            "pmkv",
-            "--end-with-parent",
-            "--id",
-            "0",
-            "--config",
-        ])
-        .arg(&config)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("a server");
-    let _running = Running(child);
+    let guards = format!("users = {users:?}\n");
+    let (_running, _config) = lone_server(directory.path(), &guards, ports);
     let until = Instant::now() + Duration::from_secs(60);
     let set = |connection: &mut redis::Connection| {
         let mut command = redis::cmd("SET");
@@ -166,5 +167,67 @@ fn users_are_asked_for_their_passwords_and_figures_are_served() {
         }
         assert!(Instant::now() < until, "{body}");
         std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_guarded_port_takes_clients_and_ctl_over_tls_with_their_passwords() {
+    if !installed("openssl", "version") || !installed("redis-cli", "--version") {
+        return;
+    }
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    certificates(directory.path());
+    std::fs::write(path("users"), hash("app", "sesame")).expect("users");
+    let guards = format!(
+        "tls_certificate = {:?}\ntls_key = {:?}\nusers = {:?}\n",
+        path("node.crt"),
+        path("node.key"),
+        path("users")
+    );
+    let ports = free_ports();
+    let (_running, config) = lone_server(directory.path(), &guards, ports);
+    let ca = path("ca.crt");
+    let secured = ["--tls", "--cacert", text(&ca)];
+    let ask = |arguments: &[&str], wanted: &str| {
+        let all = [&secured[..], &["--no-auth-warning"], arguments].concat();
+        redis_cli(ports[0], &all, |answer| answer.contains(wanted));
+    };
+    let login = ["--user", "app", "--pass", "sesame"];
+    ask(&["set", "greeting", "hello"], "NOAUTH");
+    ask(&[&login[..], &["set", "greeting", "hello"]].concat(), "OK");
+    ask(&[&login[..], &["get", "greeting"]].concat(), "hello");
+    ask(
+        &["--user", "app", "--pass", "open", "get", "greeting"],
+        "WRONGPASS",
+    );
+    let plain = redis_cli(ports[0], &["ping"], |answer| !answer.contains("refused"));
+    assert!(!plain.contains("PONG"), "{plain}");
+
+    let segments = ["ctl", "segments", "--config", text(&config), "--json"];
+    let told = |arguments: &[&str]| -> serde_json::Value {
+        let all = [&segments[..], arguments].concat();
+        serde_json::from_str(&said(&all)).expect("JSON")
+    };
+    for refused in [
+        told(&[]),
+        told(&secured),
+        told(&["--tls", "--user", "app", "--password", "sesame"]),
+    ] {
+        assert!(refused[0]["error"].is_string(), "{refused}");
+    }
+    let inside = told(&[&secured[..], &["--user", "app", "--password", "sesame"]].concat());
+    assert!(inside[0]["error"].is_null(), "{inside}");
+    assert!(inside[0]["states"]["using"].as_u64() > Some(0), "{inside}");
+    // A user without a password is a slip.
+    refused(
+        &[&segments[..], &["--user", "app"]].concat(),
+        &["--password"],
+    );
+    // Those that ask the manager go through the cluster's directory, where file permissions decide.
+    for what in ["members", "shards", "migrations"] {
+        let told = said(&["ctl", what, "--config", text(&config), "--json"]);
+        let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+        assert_eq!(told["members"][0]["serves"], 4, "{told}");
     }
 }

@@ -2,7 +2,8 @@
 //! read and add; what they were told must be explained by one order of their operations, key by key.
 //!
 //! `CYCLONE_PMKV_KILLS` says how many are killed (3 unless set); the ignored test kills ten with each of the seven
-//! replications. Servers write checkpoints of their indexes every second, and start from them.
+//! replications. Servers write checkpoints of their indexes every second, and start from them. With the features `etcd` and
+//! `zookeeper` the configurations lie in a real server of those, which is killed as well.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -17,6 +18,9 @@ use std::time::{Duration, Instant};
 use cyclone::resp;
 use cyclone_sim::history::{Answer, History, Op, Operation, Outcome};
 use cyclone_sim::linear::check;
+
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod stores;
 
 const SERVERS: u32 = 4;
 const KEYS: u64 = 40;
@@ -42,7 +46,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn start(logs: &Path, replication: &str) -> Cluster {
+    fn start(logs: &Path, replication: &str, store: &str) -> Cluster {
         // Bound all at once, so that they differ; a server's port may be taken meanwhile by nobody but bad luck.
         let bound: Vec<TcpListener> = (0..SERVERS)
             .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port"))
@@ -58,7 +62,7 @@ impl Cluster {
         // Long leases: the machine may be busy, and a server that is only slow is not what is tested.
         let mut text = format!(
             "directory = {directory:?}\nreplication = \"{replication}\"\ncopies = 3\nshards_per_server = 8\n\
-             memory_bytes = {}\nlease_ms = 300\ncheckpoint_s = 1\ntoken = \"0123456789abcdef\"\n",
+             memory_bytes = {}\nlease_ms = 300\ncheckpoint_s = 1\ntoken = \"0123456789abcdef\"\n{store}",
             64 << 20
         );
         for (id, port) in ports.iter().enumerate() {
@@ -271,10 +275,16 @@ impl Client {
     }
 }
 
-fn kill_one_after_the_other(replication: &str, kills: u64, seed: u64) {
-    println!("{replication}, {kills} kills, seed {seed}");
+/// Lets clients work while `happens`, then compares what they were told with what may be.
+fn under_clients(
+    replication: &str,
+    store: &str,
+    seed: u64,
+    happens: impl FnOnce(&mut Cluster, &mut Random),
+) {
+    println!("{replication}, seed {seed}");
     let logs = tempfile::tempdir().expect("a directory");
-    let mut cluster = Cluster::start(logs.path(), replication);
+    let mut cluster = Cluster::start(logs.path(), replication, store);
     let stop = Arc::new(AtomicBool::new(false));
     let begun = Instant::now();
     let clients: Vec<_> = (0..CLIENTS)
@@ -293,17 +303,7 @@ fn kill_one_after_the_other(replication: &str, kills: u64, seed: u64) {
             })
         })
         .collect();
-    let mut random = Random(seed);
-    for _ in 0..kills {
-        std::thread::sleep(Duration::from_millis(500 + random.below(500)));
-        // Managers are among them: their successors must come into office first.
-        let victim = random.below(u64::from(SERVERS)) as u32;
-        println!("kill {victim}");
-        cluster.kill(victim);
-        std::thread::sleep(Duration::from_millis(random.below(1_500)));
-        cluster.spawn(victim);
-        cluster.wait_until_whole();
-    }
+    happens(&mut cluster, &mut Random(seed));
     stop.store(true, Ordering::Relaxed);
     let mut operations = Vec::new();
     for client in clients {
@@ -320,6 +320,25 @@ fn kill_one_after_the_other(replication: &str, kills: u64, seed: u64) {
         Ok(summary) => println!("{summary:?}"),
         Err(error) => panic!("{replication}, seed {seed}: {error}"),
     }
+}
+
+fn kill_some(cluster: &mut Cluster, random: &mut Random, kills: u64) {
+    for _ in 0..kills {
+        std::thread::sleep(Duration::from_millis(500 + random.below(500)));
+        // Managers are among them: their successors must come into office first.
+        let victim = random.below(u64::from(SERVERS)) as u32;
+        println!("kill {victim}");
+        cluster.kill(victim);
+        std::thread::sleep(Duration::from_millis(random.below(1_500)));
+        cluster.spawn(victim);
+        cluster.wait_until_whole();
+    }
+}
+
+fn kill_one_after_the_other(replication: &str, kills: u64, seed: u64) {
+    under_clients(replication, "", seed, |cluster, random| {
+        kill_some(cluster, random, kills);
+    });
 }
 
 fn seed() -> u64 {
@@ -343,4 +362,37 @@ fn fifty_kills() {
     for (number, replication) in asked.split(',').enumerate() {
         kill_one_after_the_other(replication, 10, seed() ^ number as u64);
     }
+}
+
+/// Servers, managers among them, are killed while the store is there; then the store itself is killed and stays away for
+/// many leases, and comes back. What clients were told must be explained all the same, and everything must be served again.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+fn killed_under(outside: Option<stores::Outside>) {
+    let Some(mut outside) = outside else {
+        return;
+    };
+    let store = outside.lines.clone();
+    let (replication, seed) = ("rowan", seed());
+    under_clients(replication, &store, seed, |cluster, random| {
+        kill_some(cluster, random, 2);
+        println!("the store is killed");
+        outside.kill();
+        std::thread::sleep(Duration::from_secs(3));
+        outside.start();
+        cluster.wait_until_whole();
+        // And decides again: what is killed now is given to others, and comes back.
+        kill_some(cluster, random, 1);
+    });
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn servers_killed_under_etcd() {
+    killed_under(stores::etcd());
+}
+
+#[cfg(feature = "zookeeper")]
+#[test]
+fn servers_killed_under_zookeeper() {
+    killed_under(stores::zookeeper());
 }

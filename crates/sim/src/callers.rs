@@ -50,12 +50,12 @@ impl Callers {
     }
 
     /// Asks for something, mostly where it can be done.
-    pub(crate) fn submit(&mut self, plan: &Plan, node: &mut Node, now_us: u64) {
+    pub(crate) fn submit(&mut self, load: &Load, node: &mut Node, now_us: u64) {
         if self.pending.len() >= MOST_PENDING || !(node.leads() || self.chooser.random.chance(0.05))
         {
             return;
         }
-        let (key, op) = self.chooser.choose(plan);
+        let (key, op) = load.choose(&mut self.chooser);
         let mode = match self.chooser.random.below(10) {
             0 => ReadMode::Log,
             1..6 => ReadMode::Lease,

@@ -214,7 +214,7 @@ impl World {
         if !installing {
             return;
         }
-        if self.plan.has(Kind::SlowJob) && self.rough && self.random.chance(0.5) {
+        if self.plan.has(Kind::SlowJob) && self.rough && self.random.chance(0.8) {
             self.machines[position].busy_until_us = self.now_us + self.span_us();
         }
         if self.plan.has(Kind::Kill) && self.random.chance(0.3) {

@@ -72,6 +72,41 @@ pub(crate) struct Chooser {
     pub(crate) random: Random,
 }
 
+/// Writes of a log's volume that nobody knows the outcome of; then another one is begun. Any of them may have happened at any
+/// time, so with many the checker would have to try too many orders.
+const MOST_UNKNOWN: u32 = 6;
+
+/// The keys that pieces are appended to go on under another name now and then, as books do in volumes.
+#[derive(Default)]
+struct Volumes(BTreeMap<Vec<u8>, (u64, u32)>);
+
+impl Volumes {
+    /// The key in use for this one.
+    fn current(&self, key: Vec<u8>) -> Vec<u8> {
+        match self.0.get(&key) {
+            Some((volume @ 1.., _)) => [&key[..], b":", volume.to_string().as_bytes()].concat(),
+            _ => key,
+        }
+    }
+
+    /// Nobody will know what came of a write to this key.
+    fn doubt(&mut self, key: &[u8]) {
+        let Some(number) = key.strip_prefix(b"log:") else {
+            return;
+        };
+        let len = number.iter().position(|byte| *byte == b':');
+        let first = &key[..len.map_or(key.len(), |len| b"log:".len() + len)];
+        let (volume, unknown) = self.0.get(first).copied().unwrap_or_default();
+        if self.current(first.to_vec()) == key {
+            let next = match unknown + 1 {
+                MOST_UNKNOWN => (volume + 1, 0),
+                unknown => (volume, unknown),
+            };
+            self.0.insert(first.to_vec(), next);
+        }
+    }
+}
+
 /// An operation as the cluster takes it.
 pub(crate) enum Request<'a> {
     Query(Query<'a>),
@@ -91,6 +126,7 @@ pub struct Load {
     pub answered: u64,
     /// Where tellers move money.
     pub books: Books,
+    volumes: Volumes,
 }
 
 impl Load {
@@ -107,6 +143,7 @@ impl Load {
             history: History::new(),
             answered: 0,
             books: Books::default(),
+            volumes: Volumes::default(),
         })
     }
 
@@ -161,6 +198,9 @@ impl Load {
     /// Notes what came of an operation.
     pub(crate) fn ended(&mut self, client: u64, pending: Pending, outcome: Outcome) {
         self.answered += u64::from(matches!(outcome, Outcome::Done { .. }));
+        if outcome == Outcome::Unknown && !pending.op.reads_only() {
+            self.volumes.doubt(&pending.key);
+        }
         self.history.push(Operation {
             client,
             key: pending.key,
@@ -181,8 +221,14 @@ impl Load {
             }
             return;
         }
-        let (key, op) = client.chooser.choose(&self.plan);
+        let (key, op) = self.choose(&mut client.chooser);
         client.submit(key, op, now_us);
+    }
+
+    /// What a chooser wants next.
+    pub(crate) fn choose(&self, chooser: &mut Chooser) -> (Vec<u8>, Op) {
+        let (key, op) = chooser.choose(&self.plan);
+        (self.volumes.current(key), op)
     }
 
     /// Moves a client on and notes outcomes. Answers how many operations ended.

@@ -502,7 +502,7 @@ impl World {
         let Some(node) = self.machines[position].node_mut() else {
             return Ok(());
         };
-        self.callers[position].submit(&self.plan, node, self.now_us);
+        self.callers[position].submit(&self.load, node, self.now_us);
         self.step(position, None)
     }
 

@@ -127,6 +127,21 @@ fn runs_with_other_members_hold() {
     }
 }
 
+/// Seed 90025: a leader that was to go had handed one of two logs over, and the logs never came together again: whenever its
+/// patience ended, Raft had just begun to ask anew who was there.
+#[test]
+fn leaders_come_together_while_members_change() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let plan = Plan::draw(90025).with_flash(Durability::Nvm).with_members();
+    assert!(plan.has(Kind::Logs), "the plan is another one now");
+    if let Err(failure) = run(&plan, place.path(), false) {
+        panic!(
+            "fails after {} µs: {}\nrepeat it with: cyclone-sim run --seed 90025 --flash nvm --members --trace",
+            failure.at_us, failure.what
+        );
+    }
+}
+
 #[test]
 fn a_run_repeats_exactly() {
     let place = tempfile::tempdir().expect("temporary directory");

@@ -259,12 +259,13 @@ fn a_life_of_an_earlier_version_is_taken_over() {
         ..config()
     };
     let pair = Pair::new(config());
-    let control = pair.owner.control.clone();
-    let mut stopped = Stopped::with_mark(&control, Mark::registration(0, 1));
+    let mut stopped = Stopped::with_mark(&pair.owner.control, Mark::registration(0, 1));
     pair.owner.memory().store_u64(64, 77);
     drop(pair.owner);
+    let control = Control::attach(&pair.directory.path().join("owner.ctl")).expect("its file");
     control.store(header::VERSION, 1);
     control.store(header::CLAIMED, 0);
+    drop(control);
     let again = || ShmEndpoint::open(pair.directory.path(), "owner", config());
     assert!(is_stalled(again().map(drop)));
     stopped.kill();

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::file::ClusterFile;
 use super::operator::{self, Ask, Cluster};
+use crate::control::Login;
 use crate::resp;
 
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -36,7 +37,14 @@ pub enum Command {
     /// Copies on the move.
     Migrations(Options),
     /// Segments by state, and what cleaning has done, on every server.
-    Segments(Options),
+    Segments {
+        /// How to get in: the servers are asked over the Redis protocol.
+        #[command(flatten)]
+        login: Login,
+        /// Shared options.
+        #[command(flatten)]
+        options: Options,
+    },
     /// Move everything away from a server, which then leaves.
     Drain {
         /// Which.
@@ -82,7 +90,7 @@ pub fn run(command: &Command) -> Result<()> {
         Command::Members(options) | Command::Shards(options) | Command::Migrations(options) => {
             (options, Ask::Look)
         }
-        Command::Segments(options) => return segments(options),
+        Command::Segments { login, options } => return segments(options, login),
         Command::Drain { server, options } => (options, Ask::Drain(*server)),
         Command::Undrain { server, options } => (options, Ask::Undrain(*server)),
         Command::Forget { server, options } => (options, Ask::Forget(*server)),
@@ -178,13 +186,15 @@ struct ServerSegments {
     tombstones_dropped: u64,
 }
 
-fn segments(options: &Options) -> Result<()> {
+fn segments(options: &Options, login: &Login) -> Result<()> {
     let file = file(&options.config)?;
+    let access = login.read()?;
     let lines: Vec<ServerSegments> = file
         .servers
         .iter()
         .map(|server| {
-            let info = resp::info(server.redis, PATIENCE).context("INFO");
+            let info = resp::connect_with(server.redis, &access, PATIENCE)
+                .and_then(|mut open| resp::info_of(&mut open));
             let (info, error) = match info {
                 Ok(info) => (info, None),
                 Err(error) => (HashMap::new(), Some(format!("{error:#}"))),

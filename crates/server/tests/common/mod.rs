@@ -1,6 +1,8 @@
 //! Clusters of real processes whose configurations are edited before they start, and the program run beside them.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod guards;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
