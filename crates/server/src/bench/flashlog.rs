@@ -98,6 +98,18 @@ fn drain(arguments: &Flashlog, stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
+/// What io_uring alone writes to a directory's disk in the log's pattern, in MB/s.
+///
+/// # Errors
+/// When there is no io_uring, or no room.
+pub(crate) fn disk_mb_s(directory: &Path, time: Duration) -> Result<f64> {
+    let place = tempfile::Builder::new()
+        .prefix("flashlog")
+        .tempdir_in(directory)
+        .with_context(|| format!("cannot write to {}", directory.display()))?;
+    Alone::new(&place.path().join("raw"))?.write_for(time)
+}
+
 /// What the disk does without a log: segments in order, over and over.
 struct Alone {
     device: UringFlash,
