@@ -182,6 +182,12 @@ pub trait Backend {
         false
     }
 
+    /// Whether so much waits that little more should be submitted: connections are then not read for a while, so that clients who wait for
+    /// room in their sockets are slowed down instead of refused.
+    fn is_pressed(&self) -> bool {
+        false
+    }
+
     /// Hands over outcomes that are ready. Called during [`Gateway::step`](crate::Gateway::step), so a command that
     /// is answered at once costs no second round. A backend that uses `Gateway::complete` leaves this alone.
     fn drain(&mut self, _done: &mut dyn FnMut(u64, Outcome)) {}

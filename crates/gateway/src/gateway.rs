@@ -27,6 +27,10 @@ const LOGINS: usize = MAX_CONNECTIONS + 1;
 const SPARE_BUFFERS: usize = 64;
 /// Read from one connection at a time.
 const SCRATCH_BYTES: usize = 64 * 1024;
+/// How long connections are not read because the backend is pressed; then each is read once, and refused what is too much.
+const PRESSED_US: u64 = 250_000;
+/// How often it is looked whether it still is.
+const PRESSED_LOOK_US: u64 = 1_000;
 /// Commands after which a step reads from no further connection: a step is short, however much is asked, because
 /// heartbeats and acknowledgements wait for its end.
 const COMMANDS_PER_STEP: u64 = 256;
@@ -104,6 +108,10 @@ pub struct Gateway {
     accept_retry_us: Option<u64>,
     next_id: u64,
     next_sweep_us: u64,
+    /// Since when connections have not been read.
+    pressed_since_us: Option<u64>,
+    /// Connections still to be read although the backend is pressed.
+    refusals_left: usize,
 }
 
 impl Gateway {
@@ -161,6 +169,8 @@ impl Gateway {
             accept_retry_us: None,
             next_id: 1,
             next_sweep_us: 0,
+            pressed_since_us: None,
+            refusals_left: 0,
         })
     }
 
@@ -225,10 +235,8 @@ impl Gateway {
 
     /// Whether a step would do something though no event comes: the loop must not block.
     pub fn has_work(&self) -> bool {
-        self.accept_ready
-            || !self.ready.is_empty()
-            || !self.dirty.is_empty()
-            || !self.shaking.is_empty()
+        let may_read = !self.ready.is_empty() && self.pressed_since_us.is_none();
+        self.accept_ready || may_read || !self.dirty.is_empty() || !self.shaking.is_empty()
     }
 
     /// Microseconds from `now_us` until [`Gateway::step`] is due even without events.
@@ -237,6 +245,9 @@ impl Gateway {
         let mut sooner = |at: u64| due = Some(due.map_or(at, |due| due.min(at)));
         if self.slab.len() > 0 {
             sooner(self.next_sweep_us);
+        }
+        if self.pressed_since_us.is_some() {
+            sooner(now_us + PRESSED_LOOK_US);
         }
         for index in &self.shared.waiting {
             if let Some(waiting) = self
@@ -270,15 +281,16 @@ impl Gateway {
                 break;
             }
             let mut ready = std::mem::take(&mut self.ready);
-            work += ready.len();
             let mut looked_at = 0;
             for index in &ready {
-                if self.shared.stats.commands - commands_before >= COMMANDS_PER_STEP {
+                let ran = self.shared.stats.commands - commands_before;
+                if ran >= COMMANDS_PER_STEP || self.holds_back(now_us, backend) {
                     break;
                 }
                 self.pump(*index, round == 0, now_us, backend);
                 looked_at += 1;
             }
+            work += looked_at;
             // The others are first in the next step.
             drop(self.later.splice(..0, ready.drain(looked_at..)));
             self.recycle_ready(ready);
@@ -303,6 +315,28 @@ impl Gateway {
         }
         // Work is at most what fits in memory.
         work + (self.shared.stats.commands - commands_before) as usize
+    }
+
+    /// Whether connections that have something to say have to wait, because the backend is pressed. Not for ever: who has waited for
+    /// long is read, and refused.
+    fn holds_back(&mut self, now_us: u64, backend: &dyn Backend) -> bool {
+        if !backend.is_pressed() {
+            self.pressed_since_us = None;
+            return false;
+        }
+        let since_us = *self.pressed_since_us.get_or_insert(now_us);
+        if now_us.saturating_sub(since_us) < PRESSED_US {
+            return true;
+        }
+        // Each gets one turn.
+        if self.refusals_left == 0 {
+            self.refusals_left = self.slab.len();
+        }
+        self.refusals_left -= 1;
+        if self.refusals_left == 0 {
+            self.pressed_since_us = Some(now_us);
+        }
+        false
     }
 
     /// Keeps the list's memory.

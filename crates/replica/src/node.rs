@@ -284,6 +284,13 @@ impl Node {
         Ok(())
     }
 
+    /// Whether some log takes little more: a caller that can hold its work back should.
+    pub fn is_pressed(&self) -> bool {
+        let most = self.config.max_pending / 4 * 3;
+        let pressed = |log: &PhysicalLog| log.pending() > most || log.is_pressed();
+        self.logs.iter().any(pressed)
+    }
+
     /// Does everything that is ready at `now`. Answers how much was done; 0 means that the loop may wait until a
     /// descriptor is ready or [`Node::deadline_us`] has come.
     ///

@@ -159,6 +159,11 @@ impl PhysicalLog {
         self.sealed.len() < SEALED_LIMIT
     }
 
+    /// Whether few more entries can be taken in.
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.sealed.len() >= SEALED_LIMIT / 4 * 3
+    }
+
     /// Whether an entry waits because the log has no room for it.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved

@@ -205,7 +205,7 @@ enum BenchCommand {
         #[command(flatten)]
         common: Common,
         /// rocksdb, memory or echo.
-        #[arg(long, default_value = "memory")]
+        #[arg(long, default_value = "rocksdb")]
         engine: String,
         /// Minutes of three times the load at the end.
         #[arg(long, default_value_t = 0)]

@@ -66,6 +66,10 @@ impl Backend for Behind<'_> {
         self.node.read_stale(ticket, query);
     }
 
+    fn is_pressed(&self) -> bool {
+        self.node.is_pressed()
+    }
+
     fn reads_stale(&self, _slot: u16) -> bool {
         self.node.is_fresh_enough()
     }
