@@ -43,6 +43,7 @@ lint:
 	cargo clippy --release --locked -p cyclone-sim --features planted --all-targets -- -D warnings
 	cargo clippy --release --locked -p cyclone-pmkv-cm --features etcd,zookeeper --all-targets -- -D warnings
 	cargo clippy --release --locked -p cyclone-packet --features dpdk --all-targets -- -D warnings
+	cargo clippy $(DPDK) --test dpdk_cluster -- -D warnings
 
 layout:
 	@scripts/layout.sh

@@ -6,11 +6,10 @@
 #[path = "common/counting.rs"]
 mod counting;
 
-use std::collections::HashMap;
 use std::time::Duration;
 
-use counting::{counter, lab, options, outcome};
-use cyclone::netlab::{Cabling, LabCluster, NodeOptions, REDIS_PORT};
+use counting::{counter, info, lab, options, outcome};
+use cyclone::netlab::{Cabling, LabCluster, NodeOptions};
 
 /// Kills one node after the other while a client counts over it.
 fn survives(cabling: Cabling) {
@@ -45,18 +44,6 @@ fn nodes_are_killed_over_shared_memory() {
 #[test]
 fn nodes_are_killed_over_veth_pairs() {
     survives(Cabling::Bridge);
-}
-
-/// What a node says of itself.
-fn info(lab: &Lab, node: usize) -> HashMap<String, String> {
-    let redis = (lab.address(node), REDIS_PORT).into();
-    let role = serde_json::to_string(&Role::Info { redis }).unwrap();
-    let output = lab
-        .command(3, None, &["bench", "net-child", &role])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
-    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// Values above the inline limit lie at every replica in the log where DPDK received them, and the leader sends them to its

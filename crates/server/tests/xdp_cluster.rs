@@ -4,12 +4,10 @@
 #[path = "common/counting.rs"]
 mod counting;
 
-use std::collections::HashMap;
 use std::time::Duration;
 
-use counting::{counter, lab, options, outcome};
-use cyclone::bench::net::child::Role;
-use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions, REDIS_PORT};
+use counting::{counter, info, lab, options, outcome};
+use cyclone::netlab::{Cabling, LabCluster, NodeOptions};
 
 #[test]
 fn nodes_are_killed_under_load() {
@@ -53,18 +51,6 @@ fn cables_are_pulled_and_clients_use_sockets() {
         lab.set_cable(round % 3, true).unwrap();
     }
     outcome(child, &cluster);
-}
-
-/// What a node says of itself.
-fn info(lab: &Lab, node: usize) -> HashMap<String, String> {
-    let redis = (lab.address(node), REDIS_PORT).into();
-    let role = serde_json::to_string(&Role::Info { redis }).unwrap();
-    let output = lab
-        .command(3, None, &["bench", "net-child", &role])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
-    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 /// Values above the inline limit, in one frame or several: at every replica they lie in the log where they were

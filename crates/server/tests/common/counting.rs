@@ -1,12 +1,13 @@
 //! A client that counts on a cluster of the test's own machines, and what its count must say afterwards.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use cyclone::bench::net::child::{Counted, Reach, Role};
 use cyclone::config::hex;
-use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions};
+use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions, REDIS_PORT};
 
 /// Four machines: three nodes' and the client's. `None`, with the reason printed, where that is not allowed.
 pub fn lab(mtu: usize, cabling: Cabling) -> Option<Lab> {
@@ -76,4 +77,16 @@ pub fn outcome(child: Child, cluster: &LabCluster<'_>) -> Counted {
     let most = counted.acked + counted.unknown;
     assert!(counted.value <= most, "{counted:?}");
     counted
+}
+
+/// What a node says of itself.
+pub fn info(lab: &Lab, node: usize) -> HashMap<String, String> {
+    let redis = (lab.address(node), REDIS_PORT).into();
+    let role = serde_json::to_string(&Role::Info { redis }).unwrap();
+    let output = lab
+        .command(3, None, &["bench", "net-child", &role])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
 }
