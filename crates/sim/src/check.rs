@@ -262,7 +262,10 @@ impl LogChecks {
                     seen.vote, seen.term
                 )
             },
-        )
+        )?;
+        // The step that ended the process may have committed and applied what nobody has looked at; the next one may trim it.
+        let unseen = group.first_index().max(self.committed.len() as u64 + 1);
+        (unseen..=node.applied(self.log).0).try_for_each(|index| self.commits(node, index))
     }
 
     /// A replica has finished a step: what it decided in it is durable and may be known to others.

@@ -142,6 +142,18 @@ fn leaders_come_together_while_members_change() {
     }
 }
 
+/// Seed 91053, the simulator's own mistake: two replicas committed and applied entries in the very steps in which their stores failed,
+/// nobody looked, and the next steps trimmed the entries away.
+#[test]
+fn what_a_last_step_committed_is_known() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let plan = Plan::draw(91053);
+    assert!(plan.has(Kind::StoreError), "the plan is another one now");
+    if let Err(failure) = run(&plan, place.path(), false) {
+        panic!("fails after {} µs: {}", failure.at_us, failure.what);
+    }
+}
+
 #[test]
 fn a_run_repeats_exactly() {
     let place = tempfile::tempdir().expect("temporary directory");
