@@ -106,12 +106,6 @@ pub(crate) fn prefetch(line: *const u8) {
     unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast()) }
 }
 
-/// Asks for a value to be brought into the caches, as far as it lies in the line where it begins.
-#[inline]
-pub fn prefetch_line<T>(value: &T) {
-    prefetch(std::ptr::from_ref(value).cast());
-}
-
 /// Copies past the caches where the destination is aligned; what is copied so needs only a fence.
 ///
 /// # Safety

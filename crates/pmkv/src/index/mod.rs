@@ -199,22 +199,6 @@ impl Index {
         self.items.store(filled, Ordering::SeqCst);
     }
 
-    /// Asks for a key's bucket to be brought into the caches.
-    pub fn prefetch(&self, hash: u64) {
-        let tables = self.read();
-        let table = tables.next.as_ref().unwrap_or(&tables.current);
-        cyclone_pmem::prefetch_line(table.head(table.place(hash)));
-    }
-
-    /// Where a key's entry probably is, at a glance: for [`Index::prefetch`]'s sake alone.
-    pub fn glance(&self, hash: u64) -> Option<u64> {
-        let tables = self.read();
-        let table = tables.next.as_ref().unwrap_or(&tables.current);
-        let bucket = table.head(table.place(hash));
-        let mut items = bucket.items.iter().map(|it| it.load(Ordering::Relaxed));
-        items.find(|&it| same_tag(it, hash)).map(|it| it & ADDRESS)
-    }
-
     /// Points the key that points at `old` at `new`; `false` if none does any more.
     pub fn relocate(&self, hash: u64, old: u64, new: u64) -> bool {
         self.exchange(hash, old, item(hash, new))
