@@ -13,7 +13,7 @@ pub const HEADING: &str = "| figure | what we ran | highest throughput, operatio
 
 /// One line of the table.
 pub fn row(result: &PlanResult) -> String {
-    let title = format!("[{}](#{})", result.figure, anchor(&result.figure));
+    let title = format!("[{}](index.md#{})", result.figure, anchor(&result.figure));
     if let Some(reason) = &result.skip {
         return format!(
             "| {title} | {} | not run: {} | | |\n",

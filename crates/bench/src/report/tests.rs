@@ -138,7 +138,7 @@ fn the_index_says_what_was_run_what_not_and_what_is_not_to_be_believed() {
     assert_eq!(index::write(directory.path()).expect("index"), 2);
     let text = std::fs::read_to_string(directory.path().join("index.md")).expect("index");
     for part in [
-        "](#cyclone-fig-99)",
+        "](index.md#cyclone-fig-99)",
         "## cyclone fig. 99",
         "](fig99.svg)",
         "](fig99.csv)",
