@@ -380,7 +380,7 @@ impl ClientCore {
             let patience_us = (self.response_time).patience_us(self.config.attempt_us, 0);
             if request.stage == Stage::Flying
                 && request.due_us <= now_us
-                && !self.overtaken.is_missing(request, now_us, patience_us)
+                && !(self.overtaken).is_missing(request.kind, request.sent_us, now_us, patience_us)
                 && !self.hunt.is_forgotten(request.sent_us, now_us, patience_us)
             {
                 // Others are being answered: it waits in a queue, and sending it again would make that longer.

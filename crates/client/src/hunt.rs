@@ -216,3 +216,28 @@ impl Node {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forgotten_is_what_another_was_asked_or_who_fell_silent() {
+        let nodes = ["10.0.0.1:1", "10.0.0.2:1"];
+        let mut hunt = Hunt::new((1..).zip(nodes.map(str::to_owned)).collect());
+        hunt.heard(1_000, 1);
+        assert!(!hunt.is_forgotten(500, 1_999, 1_000));
+        // The target has said nothing for so long.
+        assert!(hunt.is_forgotten(500, 2_000, 1_000));
+        // What was sent to the one before.
+        hunt.silence(2_000);
+        hunt.heard(2_100, 2);
+        assert_eq!(hunt.target(), Some(2));
+        assert!(hunt.is_forgotten(1_999, 2_200, 1_000));
+        assert!(!hunt.is_forgotten(2_000, 2_200, 1_000));
+        // An answer of the other makes no difference.
+        hunt.heard(3_050, 1);
+        assert!(hunt.is_forgotten(2_000, 3_100, 1_000));
+        assert!(Hunt::new(Vec::new()).is_forgotten(0, 0, 1_000));
+    }
+}

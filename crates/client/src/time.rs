@@ -1,6 +1,6 @@
 //! How long to wait for an answer, and what it means that there is none.
 
-use crate::request::{Kind, Request};
+use crate::request::Kind;
 
 /// Smoothed response time, as TCP keeps it (RFC 6298).
 #[derive(Default)]
@@ -42,29 +42,37 @@ pub(crate) struct Overtaken {
 const LONGEST: u64 = 8;
 
 impl Overtaken {
-    /// The newest attempt of a request was answered.
-    pub(crate) fn done(&mut self, request: &Request) {
-        let newest = match request.kind {
+    /// The newest attempt of a request was answered; it had been sent then.
+    pub(crate) fn done(&mut self, kind: Kind, sent_us: u64) {
+        let newest_us = match kind {
             Kind::Write => &mut self.write_us,
             Kind::Read { .. } => &mut self.read_us,
         };
-        *newest = request.sent_us.max(*newest);
+        *newest_us = sent_us.max(*newest_us);
     }
 
-    /// Whether what was sent at least `patience_us` later is done.
-    pub(crate) fn is_missing(&self, request: &Request, now_us: u64, patience_us: u64) -> bool {
-        let newest_us = match request.kind {
+    /// Whether something of that kind sent at least `patience_us` later is done.
+    pub(crate) fn is_missing(
+        &self,
+        kind: Kind,
+        sent_us: u64,
+        now_us: u64,
+        patience_us: u64,
+    ) -> bool {
+        let newest_us = match kind {
             Kind::Write => self.write_us,
             Kind::Read { .. } => self.read_us,
         };
-        let waited_us = now_us.saturating_sub(request.sent_us);
-        request.sent_us.saturating_add(patience_us) <= newest_us
+        let waited_us = now_us.saturating_sub(sent_us);
+        sent_us.saturating_add(patience_us) <= newest_us
             || waited_us >= LONGEST.saturating_mul(patience_us)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use cyclone_wire::client::ReadMode;
+
     use super::*;
 
     #[test]
@@ -76,5 +84,34 @@ mod tests {
         assert_eq!(time.patience_us(1000, 9), 8 * time.patience_us(1000, 0));
         (0..100).for_each(|_| time.sample(1_000_000));
         assert_eq!(time.patience_us(1000, 0), 16_000);
+    }
+
+    #[test]
+    fn missing_is_what_its_like_have_overtaken() {
+        let read = Kind::Read {
+            mode: ReadMode::Index,
+        };
+        let mut overtaken = Overtaken::default();
+        assert!(!overtaken.is_missing(Kind::Write, 100, 5_000, 1_000));
+        // Answers to reads say nothing of writes.
+        overtaken.done(read, 4_000);
+        assert!(!overtaken.is_missing(Kind::Write, 100, 5_000, 1_000));
+        assert!(overtaken.is_missing(read, 100, 5_000, 1_000));
+        // One sent only a little later may have been served by another thread.
+        overtaken.done(Kind::Write, 1_099);
+        assert!(!overtaken.is_missing(Kind::Write, 100, 5_000, 1_000));
+        overtaken.done(Kind::Write, 1_100);
+        assert!(overtaken.is_missing(Kind::Write, 100, 5_000, 1_000));
+        // An older one does not take that back.
+        overtaken.done(Kind::Write, 50);
+        assert!(overtaken.is_missing(Kind::Write, 100, 5_000, 1_000));
+    }
+
+    #[test]
+    fn nothing_waits_for_ever() {
+        let overtaken = Overtaken::default();
+        assert!(!overtaken.is_missing(Kind::Write, 100, 8_099, 1_000));
+        assert!(overtaken.is_missing(Kind::Write, 100, 8_100, 1_000));
+        assert!(!overtaken.is_missing(Kind::Write, u64::MAX, 100, u64::MAX));
     }
 }

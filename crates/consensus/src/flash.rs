@@ -48,12 +48,12 @@ struct Mark {
     snapshot: Option<u64>,
 }
 
+/// A part of the replay is handed out while the next one is read.
 #[derive(Default)]
 struct Replay {
     fetch: Option<FetchId>,
-    from: u64,
     entries: Vec<StoredEntry>,
-    ready: bool,
+    next: Vec<StoredEntry>,
 }
 
 /// What a group keeps about its flash log.
@@ -145,8 +145,7 @@ impl Level {
             });
             if self.replay.fetch == Some(fetched.id) {
                 self.replay.fetch = None;
-                self.replay.entries = result.unwrap_or_default();
-                self.replay.ready = !self.replay.entries.is_empty();
+                self.replay.next = result.unwrap_or_default();
                 continue;
             }
             let result = match self.archive.take(fetched.id, result) {
@@ -437,30 +436,27 @@ impl Group {
             return Err(ConsensusError::Flash(error));
         }
         let replay = &mut level.replay;
-        if replay.ready && replay.from == from {
-            replay.ready = false;
-            let committed = replay.entries.iter().map(|entry| Committed {
+        let (mut begin, mut committed) = (from, Vec::new());
+        if replay.next.first().is_some_and(|next| next.index == from) {
+            replay.entries = std::mem::take(&mut replay.next);
+            committed.extend(replay.entries.iter().map(|entry| Committed {
                 index: entry.index,
                 term: entry.term,
                 kind: entry.kind,
                 len: entry.payload.len() as u32,
-            });
-            return Ok(committed.collect());
+            }));
+            begin += committed.len() as u64;
         }
-        if replay.fetch.is_none() {
-            match level.log.fetch(from, to, REPLAY_BYTES) {
-                Ok(id) => {
-                    level.replay = Replay {
-                        fetch: Some(id),
-                        from,
-                        ..Replay::default()
-                    };
-                }
+        if replay.fetch.is_none() && begin <= to {
+            match level.log.fetch(begin, to, REPLAY_BYTES) {
+                Ok(id) => replay.fetch = Some(id),
                 Err(FetchError::Busy(_)) => {}
+                // Told when it is asked for.
+                Err(_) if begin > from => {}
                 Err(error) => return Err(ConsensusError::Flash(error)),
             }
         }
-        Ok(Vec::new())
+        Ok(committed)
     }
 
     /// Last entry that has to be replayed from flash, because the ring begins behind it.

@@ -23,6 +23,8 @@ pub struct MemoryBackend {
     pub hold: bool,
     /// Whether outcomes come in the reverse of the order of submission.
     pub reverse: bool,
+    /// Whether it says that it takes little more.
+    pub pressed: bool,
     /// Instead of executing, answers this.
     pub fail: Option<Outcome>,
     /// Who serves all slots.
@@ -59,6 +61,7 @@ impl Default for MemoryBackend {
             now_ms: 1_700_000_000_000,
             hold: false,
             reverse: false,
+            pressed: false,
             fail: None,
             route: Route::Local,
             many_owners: false,
@@ -317,6 +320,10 @@ impl MemoryBackend {
 impl Backend for MemoryBackend {
     fn submit_write(&mut self, ticket: u64, operation: &Operation<'_>) {
         self.submit(ticket, true, |backend| backend.write_noting(operation));
+    }
+
+    fn is_pressed(&self) -> bool {
+        self.pressed
     }
 
     fn submit_digest(&mut self, ticket: u64) {

@@ -1,5 +1,6 @@
 //! The step object: accepting, completing, flushing, closing. Reading and running commands: `pump.rs`.
 
+mod pressure;
 mod upkeep;
 
 use std::collections::VecDeque;
@@ -17,6 +18,7 @@ use crate::connection::{Connection, Flushed, KEPT_BUFFER, Session};
 use crate::login::Logins;
 use crate::slab::{MAX_CONNECTIONS, Slab};
 use crate::stream::Stream;
+use pressure::Pressure;
 
 /// Connections accepted per step, so that a storm of them does not hold up the loop.
 const ACCEPTS_PER_STEP: usize = 256;
@@ -27,10 +29,6 @@ const LOGINS: usize = MAX_CONNECTIONS + 1;
 const SPARE_BUFFERS: usize = 64;
 /// Read from one connection at a time.
 const SCRATCH_BYTES: usize = 64 * 1024;
-/// How long connections are not read because the backend is pressed; then each is read once, and refused what is too much.
-const PRESSED_US: u64 = 250_000;
-/// How often it is looked whether it still is.
-const PRESSED_LOOK_US: u64 = 1_000;
 /// Commands after which a step reads from no further connection: a step is short, however much is asked, because
 /// heartbeats and acknowledgements wait for its end.
 const COMMANDS_PER_STEP: u64 = 256;
@@ -108,10 +106,7 @@ pub struct Gateway {
     accept_retry_us: Option<u64>,
     next_id: u64,
     next_sweep_us: u64,
-    /// Since when connections have not been read.
-    pressed_since_us: Option<u64>,
-    /// Connections still to be read although the backend is pressed.
-    refusals_left: usize,
+    pressure: Pressure,
 }
 
 impl Gateway {
@@ -169,8 +164,7 @@ impl Gateway {
             accept_retry_us: None,
             next_id: 1,
             next_sweep_us: 0,
-            pressed_since_us: None,
-            refusals_left: 0,
+            pressure: Pressure::default(),
         })
     }
 
@@ -235,7 +229,7 @@ impl Gateway {
 
     /// Whether a step would do something though no event comes: the loop must not block.
     pub fn has_work(&self) -> bool {
-        let may_read = !self.ready.is_empty() && self.pressed_since_us.is_none();
+        let may_read = !self.ready.is_empty() && !self.pressure.is_on();
         self.accept_ready || may_read || !self.dirty.is_empty() || !self.shaking.is_empty()
     }
 
@@ -246,8 +240,8 @@ impl Gateway {
         if self.slab.len() > 0 {
             sooner(self.next_sweep_us);
         }
-        if self.pressed_since_us.is_some() {
-            sooner(now_us + PRESSED_LOOK_US);
+        if let Some(at) = self.pressure.next_look_us(now_us) {
+            sooner(at);
         }
         for index in &self.shared.waiting {
             if let Some(waiting) = self
@@ -284,7 +278,8 @@ impl Gateway {
             let mut looked_at = 0;
             for index in &ready {
                 let ran = self.shared.stats.commands - commands_before;
-                if ran >= COMMANDS_PER_STEP || self.holds_back(now_us, backend) {
+                let (pressed, open) = (backend.is_pressed(), self.slab.len());
+                if ran >= COMMANDS_PER_STEP || self.pressure.holds_back(now_us, pressed, open) {
                     break;
                 }
                 self.pump(*index, round == 0, now_us, backend);
@@ -308,6 +303,9 @@ impl Gateway {
         } else {
             self.ready.append(&mut self.later);
         }
+        if self.ready.is_empty() {
+            self.pressure.end();
+        }
         self.answer_waits(now_us, backend);
         work += self.flush(now_us, backend);
         if now_us >= self.next_sweep_us {
@@ -315,28 +313,6 @@ impl Gateway {
         }
         // Work is at most what fits in memory.
         work + (self.shared.stats.commands - commands_before) as usize
-    }
-
-    /// Whether connections that have something to say have to wait, because the backend is pressed. Not for ever: who has waited for
-    /// long is read, and refused.
-    fn holds_back(&mut self, now_us: u64, backend: &dyn Backend) -> bool {
-        if !backend.is_pressed() {
-            self.pressed_since_us = None;
-            return false;
-        }
-        let since_us = *self.pressed_since_us.get_or_insert(now_us);
-        if now_us.saturating_sub(since_us) < PRESSED_US {
-            return true;
-        }
-        // Each gets one turn.
-        if self.refusals_left == 0 {
-            self.refusals_left = self.slab.len();
-        }
-        self.refusals_left -= 1;
-        if self.refusals_left == 0 {
-            self.pressed_since_us = Some(now_us);
-        }
-        false
     }
 
     /// Keeps the list's memory.

@@ -161,6 +161,12 @@ impl Area {
         )
     }
 
+    /// A part that is about to be written to without further notes, until [`Area::note_external_write`].
+    #[inline]
+    pub(crate) fn note_lent(&self, offset: u64, len: u64) {
+        self.mapping.note_lent(self.base + offset, len);
+    }
+
     /// Tells the crash simulator of bytes stored through a frame's pointer.
     #[inline]
     pub(crate) fn note_external_write(&self, offset: u64, len: u64) {

@@ -50,6 +50,9 @@ struct State {
     flushing: Vec<u32>,
     /// Lines that became durable last, newest first.
     recent: VecDeque<u32>,
+    /// Per page of memory: whether it may hold something else than is durable. All others need not be looked at when the memory is
+    /// handed to its next user.
+    touched: Vec<bool>,
     events: u64,
     stop_after: Option<u64>,
     /// Fences of at least so many lines, of which so many still take effect before the power fails right before one.
@@ -65,6 +68,12 @@ impl State {
     fn event(&mut self) -> bool {
         self.events += 1;
         self.stop_after.is_none_or(|stop| self.events <= stop)
+    }
+
+    fn touch(&mut self, offset: u64, len: usize) {
+        let first = offset as usize / PAGE_BYTES;
+        let end = (offset as usize + len).div_ceil(PAGE_BYTES);
+        self.touched[first..end].fill(true);
     }
 
     fn open_line(&mut self, number: u32) -> &mut Line {
@@ -153,14 +162,19 @@ impl Line {
     }
 }
 
+/// Per page whether something else than zeros is there.
+pub(crate) fn used_pages(image: &[u8]) -> Vec<bool> {
+    const ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+    let pages = image.chunks(PAGE_BYTES);
+    pages.map(|page| page != &ZEROS[..page.len()]).collect()
+}
+
 /// Copies page by page what is not zero: fresh zeroed memory costs nothing until it is touched.
 pub(crate) fn sparse_copy(image: &[u8]) -> Vec<u8> {
-    const ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
     let mut copy = vec![0; image.len()];
-    for (place, page) in copy.chunks_mut(PAGE_BYTES).zip(image.chunks(PAGE_BYTES)) {
-        if page != &ZEROS[..page.len()] {
-            place.copy_from_slice(page);
-        }
+    let pages = copy.chunks_mut(PAGE_BYTES).zip(image.chunks(PAGE_BYTES));
+    for ((place, page), _) in pages.zip(used_pages(image)).filter(|(_, used)| *used) {
+        place.copy_from_slice(page);
     }
     copy
 }
@@ -183,6 +197,7 @@ impl Tracker {
     pub(crate) fn new(durable: Vec<u8>, memory: Arc<Memory>) -> (Tracker, CrashSim) {
         let state = Arc::new(Mutex::new(State {
             place: vec![NONE; durable.len().div_ceil(LINE_BYTES)],
+            touched: vec![false; durable.len().div_ceil(PAGE_BYTES)],
             durable,
             in_use: true,
             ..State::default()
@@ -199,8 +214,15 @@ impl Tracker {
         self.store(offset, bytes, true);
     }
 
+    /// Somebody may write there without saying so.
+    pub(crate) fn touch(&self, offset: u64, len: u64) {
+        lock(&self.0).touch(offset, len as usize);
+    }
+
     fn store(&self, offset: u64, bytes: &[u8], last_only: bool) {
         let mut state = lock(&self.0);
+        // Memory holds it, even if it comes after the crash.
+        state.touch(offset, bytes.len());
         if bytes.is_empty() || !state.event() {
             return;
         }
@@ -423,6 +445,7 @@ impl CrashSim {
         *state = State {
             durable: std::mem::take(&mut state.durable),
             place: std::mem::take(&mut state.place),
+            touched: std::mem::take(&mut state.touched),
             ..State::default()
         };
     }
@@ -437,6 +460,7 @@ impl CrashSim {
         let used = *byte != 0;
         if used {
             *byte ^= mask();
+            state.touch(at, 1);
         }
         used
     }
@@ -454,7 +478,8 @@ impl CrashSim {
         assert!(state.open.is_empty(), "no crash has decided what it holds");
         state.in_use = true;
         // SAFETY: the region that used it is gone, and the next one comes of this call.
-        unsafe { self.memory.assign(&state.durable) };
+        unsafe { self.memory.assign(&state.durable, &state.touched) };
+        state.touched.fill(false);
         (Tracker(Arc::clone(&self.state)), Arc::clone(&self.memory))
     }
 

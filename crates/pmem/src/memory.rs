@@ -47,18 +47,17 @@ impl Memory {
         self.start
     }
 
-    /// Makes it hold `image`; pages that do so already are not touched.
+    /// Makes it hold `image`, which the pages that are not `touched` do already.
     ///
     /// # Safety
     /// Nobody uses the memory meanwhile.
-    pub(crate) unsafe fn assign(&self, image: &[u8]) {
+    pub(crate) unsafe fn assign(&self, image: &[u8], touched: &[bool]) {
         assert_eq!(image.len(), self.len);
         // SAFETY: mapped for reading and writing as long as `self` lives, and the caller keeps everybody else away.
         let bytes = unsafe { slice::from_raw_parts_mut(self.start, self.len) };
-        for (place, page) in bytes.chunks_mut(PAGE_BYTES).zip(image.chunks(PAGE_BYTES)) {
-            if place != page {
-                place.copy_from_slice(page);
-            }
+        let pages = bytes.chunks_mut(PAGE_BYTES).zip(image.chunks(PAGE_BYTES));
+        for ((place, page), _) in pages.zip(touched).filter(|(_, touched)| **touched) {
+            place.copy_from_slice(page);
         }
     }
 }

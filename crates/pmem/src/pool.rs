@@ -289,6 +289,8 @@ impl Pool {
         loop {
             let number = inner.pop()?;
             if unlist(&inner.slot(number).state, WRITING) {
+                let bytes = u64::from(inner.frame_bytes);
+                inner.area.note_lent(u64::from(number) * bytes, bytes);
                 return Some(FrameMut {
                     pool: self.0,
                     number,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::{fmt, io};
 
 use crate::area::Area;
-use crate::crash::{CrashSim, Tracker, sparse_copy};
+use crate::crash::{CrashSim, Tracker, sparse_copy, used_pages};
 use crate::flush::{FlushPolicy, Method};
 use crate::memory::Memory;
 use crate::probe::{dax_size, map, persistent_caches, probe, reserve};
@@ -205,6 +205,14 @@ impl Mapping {
     pub(crate) fn note_fence(&self) {
         if let Some(tracker) = &self.tracker {
             tracker.fence();
+        }
+    }
+
+    /// A part that is about to be written to without further notes.
+    #[inline]
+    pub(crate) fn note_lent(&self, offset: u64, len: u64) {
+        if let Some(tracker) = &self.tracker {
+            tracker.touch(offset, len);
         }
     }
 
@@ -406,7 +414,7 @@ impl Region {
     pub fn from_image(image: &[u8]) -> Result<(Region, CrashSim), RegionError> {
         let memory = anonymous_memory(image.len() as u64)?;
         // SAFETY: nobody else knows of it yet.
-        unsafe { memory.assign(image) };
+        unsafe { memory.assign(image, &used_pages(image)) };
         let (tracker, sim) = Tracker::new(sparse_copy(image), Arc::clone(&memory));
         Ok((Region::tracked(memory, image.len(), tracker), sim))
     }

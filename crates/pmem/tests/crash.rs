@@ -294,3 +294,36 @@ fn memory_in_use_does_not_crash_in_place() {
     let (_region, sim) = Region::simulated(4096).unwrap();
     sim.crash(Outcome::Newest);
 }
+
+#[test]
+fn the_next_user_finds_nothing_that_was_not_durable() {
+    const MORE: u64 = 64 << 10;
+    let (region, sim) = Region::simulated(MORE).unwrap();
+    let mut area = region.take(0, MORE / 2).unwrap();
+    let pool = Pool::new(region.take(MORE / 2, MORE / 2).unwrap(), 4096);
+    area.write(100, &[1; 5000]);
+    area.persist(100, 5000);
+    // Written and given back, and written and used in part only: the simulator was told of less than was stored.
+    let (mut used, mut unused) = (pool.alloc().unwrap(), pool.alloc().unwrap());
+    unused.fill(2);
+    drop(unused);
+    used.fill(3);
+    let used = used.freeze(0..64);
+    sim.crash_after(sim.events());
+    area.write(20_000, &[4; 8]);
+    area.persist(20_000, 8);
+    assert!(sim.has_crashed());
+    let durable = sim.image(|_| 0);
+    drop((used, area, pool, region));
+    sim.crash(Outcome::Lines(1));
+    let lines_kept = sim.newest();
+    assert!(sim.flip(4096, &mut || 0x10));
+    let after = Region::after_crash(&sim);
+    let area = after.take(0, MORE).unwrap();
+    let mut expected = lines_kept;
+    expected[4096] ^= 0x10;
+    assert_eq!(area.bytes(0, MORE), &expected[..]);
+    let half = (MORE / 2) as usize;
+    assert_eq!(expected[..4096], durable[..4096]);
+    assert!(expected[half + 64..].iter().all(|byte| *byte == 0));
+}

@@ -7,11 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cyclone_store::CheckpointMeta;
-
 use crate::node::{Done as NodeDone, Node};
 use crate::requests::Ticket;
-use crate::snapshot::list_files;
+use crate::snapshot::{Checkpoint, checkpoint};
 
 /// A snapshot that nobody has asked for in this time is removed.
 const IDLE_US: u64 = 30_000_000;
@@ -91,7 +89,7 @@ pub(crate) enum Done {
         ticket: Ticket,
         id: u64,
         directory: PathBuf,
-        result: Result<(CheckpointMeta, Vec<(String, u64)>), String>,
+        result: Checkpoint,
     },
     Piece(Answer),
 }
@@ -179,15 +177,9 @@ impl Node {
         let (root, store) = (backups.root.clone(), Arc::clone(&self.store));
         let directory = root.join(format!("snapshot-{id}"));
         self.workers.run(move || {
-            let make = || {
-                fs::create_dir_all(&root).map_err(|error| error.to_string())?;
-                let meta = store
-                    .checkpoint(&directory)
-                    .map_err(|error| error.to_string())?;
-                let files = list_files(&directory).map_err(|error| error.to_string())?;
-                Ok((meta, files))
-            };
-            let result = make();
+            let result = fs::create_dir_all(&root)
+                .map_err(|error| error.to_string())
+                .and_then(|()| checkpoint(&*store, &directory));
             NodeDone::Backup(Done::Made {
                 ticket,
                 id,

@@ -21,6 +21,7 @@ use cyclone_store::StateMachine;
 use cyclone_wire::command::{Command, Operation};
 use cyclone_wire::envelope;
 use cyclone_wire::membership::{Record, Replica, read_members};
+use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::Members;
 use cyclone_wire::reply::Reply;
 
@@ -153,9 +154,7 @@ impl Node {
         if let Err(outcome) = self.check_leadership() {
             return self.answers.push((Origin::Local(ticket), outcome));
         }
-        // What an earlier leader has begun must have been seen.
-        let home = &self.logs[0];
-        if home.applied_term != home.group.term() {
+        if !self.knows_the_record() {
             return self.answers.push((Origin::Local(ticket), Outcome::Busy));
         }
         self.refresh_members();
@@ -299,6 +298,12 @@ impl Node {
         }
     }
 
+    /// Leader: whether it has applied all records of earlier leaders.
+    fn knows_the_record(&self) -> bool {
+        let home = &self.logs[0];
+        home.applied_term == home.group.term()
+    }
+
     fn propose_record(&mut self, origin: Origin, record: &Record) {
         let mut bytes = Vec::new();
         record.encode(&mut bytes);
@@ -321,7 +326,9 @@ impl Node {
             logs.map(|log| log.group.is_changing()).collect()
         };
         let before = changing(self);
-        if self.leads() {
+        // By an older record, changes would be undone that are over.
+        let knows = self.knows_the_record() || planted::has(Bug::OldRecordFollowed);
+        if self.leads() && knows {
             self.carry_on();
         }
         let committed = self.logs.iter().map(|log| log.group.commit());

@@ -15,7 +15,6 @@ use cyclone_pmem::{Payload, Pool, Survives};
 use cyclone_store::{Applied, ApplyError, StateMachine};
 use cyclone_wire::client::{ReadMode, Status};
 use cyclone_wire::command::{Command, Operation, Query};
-use cyclone_wire::envelope;
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::RaftKind;
 use cyclone_wire::reply::Reply;
@@ -109,9 +108,9 @@ pub struct Node {
     pub(crate) membership: Membership,
     /// Per log its last entry at the start.
     pub(crate) began_at: Vec<u64>,
-    /// Who knows this replica although it knows nothing, and what.
     /// Whether everything that was committed at the start has been applied.
     pub(crate) caught_up: bool,
+    /// Who knows this replica although it knows nothing, and what.
     pub(crate) wiped: Option<(u64, cyclone_wire::membership::Known)>,
     pub(crate) counters: Counters,
     pub(crate) survives: Survives,
@@ -144,13 +143,6 @@ pub struct Node {
 
 /// How often trimming, time-outs and snapshot deadlines are looked after.
 const UPKEEP_US: u64 = 20_000;
-/// Messages taken from the port in one step.
-const RECEIVE_BURST: usize = 256;
-/// Commands and reads of native clients that one step looks at. A step is short, however much is asked: heartbeats and
-/// acknowledgements wait for its end.
-const STEP_REQUESTS: u64 = 256;
-/// Messages of clients that may wait to be looked at. Beyond, a step looks at more requests, and refuses what the logs do not take.
-const BACKLOG: usize = 256;
 /// Ticks that a pause of the whole process counts as, at most: one heartbeat's time.
 pub(crate) const PAUSE_TICKS: u64 = 2;
 
@@ -346,60 +338,6 @@ impl Node {
     /// When a client last had work for this replica; the polling policy spins only near it.
     pub fn active_us(&self) -> u64 {
         self.steady.machine_us(self.active_us)
-    }
-
-    /// Takes what has arrived: the other replicas' messages at once, so that no load of clients is in their way, and then as many of
-    /// the clients' as a step takes.
-    fn receive(&mut self) -> Result<usize, NodeError> {
-        let mut inbox = std::mem::take(&mut self.inbox);
-        let mut received = 0;
-        while received < RECEIVE_BURST {
-            let count = self
-                .port
-                .poll(self.now.steady_us, &mut inbox)
-                .map_err(NodeError::Port)?;
-            if count == 0 {
-                break;
-            }
-            received += count;
-            for message in inbox.drain(..) {
-                self.dispatch(message);
-            }
-        }
-        self.inbox = inbox;
-        let before = self.counters.writes + self.counters.reads;
-        while let Some((peer, body)) = self.backlog.pop_front() {
-            self.client_requests(peer, &body);
-            let looked_at = self.counters.writes + self.counters.reads - before;
-            if looked_at >= STEP_REQUESTS && self.backlog.len() <= BACKLOG {
-                break;
-            }
-        }
-        // What is left is work for the next step.
-        Ok(received + self.backlog.len())
-    }
-
-    fn dispatch(&mut self, message: Message) {
-        let Message { from, body } = message;
-        let mut class = [0u8; 1];
-        if !body.read_at(0, &mut class) {
-            self.counters.malformed += 1;
-            return;
-        }
-        let rest = body.slice(1..body.len());
-        match (from, class[0]) {
-            (Peer::Node(node), envelope::RAFT) => self.raft_messages(node, &rest),
-            (Peer::Node(node), envelope::SNAPSHOT_FETCH) => self.snapshot_fetch(node, &rest),
-            (Peer::Node(node), envelope::SNAPSHOT_CHUNK) => self.snapshot_chunk(node, &rest),
-            (Peer::Node(_), envelope::RECORD) => self.told_record(&rest.to_vec()),
-            (Peer::Node(node), envelope::JOINING) => self.say_whether_known(node),
-            (Peer::Node(node), envelope::KNOWN) => {
-                let malformed = self.told_known(node, &rest.to_vec()).is_err();
-                self.counters.malformed += u64::from(malformed);
-            }
-            (Peer::Client(_), envelope::CLIENT_REQUEST) => self.backlog.push_back((from, rest)),
-            _ => self.counters.malformed += 1,
-        }
     }
 
     fn tick(&mut self) {

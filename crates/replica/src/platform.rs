@@ -238,7 +238,10 @@ impl Platform for Os {
     }
 
     fn archive(&mut self, config: &Config) -> Result<Option<ArchiveWriter>, StartError> {
-        ArchiveWriter::open(config).map_err(io("cannot open the archive"))
+        let directory = config.archive.as_ref().map(|archive| &archive.directory);
+        let shown = directory.map(|path| path.display().to_string());
+        let what = format!("the archive's directory {}", shown.unwrap_or_default());
+        ArchiveWriter::open(config).map_err(io(what))
     }
 
     fn frame_bytes(&self, config: &Config) -> Result<u32, StartError> {

@@ -1,7 +1,8 @@
 //! Bringing a lagging replica up to date with a checkpoint of the store, pulled piece by piece over the packet port
 //! (docs/adr/0004). One checkpoint holds every log's state; it is installed for all logs at once.
 
-use std::collections::BTreeMap;
+mod offering;
+
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -11,11 +12,11 @@ use std::sync::Arc;
 use cyclone_packet::{Outgoing, Peer};
 use cyclone_pmem::Payload;
 use cyclone_store::{ApplyError, CheckpointMeta, StateMachine};
-use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch, encode_list};
+use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch};
 use cyclone_wire::planted::{self, Bug};
-use cyclone_wire::raftmsg::{RaftMessage, SnapshotMeta};
+use cyclone_wire::raftmsg::RaftMessage;
 
-use crate::fetching::{Fetching, Piece, PieceState, read_piece};
+use crate::fetching::{Fetching, Piece, PieceState};
 use crate::node::{Done as NodeDone, Node, NodeError};
 use crate::physical::PhysicalLog;
 
@@ -23,19 +24,15 @@ use crate::physical::PhysicalLog;
 const WINDOW: usize = 8;
 /// A request without an answer for this long is sent again.
 const PIECE_TIMEOUT_US: u64 = 60_000;
-/// A follower that asks for nothing for this long has given up; Raft probes it again.
-const FOLLOWER_TIMEOUT_US: u64 = 2_000_000;
 /// A leader that answers nothing for this long is given up on.
 const LEADER_TIMEOUT_US: u64 = 1_500_000;
-/// A checkpoint that nobody has asked for in this time is removed.
-const IDLE_US: u64 = 10_000_000;
 
 /// What a worker brings back.
 pub(crate) enum Done {
     Made {
         id: u64,
         directory: PathBuf,
-        result: Result<(CheckpointMeta, Vec<(String, u64)>), String>,
+        result: Checkpoint,
     },
     Piece {
         to: u64,
@@ -52,23 +49,11 @@ pub(crate) enum Done {
     },
 }
 
-/// A checkpoint this replica offers to others.
-struct Offered {
-    id: u64,
-    directory: PathBuf,
-    files: Vec<(String, u64)>,
-    /// Per log, the index it was applied up to.
-    applied: Vec<u64>,
-    used_us: u64,
-    /// When each follower that was offered it last asked.
-    followers: BTreeMap<u64, u64>,
-}
-
 /// The state of both roles.
 pub(crate) struct Snapshots {
     root: PathBuf,
     making: bool,
-    offered: Option<Offered>,
+    offered: Option<offering::Offered>,
     fetching: Option<Fetching>,
     next_id: u64,
     /// Directories discarded so far.
@@ -105,8 +90,18 @@ impl Snapshots {
     }
 }
 
+/// What a checkpoint holds, and its files; or why there is none.
+pub(crate) type Checkpoint = Result<(CheckpointMeta, Vec<(String, u64)>), String>;
+
+/// Makes a checkpoint in a directory that does not exist yet.
+pub(crate) fn checkpoint(store: &dyn StateMachine, directory: &Path) -> Checkpoint {
+    let meta = store.checkpoint(directory).map_err(|e| e.to_string())?;
+    let files = list_files(directory).map_err(|e| e.to_string())?;
+    Ok((meta, files))
+}
+
 /// Names and lengths of a directory's files, in the order in which they are numbered.
-pub(crate) fn list_files(directory: &Path) -> io::Result<Vec<(String, u64)>> {
+fn list_files(directory: &Path) -> io::Result<Vec<(String, u64)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -127,133 +122,6 @@ impl Node {
 
     fn spawn_snapshot(&mut self, job: impl FnOnce() -> Done + Send + 'static) {
         self.workers.run(move || NodeDone::Snapshot(job()));
-    }
-
-    /// Leader: makes a checkpoint if a follower needs one, forgets what nobody uses, gives up on silent followers.
-    pub(crate) fn snapshot_upkeep(&mut self) {
-        let now_us = self.now_us();
-        // Every log is asked: the answer clears the wish.
-        let mut wanted = false;
-        for log in &mut self.logs {
-            wanted |= log.group.take_wants_snapshot();
-        }
-        self.withdraw_outdated();
-        if wanted && !self.snapshots.making && self.snapshots.offered.is_none() {
-            self.snapshots.making = true;
-            self.snapshots.next_id += 1;
-            let id = self.snapshots.next_id;
-            let directory = self.snapshots.root.join(format!("made-{id}"));
-            let store = Arc::clone(&self.store);
-            self.spawn_snapshot(move || {
-                let made = store
-                    .checkpoint(&directory)
-                    .map_err(|error| error.to_string());
-                let result = made.and_then(|meta| {
-                    Ok((meta, list_files(&directory).map_err(|e| e.to_string())?))
-                });
-                Done::Made {
-                    id,
-                    directory,
-                    result,
-                }
-            });
-        }
-        let mut silent = Vec::new();
-        if let Some(offered) = &mut self.snapshots.offered {
-            offered.followers.retain(|&follower, &mut asked_us| {
-                let gone = now_us.saturating_sub(asked_us) > FOLLOWER_TIMEOUT_US;
-                if gone {
-                    silent.push(follower);
-                }
-                !gone
-            });
-            if offered.followers.is_empty() && now_us.saturating_sub(offered.used_us) > IDLE_US {
-                self.withdraw();
-            }
-        }
-        for follower in silent {
-            for log in &mut self.logs {
-                log.group.report_snapshot(follower, false);
-            }
-        }
-        self.fetch_upkeep(now_us);
-    }
-
-    /// A checkpoint from before a change of the membership leaves out who has come since.
-    fn withdraw_outdated(&mut self) {
-        let offered = self.snapshots.offered.as_ref();
-        let outdated = offered.is_some_and(|offered| {
-            let mut logs = self.logs.iter().zip(&offered.applied);
-            logs.any(|(log, applied)| log.group.members_since() > *applied)
-        });
-        if outdated {
-            self.withdraw();
-        }
-    }
-
-    fn withdraw(&mut self) {
-        if let Some(offered) = self.snapshots.offered.take() {
-            for log in &mut self.logs {
-                log.group.set_snapshot_available(None);
-                // Raft waits for what became of each offer.
-                for follower in offered.followers.keys() {
-                    log.group.report_snapshot(*follower, false);
-                }
-            }
-            self.discard(&offered.directory);
-        }
-    }
-
-    /// Leader: an offer is about to be sent to this follower.
-    pub(crate) fn offering(&mut self, follower: u64) {
-        let now_us = self.now_us();
-        if let Some(offered) = &mut self.snapshots.offered {
-            offered.followers.entry(follower).or_insert(now_us);
-        }
-    }
-
-    /// Leader: a follower asks for a piece.
-    pub(crate) fn snapshot_fetch(&mut self, from: u64, body: &Payload) {
-        let Ok(fetch) = SnapshotFetch::decode(&body.to_vec()) else {
-            self.counters.malformed += 1;
-            return;
-        };
-        let now_us = self.now_us();
-        let gone = SnapshotChunk {
-            id: fetch.id,
-            file: fetch.file,
-            offset: fetch.offset,
-            total: 0,
-            bytes: Vec::new(),
-        };
-        let Some(offered) = self
-            .snapshots
-            .offered
-            .as_mut()
-            .filter(|offered| offered.id == fetch.id)
-        else {
-            return self.send_chunk(from, &gone);
-        };
-        offered.used_us = now_us;
-        offered.followers.insert(from, now_us);
-        if fetch.file == 0 {
-            let list = encode_list(&offered.applied, &offered.files);
-            let chunk = SnapshotChunk {
-                offset: 0,
-                total: list.len() as u64,
-                bytes: list,
-                ..gone
-            };
-            return self.send_chunk(from, &chunk);
-        }
-        let Some((name, total)) = offered.files.get(fetch.file as usize - 1) else {
-            return self.send_chunk(from, &gone);
-        };
-        let (path, total) = (offered.directory.join(name), *total);
-        self.spawn_snapshot(move || Done::Piece {
-            to: from,
-            chunk: read_piece(&path, &fetch, total),
-        });
     }
 
     fn send_chunk(&mut self, to: u64, chunk: &SnapshotChunk) {
@@ -496,7 +364,10 @@ impl Node {
                 self.snapshots.making = false;
                 match result {
                     Ok((meta, files)) => self.offer(id, directory, files, &meta),
-                    Err(error) => tracing::warn!(error, "no checkpoint could be made"),
+                    Err(error) => {
+                        tracing::warn!(error, "no checkpoint could be made");
+                        self.discard(&directory);
+                    }
                 }
             }
             Done::Piece { to, chunk } => self.send_chunk(to, &chunk),
@@ -522,41 +393,6 @@ impl Node {
             Done::Installed { id, result } => self.installed(id, result)?,
         }
         Ok(())
-    }
-
-    fn offer(
-        &mut self,
-        id: u64,
-        directory: PathBuf,
-        files: Vec<(String, u64)>,
-        meta: &CheckpointMeta,
-    ) {
-        self.counters.snapshots_made += 1;
-        let mut logs = self.logs.iter().zip(&meta.applied);
-        if logs.any(|(log, (index, _))| log.group.members_since() > *index) {
-            // Who took part at its indexes is not known any more; another one will be made.
-            let _ = fs::remove_dir_all(directory);
-            return;
-        }
-        for (log, &(index, term)) in self.logs.iter_mut().zip(&meta.applied) {
-            let members = log.group.members();
-            log.group.set_snapshot_available(Some(SnapshotMeta {
-                id,
-                index,
-                term,
-                members,
-            }));
-        }
-        tracing::info!(id, files = files.len(), "offering a checkpoint");
-        let used_us = self.now_us();
-        self.snapshots.offered = Some(Offered {
-            id,
-            directory,
-            files,
-            applied: meta.applied.iter().map(|(index, _)| *index).collect(),
-            used_us,
-            followers: BTreeMap::new(),
-        });
     }
 
     fn installed(

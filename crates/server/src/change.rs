@@ -1,4 +1,4 @@
-//! `cyclone ctl member add|promote|remove|replace`: asks whoever leads, and waits until every log has come there. Each can be given
+//! `cyclone ctl member add|move|promote|remove|replace`: asks whoever leads, and waits until every log has come there. Each can be given
 //! again after anything: what is so already is left as it is.
 
 use std::net::SocketAddr;
@@ -11,6 +11,7 @@ use cyclone_gateway::MemberRequest as Change;
 use crate::ctl;
 use crate::members::{Part, Standing};
 use crate::resp::{self, Access};
+use crate::told::{Denied, told};
 
 /// How long one node is given.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -63,7 +64,9 @@ enum Answer {
 fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> {
     let mut connection = match resp::connect_with(address, access, PATIENCE) {
         Ok(connection) => connection,
-        Err(error) => return Ok(Answer::Later(format!("{address}: {error:#}"))),
+        // No waiting changes who is let in.
+        Err(error) if error.downcast_ref::<Denied>().is_some() => return Err(error),
+        Err(error) => return Ok(Answer::Later(told(&error))),
     };
     match command(change).query::<()>(&mut connection) {
         Ok(()) => Ok(Answer::Accepted),
@@ -73,6 +76,7 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
                 Ok(Answer::Later(format!("{address}: {error}")))
             }
             None => Ok(Answer::Later(format!("{address}: {error}"))),
+            Some("NOAUTH") => Err(Denied::NoPassword.into()),
             Some(_) => bail!("{}", error.detail().unwrap_or("refused")),
         },
     }

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::resp::{self, Access};
+use crate::told::told;
 
 /// One node's line.
 #[derive(Serialize)]
@@ -19,6 +20,20 @@ struct NodeStatus {
     error: Option<String>,
     id: u64,
     role: String,
+    #[serde(flatten)]
+    reached: Reached,
+    log_used_bytes: u64,
+    log_capacity_bytes: u64,
+    durability: String,
+    survives: String,
+    region: String,
+    /// Every log by itself; what stands above is log 0's.
+    logs: Vec<LogStatus>,
+}
+
+/// How far a log is, and its second level: what a node tells of each log, and of log 0 once more as its own.
+#[derive(Clone, Default, Serialize)]
+struct Reached {
     term: u64,
     leader: u64,
     first: u64,
@@ -26,17 +41,10 @@ struct NodeStatus {
     commit: u64,
     applied: u64,
     flushed: u64,
-    log_used_bytes: u64,
-    log_capacity_bytes: u64,
-    durability: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     flash_state: String,
     flash_used_bytes: u64,
     flash_capacity_bytes: u64,
-    survives: String,
-    region: String,
-    /// Every log by itself; what stands above is log 0's.
-    logs: Vec<LogStatus>,
 }
 
 /// One physical log of a node.
@@ -44,19 +52,10 @@ struct NodeStatus {
 struct LogStatus {
     log: u64,
     role: String,
-    term: u64,
-    leader: u64,
-    first: u64,
-    last: u64,
-    commit: u64,
-    applied: u64,
-    flushed: u64,
+    #[serde(flatten)]
+    reached: Reached,
     used_bytes: u64,
     capacity_bytes: u64,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    flash_state: String,
-    flash_used_bytes: u64,
-    flash_capacity_bytes: u64,
     #[serde(skip_serializing_if = "String::is_empty")]
     archive_state: String,
     archive_sealed: u64,
@@ -74,18 +73,20 @@ impl LogStatus {
         LogStatus {
             log,
             role: text("role"),
-            term: number("term"),
-            leader: number("leader"),
-            first: number("first"),
-            last: number("last"),
-            commit: number("commit"),
-            applied: number("applied"),
-            flushed: number("flushed"),
+            reached: Reached {
+                term: number("term"),
+                leader: number("leader"),
+                first: number("first"),
+                last: number("last"),
+                commit: number("commit"),
+                applied: number("applied"),
+                flushed: number("flushed"),
+                flash_state: text("flash_state"),
+                flash_used_bytes: number("flash_used_bytes"),
+                flash_capacity_bytes: number("flash_capacity_bytes"),
+            },
             used_bytes: number("used_bytes"),
             capacity_bytes: number("capacity_bytes"),
-            flash_state: text("flash_state"),
-            flash_used_bytes: number("flash_used_bytes"),
-            flash_capacity_bytes: number("flash_capacity_bytes"),
             archive_state: text("archive_state"),
             archive_sealed: number("archive_sealed"),
             archive_behind: number("archive_behind"),
@@ -96,29 +97,33 @@ impl LogStatus {
     /// A line, in the columns of its node's.
     fn print(&self, survives: &str) {
         let share = |used: u64, of: u64| 100.0 * used as f64 / of.max(1) as f64;
-        let flash = match self.flash_state.as_str() {
+        let reached = &self.reached;
+        let flash = match reached.flash_state.as_str() {
             "" => String::new(),
             state => format!(
-                ", flash {state}, {:.1}% used",
-                share(self.flash_used_bytes, self.flash_capacity_bytes)
+                "flash {state}, {:.1}% used",
+                share(reached.flash_used_bytes, reached.flash_capacity_bytes)
             ),
         };
         let archive = match (self.archive_state.as_str(), self.archive_gaps) {
             ("", _) => String::new(),
-            (state, 0) => format!(", archive {state}, {} behind", self.archive_behind),
+            (state, 0) => format!("archive {state}, {} behind", self.archive_behind),
             (state, gaps) => format!(
-                ", archive {state}, {} behind, {gaps} GAPS",
+                "archive {state}, {} behind, {gaps} GAPS",
                 self.archive_behind
             ),
         };
+        let parts = [survives, &flash, &archive];
+        let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         println!(
-            "{:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {survives}{flash}{archive}",
+            "{:<13} {:>6} {:>10} {:>10} {:>10} {:>6.1}%  {}",
             self.role,
-            self.term,
-            self.last,
-            self.commit,
-            self.applied,
-            share(self.used_bytes, self.capacity_bytes)
+            reached.term,
+            reached.last,
+            reached.commit,
+            reached.applied,
+            share(self.used_bytes, self.capacity_bytes),
+            parts.join(", ")
         );
     }
 }
@@ -129,44 +134,36 @@ fn status_of(address: SocketAddr, access: &Access) -> NodeStatus {
         resp::connect_with(address, access, patience).and_then(|mut open| resp::info_of(&mut open));
     let (info, error) = match info {
         Ok(info) => (info, None),
-        Err(error) => (HashMap::new(), Some(format!("{error:#}"))),
+        Err(error) => (HashMap::new(), Some(told(&error))),
     };
     let text = |name: &str| info.get(name).cloned().unwrap_or_default();
     let number = |name: &str| text(name).parse().unwrap_or(0);
+    let logs: Vec<LogStatus> = (0..number("cyclone_logs"))
+        .map(|log| LogStatus::of(&info, log))
+        .collect();
+    let first = logs.first();
     NodeStatus {
         address: address.to_string(),
         reachable: error.is_none(),
         error,
         id: number("cyclone_id"),
         role: text("cyclone_role"),
-        term: number("cyclone_log0_term"),
-        leader: number("cyclone_log0_leader"),
-        first: number("cyclone_log0_first"),
-        last: number("cyclone_log0_last"),
-        commit: number("cyclone_log0_commit"),
-        applied: number("cyclone_log0_applied"),
-        flushed: number("cyclone_log0_flushed"),
-        log_used_bytes: number("cyclone_log0_used_bytes"),
-        log_capacity_bytes: number("cyclone_log0_capacity_bytes"),
+        reached: first.map(|log| log.reached.clone()).unwrap_or_default(),
+        log_used_bytes: first.map_or(0, |log| log.used_bytes),
+        log_capacity_bytes: first.map_or(0, |log| log.capacity_bytes),
         durability: text("cyclone_durability"),
-        flash_state: text("cyclone_log0_flash_state"),
-        flash_used_bytes: number("cyclone_log0_flash_used_bytes"),
-        flash_capacity_bytes: number("cyclone_log0_flash_capacity_bytes"),
         survives: text("cyclone_survives"),
         region: text("cyclone_region"),
-        logs: (0..number("cyclone_logs"))
-            .map(|log| LogStatus::of(&info, log))
-            .collect(),
+        logs,
     }
 }
 
 /// The Redis ports of all nodes, as one of them knows them.
 pub(crate) fn addresses(connect: SocketAddr, access: &Access) -> Result<Vec<SocketAddr>> {
     let mut connection = resp::connect_with(connect, access, Duration::from_secs(2))?;
-    let nodes: String = redis::cmd("CLUSTER")
-        .arg("NODES")
-        .query(&mut connection)
-        .context("CLUSTER NODES")?;
+    let mut asking = redis::cmd("CLUSTER");
+    asking.arg("NODES");
+    let nodes: String = resp::first(&asking, &mut connection).context("CLUSTER NODES")?;
     let mut found: Vec<SocketAddr> = nodes
         .lines()
         .filter_map(|line| {

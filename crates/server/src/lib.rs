@@ -17,3 +17,4 @@ pub mod pmkv;
 pub mod repair;
 pub mod resp;
 pub mod serve;
+pub mod told;

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
+use cyclone::told::told;
 use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, serve};
 use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
@@ -282,7 +283,7 @@ fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cyclone: {error:#}");
+            eprintln!("cyclone: {}", told(&error));
             ExitCode::FAILURE
         }
     }
@@ -295,6 +296,14 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("signal handler")?;
     }
     Ok(stop)
+}
+
+/// What only prints ends quietly when nobody reads on, as in `cyclone ctl status | head -1`.
+fn end_with_reader() -> Result<()> {
+    let always = Arc::new(AtomicBool::new(true));
+    let signal = signal_hook::consts::SIGPIPE;
+    signal_hook::flag::register_conditional_default(signal, always).context("signal handler")?;
+    Ok(())
 }
 
 fn run(cli: Cli) -> Result<()> {
@@ -319,8 +328,14 @@ fn run(cli: Cli) -> Result<()> {
             },
             &stop_flag()?,
         ),
-        Command::Ctl(arguments) => arguments.run(),
-        Command::Log(arguments) => logtool::run(&arguments),
+        Command::Ctl(arguments) => {
+            end_with_reader()?;
+            arguments.run()
+        }
+        Command::Log(arguments) => {
+            end_with_reader()?;
+            logtool::run(&arguments)
+        }
         Command::Bench(Bench {
             command:
                 BenchCommand::Put {

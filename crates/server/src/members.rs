@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::ctl;
 use crate::resp::{self, Access};
+use crate::told::told;
 
 /// How long each node is given.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -197,7 +198,7 @@ pub fn list(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
             .and_then(|mut open| resp::info_of(&mut open));
         match info {
             Ok(info) => nodes.push((address, info)),
-            Err(error) => unreached.push((address, format!("{error:#}"))),
+            Err(error) => unreached.push((address, told(&error))),
         }
     }
     let members = gather(&nodes);

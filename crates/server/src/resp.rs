@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+
+use crate::told::Denied;
 
 /// What a node wants to see before it answers.
 #[derive(Clone, Debug, Default)]
@@ -40,8 +42,18 @@ impl Tls {
         let read = |path: &Path| {
             std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
         };
+        let authority = match authority {
+            None => None,
+            Some(path) => {
+                let text = read(path)?;
+                let begin = b"-----BEGIN CERTIFICATE-----";
+                let has_one = text.windows(begin.len()).any(|piece| piece == begin);
+                ensure!(has_one, "{} has no certificate in PEM", path.display());
+                Some(text)
+            }
+        };
         Ok(Tls {
-            authority: authority.map(read).transpose()?,
+            authority,
             certificate: match own {
                 None => None,
                 Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
@@ -80,20 +92,48 @@ pub fn connect_with(
 ) -> Result<redis::Connection> {
     let mut connection = client(address, access.tls.as_ref())?
         .get_connection_with_timeout(patience)
+        .map_err(|error| explained(error, address, access))
         .with_context(|| format!("cannot connect to {address}"))?;
     connection.set_read_timeout(Some(patience))?;
     connection.set_write_timeout(Some(patience))?;
-    if let Some(password) = &access.password {
-        let mut login = redis::cmd("AUTH");
-        if let Some(user) = &access.user {
-            login.arg(user);
-        }
-        login
-            .arg(password)
-            .query::<()>(&mut connection)
-            .context("AUTH")?;
+    let Some(password) = &access.password else {
+        return Ok(connection);
+    };
+    let mut login = redis::cmd("AUTH");
+    if let Some(user) = &access.user {
+        login.arg(user);
     }
-    Ok(connection)
+    match login.arg(password).query::<()>(&mut connection) {
+        Ok(()) => Ok(connection),
+        Err(error) if error.code() == Some("WRONGPASS") => {
+            let user = access.user.clone().unwrap_or_else(|| "default".to_owned());
+            Err(Denied::Password { address, user }.into())
+        }
+        Err(error) => Err(explained(error, address, access)).context("AUTH"),
+    }
+}
+
+fn explained(error: redis::RedisError, address: SocketAddr, access: &Access) -> anyhow::Error {
+    match Denied::of(&error, address, access.tls.is_some()) {
+        Some(denied) => denied.into(),
+        None => error.into(),
+    }
+}
+
+/// Asks what may be the first thing asked on a connection: a password may be wanted.
+///
+/// # Errors
+/// [`Denied::NoPassword`], or whatever else was answered.
+pub fn first<T: redis::FromRedisValue>(
+    command: &redis::Cmd,
+    connection: &mut redis::Connection,
+) -> Result<T> {
+    command
+        .query(connection)
+        .map_err(|error| match error.code() {
+            Some("NOAUTH") => Denied::NoPassword.into(),
+            _ => error.into(),
+        })
 }
 
 /// A node's INFO as name and value.
@@ -103,7 +143,7 @@ pub fn info(address: SocketAddr, patience: Duration) -> Result<HashMap<String, S
 
 /// INFO over a connection that stands.
 pub fn info_of(connection: &mut redis::Connection) -> Result<HashMap<String, String>> {
-    let text: String = redis::cmd("INFO").query(connection).context("INFO")?;
+    let text: String = first(&redis::cmd("INFO"), connection).context("INFO")?;
     Ok(text
         .lines()
         .filter_map(|line| line.split_once(':'))

@@ -99,6 +99,21 @@ fn save(cluster: &LocalCluster, file: &Path) {
     said(&["ctl", "snapshot", "save", text(file), "--connect", &address]);
 }
 
+/// A follower is killed and comes back while the others go on. Where flash is the only durable level its memory is lost as
+/// well: the archive is to go on from what flash brings back.
+fn restart_a_follower(cluster: &mut LocalCluster, durability: Option<&str>) {
+    let leader = cluster.leader().expect("a leader");
+    let follower = (leader + 1) % 3;
+    cluster.kill(follower).expect("killed");
+    if durability == Some("flash") {
+        let region = format!("node{}.nvm", cluster.nodes[follower].id);
+        fs::remove_file(cluster.regions.join(region)).expect("removed");
+    }
+    cluster.start(follower, false).expect("started");
+    let address = cluster.nodes[follower].redis;
+    wait_for("it is back", || resp::info(address, PATIENCE).is_ok());
+}
+
 /// The moments between the rounds, the snapshot, and the archives' directories; the cluster is gone.
 fn old_cluster(
     directory: &Path,
@@ -114,6 +129,9 @@ fn old_cluster(
     save(&old, &snapshot);
     let mut moments = Vec::new();
     for round in 1..=ROUNDS {
+        if round == ROUNDS / 2 {
+            restart_a_follower(&mut old, durability);
+        }
         mset(&mut connection, round);
         std::thread::sleep(Duration::from_millis(8));
         moments.push(now_ms());
@@ -316,6 +334,11 @@ fn the_same_with_a_second_level() {
     to_a_moment(Some("nvm"), 1);
 }
 
+#[test]
+fn the_same_where_flash_is_the_only_durable_level() {
+    to_a_moment(Some("flash"), 3);
+}
+
 /// The archive's disk fails for longer than the log has room. The cluster goes on and says so; the gap is recorded, and a
 /// restore across it is refused; behind it a new snapshot will do.
 #[test]
@@ -397,4 +420,44 @@ fn an_archive_that_cannot_be_written_stops_nothing() {
     let behind = show(&later);
     let behind: Vec<&str> = behind.iter().map(String::as_str).collect();
     assert!(said(&behind).contains("restored_from = "));
+}
+
+/// A node is told to end while its archive's disk fails and much waits for it: it ends as told, at once, and what was not
+/// archived is archived after its next start.
+#[test]
+fn a_node_whose_archive_fails_ends_as_told() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(directory.path(), options(1, 1, None, 3));
+    with_archives(&cluster);
+    cluster.start_all(true).expect("started");
+    let mut connection = connect(&mut cluster);
+    let mut write = |key: usize| {
+        let value = "v".repeat(100_000);
+        done(
+            &mut connection,
+            redis::cmd("SET").arg(format!("key:{key}")).arg(value),
+        );
+    };
+    write(0);
+    let archive = archive_of(&cluster, 0);
+    let away = directory.path().join("away");
+    wait_for("the archive has begun", || {
+        number(&info(&cluster, 0), "cyclone_log0_archive_sealed") > 0
+    });
+    fs::rename(&archive, &away).expect("renamed");
+    (1..100).for_each(&mut write);
+    wait_for("the archive fails", || {
+        info(&cluster, 0)["cyclone_log0_archive_state"].starts_with("failing: ")
+    });
+    let status = cluster.terminate(0).expect("told to end");
+    let log = fs::read_to_string(directory.path().join("node1.log")).expect("its log");
+    assert!(status.is_some_and(|status| status.success()), "{log}");
+    assert!(!log.contains("panicked"), "{log}");
+    fs::rename(&away, &archive).expect("renamed");
+    cluster.start(0, false).expect("started");
+    connect(&mut cluster);
+    wait_for("the archive is complete", || {
+        number(&info(&cluster, 0), "cyclone_log0_archive_behind") == 0
+    });
+    assert_eq!(info(&cluster, 0)["cyclone_log0_archive_gaps"], "0");
 }

@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -188,6 +189,37 @@ fn is_removed(cluster: &LocalCluster, node: usize) {
     }
 }
 
+fn set(connection: &mut redis::Connection, key: &str) {
+    let mut command = redis::cmd("SET");
+    command.arg(key).arg("x");
+    command.query::<()>(connection).expect("SET");
+}
+
+/// Three nodes that run, and a fourth one's configuration.
+fn three_and_a_fourth(directory: &Path, test: u16) -> LocalCluster {
+    let options = Options {
+        replicas: 3,
+        logs: 2,
+        first_port: common::first_port(14_000, test),
+        election_ms: Some(500),
+        ..Options::default()
+    };
+    let mut cluster = common::cluster(directory, options);
+    cluster.prepare().expect("a configuration");
+    for node in [0, 1, 2] {
+        cluster.start(node, true).expect("started");
+    }
+    cluster
+}
+
+/// A node loses everything.
+fn wipe(cluster: &mut LocalCluster, node: usize) {
+    cluster.kill(node).expect("killed");
+    let files = cluster.directory.join(format!("node{}", node + 1));
+    fs::remove_dir_all(files).expect("removed");
+    fs::remove_file(cluster.regions.join(format!("node{}.nvm", node + 1))).expect("removed");
+}
+
 #[test]
 fn one_three_five_three_under_load() {
     let directory = tempfile::tempdir().expect("temporary directory");
@@ -231,13 +263,15 @@ fn one_three_five_three_under_load() {
     }
     // Three become five.
     for node in [3, 4] {
+        // Whoever came before may lead as well.
+        let voters: Vec<usize> = (0..node).collect();
         cluster.join(node).expect("started");
-        let at = leader(&cluster, &[0, 1, 2]);
-        let other = (at + 1) % 3;
+        let at = leader(&cluster, &voters);
+        let other = (at + 1) % node;
         let adding = add(&cluster, node);
         done_despite(&mut cluster, other, at, &adding);
-        let at = leader(&cluster, &[0, 1, 2]);
-        let other = (at + 1) % 3;
+        let at = leader(&cluster, &voters);
+        let other = (at + 1) % node;
         done_despite(
             &mut cluster,
             other,
@@ -264,9 +298,7 @@ fn one_three_five_three_under_load() {
     }
     // One that has lost everything comes back as another.
     let lost = members.pop().expect("three");
-    cluster.kill(lost).expect("killed");
-    fs::remove_dir_all(directory.path().join(format!("node{}", lost + 1))).expect("removed");
-    fs::remove_file(cluster.regions.join(format!("node{}.nvm", lost + 1))).expect("removed");
+    wipe(&mut cluster, lost);
     cluster.join(5).expect("started");
     let replace = words("replace", &[lost as u64 + 1, 6]);
     let replace = [replace, addresses(&cluster, 5)].concat();
@@ -302,19 +334,8 @@ fn one_three_five_three_under_load() {
 #[test]
 fn a_member_moves_to_another_address() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let options = Options {
-        replicas: 3,
-        logs: 2,
-        first_port: common::first_port(14_010, 2),
-        election_ms: Some(500),
-        ..Options::default()
-    };
-    let mut cluster = common::cluster(directory.path(), options);
-    // Ports that nobody uses: those that a fourth node would have.
-    cluster.prepare().expect("a configuration");
-    for node in [0, 1, 2] {
-        cluster.start(node, true).expect("started");
-    }
+    // The fourth one's ports are those that nobody uses.
+    let mut cluster = three_and_a_fourth(directory.path(), 2);
     let at = leader(&cluster, &[0, 1, 2]);
     let (moved, through) = ((at + 1) % 3, (at + 2) % 3);
     let id = moved as u64 + 1;
@@ -354,6 +375,12 @@ fn a_member_moves_to_another_address() {
     };
     refuse(&id.to_string(), &taken, "another member's");
     refuse("77", &new.0.to_string(), "no member");
+    for nobodys in ["127.0.0.1:0", "0.0.0.0:7300", "[::]:7300", "224.0.0.1:7300"] {
+        refuse(&id.to_string(), nobodys, "nobody can be reached at");
+    }
+    let add = ["ctl", "member", "add", "9", "--packet", "127.0.0.1:9"];
+    let add = [&add[..], &["--redis", &asked, "--connect", &asked]].concat();
+    common::refused(&add, &["another member's"]);
     // Given twice, as after anything.
     done(&cluster, through, &to(new.0.to_string(), redis_of(new.1)));
     let file = cluster.nodes[moved].config.clone();
@@ -366,14 +393,11 @@ fn a_member_moves_to_another_address() {
     cluster.start(moved, false).expect("started");
     // It takes part there: with the other follower gone, nothing commits without it.
     let mut connection = resp::connect(cluster.nodes[at].redis, PATIENCE).expect("connected");
-    let mut set = |key: &str| -> redis::RedisResult<()> {
-        redis::cmd("SET").arg(key).arg("x").query(&mut connection)
-    };
     let other = through;
-    set("before").expect("SET");
+    set(&mut connection, "before");
     agree(&cluster, &[0, 1, 2]);
     cluster.kill(other).expect("killed");
-    set("after").expect("SET");
+    set(&mut connection, "after");
     agree(&cluster, &[at, moved]);
     // Clients are sent to its new Redis port, and a restart of the others forgets nothing.
     let said = |cluster: &LocalCluster| {
@@ -403,27 +427,11 @@ fn a_member_moves_to_another_address() {
 #[test]
 fn one_that_lost_its_memory_does_not_join_under_its_old_id() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let options = Options {
-        replicas: 3,
-        logs: 2,
-        first_port: common::first_port(14_020, 3),
-        election_ms: Some(500),
-        ..Options::default()
-    };
-    let mut cluster = common::cluster(directory.path(), options);
-    cluster.prepare().expect("a configuration");
-    for node in [0, 1, 2] {
-        cluster.start(node, true).expect("started");
-    }
+    let mut cluster = three_and_a_fourth(directory.path(), 3);
     let at = leader(&cluster, &[0, 1, 2]);
     let mut connection = resp::connect(cluster.nodes[at].redis, PATIENCE).expect("connected");
     for number in 0..50 {
-        let key = format!("key:{number}");
-        redis::cmd("SET")
-            .arg(key)
-            .arg("x")
-            .query::<()>(&mut connection)
-            .expect("SET");
+        set(&mut connection, &format!("key:{number}"));
     }
     cluster.join(3).expect("started");
     done(&cluster, at, &add(&cluster, 3));
@@ -432,9 +440,7 @@ fn one_that_lost_its_memory_does_not_join_under_its_old_id() {
         ((at + 1) % 3, "it votes in log"),
         (3, "it has acknowledged log"),
     ] {
-        cluster.kill(lost).expect("killed");
-        fs::remove_dir_all(directory.path().join(format!("node{}", lost + 1))).expect("removed");
-        fs::remove_file(cluster.regions.join(format!("node{}.nvm", lost + 1))).expect("removed");
+        wipe(&mut cluster, lost);
         common::refused(
             &[
                 "serve",
@@ -449,9 +455,5 @@ fn one_that_lost_its_memory_does_not_join_under_its_old_id() {
             ],
         );
     }
-    redis::cmd("SET")
-        .arg("after")
-        .arg("x")
-        .query::<()>(&mut connection)
-        .expect("SET");
+    set(&mut connection, "after");
 }

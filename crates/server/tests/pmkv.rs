@@ -209,12 +209,25 @@ fn a_guarded_port_takes_clients_and_ctl_over_tls_with_their_passwords() {
         let all = [&segments[..], arguments].concat();
         serde_json::from_str(&said(&all)).expect("JSON")
     };
-    for refused in [
-        told(&[]),
-        told(&secured),
-        told(&["--tls", "--user", "app", "--password", "sesame"]),
+    // Each says what to do, in one line.
+    let wrong = ["--user", "app", "--password", "open"];
+    for (arguments, word) in [
+        (vec![], "give --tls"),
+        (secured.to_vec(), "set CYCLONE_PASSWORD"),
+        (
+            vec!["--tls", "--user", "app", "--password", "sesame"],
+            "--cacert names",
+        ),
+        ([&secured[..], &wrong].concat(), "does not let user app in"),
     ] {
-        assert!(refused[0]["error"].is_string(), "{refused}");
+        let output = common::cyclone(&[&segments[..], &arguments].concat());
+        assert!(!output.status.success(), "{arguments:?}");
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let error = told[0]["error"].as_str().expect("an error");
+        assert!(
+            error.contains(word) && error.lines().count() == 1,
+            "{error}"
+        );
     }
     let inside = told(&[&secured[..], &["--user", "app", "--password", "sesame"]].concat());
     assert!(inside[0]["error"].is_null(), "{inside}");

@@ -20,6 +20,7 @@ use cyclone_sim::history::{Answer, History, Op, Operation, Outcome};
 use cyclone_sim::linear::check;
 
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
+#[path = "../../pmkv-cm/tests/servers/mod.rs"]
 mod stores;
 
 const SERVERS: u32 = 4;

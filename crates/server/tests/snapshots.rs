@@ -100,16 +100,14 @@ fn digest(cluster: &LocalCluster) -> String {
     }
 }
 
+fn restore_words<'a>(snapshot: &'a Path, config: &'a Path) -> [&'a str; 6] {
+    let (snapshot, config) = (text(snapshot), text(config));
+    ["ctl", "snapshot", "restore", snapshot, "--config", config]
+}
+
 fn restore(snapshot: &Path, cluster: &LocalCluster) {
     for node in &cluster.nodes {
-        let said = said(&[
-            "ctl",
-            "snapshot",
-            "restore",
-            text(snapshot),
-            "--config",
-            text(&node.config),
-        ]);
+        let said = said(&restore_words(snapshot, &node.config));
         assert!(said.contains("--bootstrap"), "{said}");
     }
 }
@@ -326,17 +324,7 @@ fn what_does_not_fit_is_refused() {
         (new, config)
     };
     let restore = |config: &Path, snapshot: &Path, words: &[&str]| {
-        refused(
-            &[
-                "ctl",
-                "snapshot",
-                "restore",
-                text(snapshot),
-                "--config",
-                text(config),
-            ],
-            words,
-        );
+        refused(&restore_words(snapshot, config), words);
     };
     // The configuration must say so.
     let (_one, config) = new("one", options("rocksdb", None, 2));
@@ -404,16 +392,9 @@ fn what_does_not_fit_is_refused() {
         &["serve", "--config", text(&config), "--bootstrap"],
         &["restore was cut off"],
     );
-    let arguments = [
-        "ctl",
-        "snapshot",
-        "restore",
-        text(&snapshot),
-        "--config",
-        text(&config),
-    ];
+    let arguments = restore_words(&snapshot, &config);
     said(&arguments);
-    refused(&arguments, &["not empty"]);
+    refused(&arguments, &["restored already"]);
 }
 
 /// A node that was not restored does not start in a restored cluster; with a configuration that hides it, it is not
@@ -443,14 +424,7 @@ fn a_node_that_was_not_restored_takes_no_part() {
         &["serve", "--config", text(&third), "--bootstrap"],
         &["was not restored"],
     );
-    said(&[
-        "ctl",
-        "snapshot",
-        "restore",
-        text(&snapshot),
-        "--config",
-        text(&third),
-    ]);
+    said(&restore_words(&snapshot, &third));
     new.start_all(true).expect("started");
     let address = leader(&mut new);
     assert_ne!(address, new.nodes[2].redis);

@@ -24,6 +24,7 @@ mod callers;
 pub mod check;
 mod ddmin;
 mod event;
+mod expiring;
 mod faults;
 #[cfg(test)]
 mod gathered;

@@ -10,10 +10,11 @@ use cyclone_wire::command::{self, Condition, Query};
 use cyclone_wire::reply::Reply;
 
 use crate::bank::{Books, Teller};
+use crate::expiring::Expiring;
 use crate::history::{Answer, History, Op, Operation, Outcome};
 use crate::machine::{CLIENT_KEY, address};
 use crate::net::Net;
-use crate::plan::Plan;
+use crate::plan::{Kind, Plan};
 use crate::random::Random;
 use crate::weak::Weak;
 
@@ -61,6 +62,8 @@ pub struct Client {
     weak: Option<Weak>,
     /// Moves money instead.
     teller: Option<Teller>,
+    /// Has keys that expire instead.
+    expiring: Option<Expiring>,
 }
 
 /// What a client wants next.
@@ -158,7 +161,7 @@ impl Load {
         let mut config = ClientConfig::new(nodes, CLIENT_KEY);
         config.max_message = 4 * self.plan.max_value_bytes + 4096;
         config.core = CoreConfig {
-            window: 8,
+            window: self.plan.most_pending.max(8),
             max_queued: 64,
             deadline_us: self.plan.election_us * random.within(2, 12),
             attempt_us: 5_000 + self.plan.heartbeat_us / 4,
@@ -169,10 +172,12 @@ impl Load {
         boot[8..].copy_from_slice(&random.draw().to_le_bytes());
         let driver = self.net.driver(from, None);
         let steps = StepClient::over(Box::new(driver), self.pool.clone(), boot, config)?;
-        let teller = (self.plan.logs > 1 && number.is_multiple_of(2))
+        let teller = (self.plan.has(Kind::Gangs) && number.is_multiple_of(2))
             .then(|| Teller::new(random.fork(number), self.plan.max_value_bytes.min(6_000)));
         // By number: drawn, it would change what every seed means.
         let weak = (teller.is_none() && number % 4 == 3).then(|| Weak::new(number));
+        let expiring = (self.plan.expiry && number % 8 == 1)
+            .then(|| Expiring::new(number, &self.plan, random.fork(number)));
         Ok(Client {
             number,
             address: from,
@@ -180,6 +185,7 @@ impl Load {
             pending: BTreeMap::new(),
             weak,
             teller,
+            expiring,
             chooser: Chooser::new(number, random),
         })
     }
@@ -214,6 +220,9 @@ impl Load {
     pub fn submit(&mut self, client: &mut Client, now_us: u64) {
         if let Some(teller) = &mut client.teller {
             return teller.act(self.books.current(), &mut client.steps.core, now_us);
+        }
+        if let Some(expiring) = &mut client.expiring {
+            return expiring.act(&mut client.steps.core, now_us);
         }
         if let Some(weak) = &mut client.weak {
             if let Some(key) = weak.act(&mut client.steps.core, now_us) {
@@ -256,6 +265,13 @@ impl Load {
                 ended += 1;
                 continue;
             }
+            if let Some(expiring) = &mut client.expiring
+                && expiring.ended(ticket, now_us, &result)?
+            {
+                self.answered += u64::from(result.is_ok());
+                ended += 1;
+                continue;
+            }
             let Some(pending) = client.pending.remove(&ticket) else {
                 anyhow::bail!("client {} was answered twice", client.number);
             };
@@ -290,7 +306,9 @@ impl Client {
     /// Operations without an outcome.
     pub fn pending(&self) -> usize {
         let weak = self.weak.as_ref().map_or(0, Weak::pending);
-        self.pending.len() + weak + self.teller.as_ref().map_or(0, Teller::pending)
+        let expiring = self.expiring.as_ref().map_or(0, Expiring::pending);
+        let teller = self.teller.as_ref().map_or(0, Teller::pending);
+        self.pending.len() + weak + expiring + teller
     }
 
     /// Whether it moves money between logs.

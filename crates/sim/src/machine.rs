@@ -132,6 +132,8 @@ pub struct Machine {
     pub damaged: bool,
     /// Whether it went down within a step since the last successful start.
     pub interrupted: bool,
+    /// Starts in a row that a loss of power has interrupted.
+    pub interruptions: u32,
     /// Until when it stands still.
     pub paused_until_us: u64,
     /// When it read the clock for its next step, if that was not just now.
@@ -228,6 +230,7 @@ impl Machine {
             spare: id > plan.nodes,
             damaged: false,
             interrupted: false,
+            interruptions: 0,
             paused_until_us: 0,
             clock_read_us: None,
             busy_until_us: 0,

@@ -1,6 +1,8 @@
 //! What a run is made of: the cluster, the load, and how often each fault strikes. Drawn from the seed, so that runs
 //! differ in kind and not only in detail: a fault that is always there hides what only its absence shows.
 
+mod kind;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
@@ -8,121 +10,7 @@ use std::str::FromStr;
 use cyclone_replica::Durability;
 
 use crate::random::Random;
-
-macro_rules! kinds {
-    ($($(#[doc = $doc:literal])* $kind:ident = $name:literal,)*) => {
-        /// Everything that a plan can switch on; each alone can be switched off.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum Kind { $($(#[doc = $doc])* $kind,)* }
-
-        impl Kind {
-            /// All of them.
-            pub const ALL: &[Kind] = &[$(Kind::$kind,)*];
-
-            /// The name on command lines and in reports.
-            pub const fn name(self) -> &'static str {
-                match self { $(Kind::$kind => $name,)* }
-            }
-        }
-    };
-}
-
-kinds! {
-    /// A datagram is lost.
-    Loss = "loss",
-    /// A datagram arrives twice.
-    Duplicate = "duplicate",
-    /// A datagram is overtaken.
-    Reorder = "reorder",
-    /// A datagram takes up to a second.
-    Tail = "tail",
-    /// A bit of a datagram flips.
-    Corrupt = "corrupt",
-    /// A datagram is cut short.
-    Truncate = "truncate",
-    /// Two parts of the cluster do not hear each other.
-    Partition = "partition",
-    /// A link works in one direction only.
-    OneWay = "one-way",
-    /// A link holds everything back, then releases it at once.
-    Clog = "clog",
-    /// A process is killed between two steps, and restarted.
-    Kill = "kill",
-    /// A machine loses power in the middle of a step: between any two stores.
-    Power = "power",
-    /// A machine loses power while it recovers.
-    Recovery = "recovery",
-    /// All machines lose power at once.
-    Blackout = "blackout",
-    /// A process stands still for seconds, and goes on as if nothing had happened.
-    Pause = "pause",
-    /// A bit of persisted memory flips while the machine is off.
-    Rot = "rot",
-    /// A machine comes back without its log region.
-    Amnesia = "amnesia",
-    /// A machine comes back without its data directory.
-    DataLoss = "data-loss",
-    /// The cluster starts from images that an earlier version of the formats wrote.
-    OldFormat = "old-format",
-    /// The store's disk refuses a write.
-    StoreError = "store-error",
-    /// The store would make the event loop wait.
-    StoreStall = "store-stall",
-    /// Flushes, checkpoints and stalled writes take up to seconds.
-    SlowJob = "slow-job",
-    /// Wall clocks differ.
-    Skew = "skew",
-    /// Steady clocks run at different rates.
-    Drift = "drift",
-    /// A steady clock jumps.
-    Jump = "jump",
-    /// A process gets the CPU late and finds many datagrams at once.
-    Late = "late",
-    /// A client gives up, and another one takes its place.
-    Quit = "quit",
-    /// Many clients at once.
-    Crowd = "crowd",
-    /// Nearly all operations go to a few keys.
-    Hot = "hot",
-    /// Values up to the limit.
-    Large = "large",
-    /// More clients than the state machine remembers sessions.
-    Forget = "forget",
-    /// More than one physical log.
-    Logs = "logs",
-    /// Flash below the log, as a second level or as the only durable one.
-    Flash = "flash",
-    /// The flash answers nothing for a while.
-    FlashStall = "flash-stall",
-    /// The flash's writes fail for a while.
-    FlashError = "flash-error",
-    /// The flash is full for a while.
-    FlashFull = "flash-full",
-    /// A write to the flash is lost, or lands elsewhere.
-    FlashAstray = "flash-astray",
-    /// A page of the flash rots or cannot be read any more.
-    FlashRot = "flash-rot",
-    /// An operator adds, promotes, replaces and removes replicas.
-    Members = "members",
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Kind {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Kind, String> {
-        let found = Kind::ALL.iter().find(|kind| kind.name() == name);
-        found.copied().ok_or_else(|| {
-            let names: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
-            format!("no fault called {name:?}; there are {}", names.join(", "))
-        })
-    }
-}
+pub use kind::{Kind, Struck};
 
 /// Probabilities per datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -232,6 +120,8 @@ pub struct Plan {
     pub clients: u64,
     /// A client's mean pause between operations.
     pub think_us: u64,
+    /// Operations that a client has under way at most.
+    pub most_pending: usize,
     /// The mean pause of callers within each replica's process; 0: there are none.
     pub callers_us: u64,
     /// Keys.
@@ -274,11 +164,21 @@ pub struct Plan {
     pub flash_rot: f64,
     /// Machines that may join.
     pub spares: u64,
+    /// With several logs, whether clients move money between them.
+    pub gangs: bool,
+    /// Whether some client's keys expire.
+    pub expiry: bool,
     /// Only these strikes take place.
     pub strikes: Option<Strikes>,
 }
 
 const SECOND: u64 = 1_000_000;
+/// For what is drawn apart. They leave the seeds that are tested the runs that they were found in.
+const GANGS: u64 = 0x0067_6e6c;
+const EXPIRY: u64 = 0x6578_710a;
+const EAGER: u64 = 0x6561_6769;
+/// Operations that most clients have under way at most.
+const MOST_PENDING: usize = 4;
 
 impl Plan {
     /// The plan of a seed. Each fault is in about half of the plans; members change in one of ten.
@@ -329,6 +229,7 @@ impl Plan {
             },
             // In election time-outs: what is done while leaders change is what may go wrong.
             think_us: election_us * *random.pick(&[1, 3, 8]) / 8,
+            most_pending: MOST_PENDING,
             callers_us: election_us * *random.pick(&[0, 0, 8]) / 8,
             keys: *random.pick(&[1, 3, 10, 40]),
             reads: *random.pick(&[0.4, 0.4, 0.9]),
@@ -372,6 +273,8 @@ impl Plan {
             flash: None,
             flash_rot: 0.0,
             spares: 0,
+            gangs: Random::new(seed ^ GANGS).chance(0.7),
+            expiry: Random::new(seed ^ EXPIRY).chance(0.25),
             strikes: None,
             hoarder: None,
         };
@@ -390,6 +293,11 @@ impl Plan {
         if plan.job_us > 2_000 && apart.chance(0.5) {
             let longest_us = *apart.pick(&[SECOND, 4 * SECOND, 10 * SECOND]);
             plan.hoarder = Some((apart.below(plan.nodes) as usize, longest_us));
+        }
+        if !crowd && Random::new(seed ^ EAGER).chance(0.1) {
+            plan.most_pending = 6 * MOST_PENDING;
+            plan.think_us = plan.think_us.min(election_us / 16);
+            plan.large = plan.large.max(0.1);
         }
         if crowd {
             plan.duration_us = plan.duration_us.min(10 * election_us);
@@ -476,6 +384,7 @@ impl Plan {
             Kind::Late => self.late_us > 0,
             Kind::Quit => self.quit > 0.0,
             Kind::Crowd => self.clients > 100,
+            Kind::Eager => self.most_pending > MOST_PENDING,
             Kind::Hot => self.hot,
             Kind::Large => self.large > 0.0,
             Kind::Forget => self.max_sessions < 10_000,
@@ -487,6 +396,8 @@ impl Plan {
             // As the only durable level, flash that loses what it said was written breaks every promise.
             Kind::FlashAstray => self.flash == Some(Durability::Nvm) && rates.flash_astray_us > 0,
             Kind::FlashRot => self.flash.is_some() && self.flash_rot > 0.0,
+            Kind::Gangs => self.logs > 1 && self.gangs,
+            Kind::Expiry => self.expiry,
             Kind::Members => rates.members_us > 0,
         }
     }
@@ -522,6 +433,7 @@ impl Plan {
             Kind::Late => self.late_us = 0,
             Kind::Quit => self.quit = 0.0,
             Kind::Crowd => self.clients = self.clients.min(8),
+            Kind::Eager => self.most_pending = MOST_PENDING,
             Kind::Hot => self.hot = false,
             Kind::Large => self.large = 0.0,
             Kind::Forget => self.max_sessions = 10_000,
@@ -530,45 +442,13 @@ impl Plan {
             Kind::FlashStall => rates.flash_stall_us = 0,
             Kind::FlashError => rates.flash_error_us = 0,
             Kind::FlashFull => rates.flash_full_us = 0,
+            Kind::Gangs => self.gangs = false,
+            Kind::Expiry => self.expiry = false,
             Kind::Members => (rates.members_us, self.spares) = (0, 0),
             Kind::FlashAstray => rates.flash_astray_us = 0,
             Kind::FlashRot => self.flash_rot = 0.0,
         }
         self
-    }
-}
-
-/// How often each fault struck.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Struck(Vec<u64>);
-
-impl Struck {
-    /// Counts one.
-    pub fn note(&mut self, kind: Kind) {
-        self.add(kind, 1);
-    }
-
-    /// Counts several.
-    pub fn add(&mut self, kind: Kind, count: u64) {
-        self.0.resize(Kind::ALL.len(), 0);
-        self.0[kind as usize] += count;
-    }
-
-    /// Adds another run's.
-    pub fn merge(&mut self, other: &Struck) {
-        for (kind, count) in other.iter() {
-            self.add(kind, count);
-        }
-    }
-
-    /// Kinds with their counts.
-    pub fn iter(&self) -> impl Iterator<Item = (Kind, u64)> + '_ {
-        Kind::ALL.iter().copied().zip(self.0.iter().copied())
-    }
-
-    /// All together.
-    pub fn total(&self) -> u64 {
-        self.0.iter().sum()
     }
 }
 

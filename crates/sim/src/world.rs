@@ -81,6 +81,8 @@ pub struct World {
     pub(crate) undecided: bool,
 }
 
+/// Starts in a row that a loss of power interrupts.
+const MOST_INTERRUPTIONS: u32 = 6;
 /// Steps of one replica without time passing; more would be an endless loop in the product.
 const STEPS_AT_ONCE: usize = 1_000;
 
@@ -151,12 +153,15 @@ impl World {
             Kind::Skew,
             Kind::Drift,
             Kind::Crowd,
+            Kind::Eager,
             Kind::Hot,
             Kind::Large,
             Kind::SlowJob,
             Kind::Late,
             Kind::Forget,
             Kind::Logs,
+            Kind::Gangs,
+            Kind::Expiry,
             Kind::Flash,
         ] {
             if world.plan.has(kind) {
@@ -297,6 +302,8 @@ impl World {
             return Ok(());
         }
         let recovery = self.rough && self.random.chance(self.plan.recovery);
+        // Where nearly every start is interrupted, nothing else would happen.
+        let recovery = recovery && self.machines[position].interruptions < MOST_INTERRUPTIONS;
         let crash_after = recovery.then(|| self.random.below(120));
         let net = self.net.clone();
         let machine = &mut self.machines[position];
@@ -323,11 +330,13 @@ impl World {
                     self.checks.started(node, machine.interrupted)?;
                 }
                 self.machines[position].interrupted = false;
+                self.machines[position].interruptions = 0;
                 self.step(position, None)
             }
             Err(fault) => {
                 if recovery && matches!(fault, Fault::PowerLost) {
                     self.struck.note(Kind::Recovery);
+                    self.machines[position].interruptions += 1;
                 }
                 self.went_down(position, fault)
             }
@@ -481,7 +490,7 @@ impl World {
                 node.refuse_share(log);
             }
         }
-        if client.pending() < 4 {
+        if client.pending() < self.plan.most_pending {
             self.load.submit(&mut client, self.now_us);
         }
         let pause_us = client.pause_us(&self.plan);

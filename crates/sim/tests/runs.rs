@@ -154,6 +154,58 @@ fn what_a_last_step_committed_is_known() {
     }
 }
 
+/// Seed 355 with four logs: a replica lacked of log 0 what only a checkpoint holds; its vote was needed to commit the end of a change
+/// of the members there; gangs that waited for log 0 kept the other logs' changes from being applied; and a checkpoint that any log's
+/// change was newer than was offered by none.
+#[test]
+fn a_checkpoint_is_offered_though_other_logs_wait() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let mut plan = Plan::draw(355);
+    plan.with_logs(4);
+    assert!(plan.has(Kind::Members), "the plan is another one now");
+    if let Err(failure) = run(&plan, place.path(), false) {
+        panic!(
+            "fails after {} µs: {}\nrepeat it with: cyclone-sim run --seed 355 --logs 4 --trace",
+            failure.at_us, failure.what
+        );
+    }
+}
+
+/// Seed 20074: a new leader had not applied yet that a change of the members was over, and undid the next one, which its log held
+/// already.
+#[test]
+fn a_change_of_members_is_not_undone() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let plan = Plan::draw(20074);
+    assert!(plan.has(Kind::Members), "the plan is another one now");
+    if let Err(failure) = run(&plan, place.path(), false) {
+        panic!("fails after {} µs: {}", failure.at_us, failure.what);
+    }
+}
+
+/// Seed 3783: a checkpoint did not fit a replica that had trimmed another log beyond it. The replica asked for it again and again, so
+/// that it counted as used and no newer one was made.
+#[test]
+fn a_checkpoint_that_fits_nobody_is_replaced() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let plan = Plan::draw(3783);
+    assert!(plan.has(Kind::Logs), "the plan is another one now");
+    if let Err(failure) = run(&plan, place.path(), false) {
+        panic!("fails after {} µs: {}", failure.at_us, failure.what);
+    }
+}
+
+/// Seed 205908592174036, the simulator's own mistake: the run ended while the leader removed a key that had just expired.
+#[test]
+fn keys_that_expire_in_the_end_are_no_leak() {
+    let place = tempfile::tempdir().expect("temporary directory");
+    let plan = Plan::draw(205_908_592_174_036);
+    assert!(plan.has(Kind::Expiry), "the plan is another one now");
+    if let Err(failure) = run(&plan, place.path(), false) {
+        panic!("fails after {} µs: {}", failure.at_us, failure.what);
+    }
+}
+
 #[test]
 fn a_run_repeats_exactly() {
     let place = tempfile::tempdir().expect("temporary directory");

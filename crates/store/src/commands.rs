@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use cyclone_wire::command::{Condition, Expectation, Expected, ExpireIf, Expiry, Operation, Query};
+use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::{Failure, Reply};
 use cyclone_wire::resp::parse_i64;
 
@@ -363,7 +364,12 @@ impl<'a> Overlay<'a> {
 
     /// Removes keys that have expired. Nobody can tell, but the store gets its room back.
     fn sweep(&mut self, limit: usize) -> Result<Reply, ApplyError> {
-        let clock_ms = self.clock_ms;
+        let early_ms = if planted::has(Bug::SweptEarly) {
+            1_000
+        } else {
+            0
+        };
+        let clock_ms = self.clock_ms + early_ms;
         let log = self.places.first().map_or(0, |(log, _)| *log);
         let due = self
             .records

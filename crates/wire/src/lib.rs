@@ -1,4 +1,4 @@
-//! Every byte format of the project: no I/O, no clock, no unsafe. Each parser takes bytes from strangers: it answers
+//! The byte formats that several crates share: no I/O, no clock, no unsafe. Each parser takes bytes from strangers: it answers
 //! an error for anything malformed, allocates no more than the input justifies, and is fuzzed.
 #![forbid(unsafe_code)]
 

@@ -105,6 +105,8 @@ bugs! {
     LaggardsHoldOn = "laggards-hold-on",
     /// replica: a replica that has lost its memory comes back under its old id.
     AmnesiaAccepted = "amnesia-accepted",
+    /// replica: a new leader goes on with a change of the members that its store knows of and its log may say is over.
+    OldRecordFollowed = "old-record-followed",
     /// replica: entries are applied while a checkpoint is being installed.
     AppliesWhileInstalling = "applies-while-installing",
     /// replica: a checkpoint is installed before its last piece has come.
@@ -115,6 +117,8 @@ bugs! {
     GangViewIgnored = "gang-view-ignored",
     /// replica: a gang that is not decided for long is given up, by the replica's own clock.
     GangTimedOut = "gang-timed-out",
+    /// store: a sweep takes keys that expire within the next second, too.
+    SweptEarly = "swept-early",
     /// store: a gang's logs are moved on one after the other.
     GangHalfApplied = "gang-half-applied",
     /// store: a gang's participants but the lowest are not moved on.

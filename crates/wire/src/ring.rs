@@ -71,6 +71,15 @@ pub fn crc32c_of(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
+/// CRC32C of bytes that go on with `bytes`, where `before` is that of those before them; 0 where there are none.
+pub fn crc32c_after(before: u32, bytes: &[u8]) -> u32 {
+    let state = u64::from(!before);
+    let mut digest =
+        crc_fast::Digest::new_with_init_state(crc_fast::CrcAlgorithm::Crc32Iscsi, state);
+    digest.update(bytes);
+    digest.finalize() as u32
+}
+
 /// A pointer slot's value for a record at `offset` of the record area.
 pub fn slot(offset: u64, index: u64) -> u64 {
     (offset / RECORD_UNIT + 1) | (index << 32)

@@ -1,6 +1,8 @@
 //! The region's layouts: what is written reads back, a turned bit is told, and no bytes make a reader panic.
 
-use cyclone_wire::ring::{Anchor, HardState, MAX_MEMBERS, Piece, RecordHeader, Superblock};
+use cyclone_wire::ring::{
+    Anchor, HardState, MAX_MEMBERS, Piece, RecordHeader, Superblock, crc32c_after, crc32c_of,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -80,6 +82,12 @@ fn turn(bytes: &mut [u8], bit: prop::sample::Index) {
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_checksum_goes_on(bytes in vec(any::<u8>(), 0..600), cut in 0..600usize) {
+        let (before, after) = bytes.split_at(cut.min(bytes.len()));
+        prop_assert_eq!(crc32c_after(crc32c_of(before), after), crc32c_of(&bytes));
+    }
 
     #[test]
     fn anchors(anchor in anchor(), bit: prop::sample::Index) {

@@ -82,7 +82,7 @@ impl ClientCore {
                 if newest {
                     let took_us = now_us.saturating_sub(request.sent_us);
                     self.response_time.sample(took_us);
-                    self.overtaken.done(request);
+                    self.overtaken.done(request.kind, request.sent_us);
                 }
                 self.hunt.found(now_us, node);
                 return self.on_reply(ticket, attempt, reply);

@@ -1,6 +1,8 @@
 //! A gateway over a fake backend in a thread of its own, and a client that speaks bytes.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod judge;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};

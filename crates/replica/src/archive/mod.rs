@@ -220,8 +220,8 @@ impl Lane {
                 to,
                 "entries left the log before they were archived: no restore across this gap from this node's archive alone"
             );
-            // Told once more when the file that was to name it could not be written.
-            self.gaps += u64::from(there > self.lost_until);
+            // Told once more when the file that was to name it could not be written; by then it may have grown.
+            self.gaps += u64::from(self.next > self.lost_until);
             self.lost += there.saturating_sub(self.next.max(self.lost_until));
             self.lost_until = self.lost_until.max(there);
             if self.gap_from == 0 {
@@ -249,8 +249,11 @@ impl Node {
         let Some(mut archive) = self.archive.take() else {
             return;
         };
-        for log in &mut self.logs {
-            while archive.hand_out(log, u64::MAX) > 0 {}
+        let now_us = self.now.steady_us;
+        for (log, lane) in self.logs.iter_mut().zip(0..) {
+            // What failed a moment ago is tried once more, and what fails now is not: the next start has it from the log.
+            archive.lanes[lane].retry_us = 0;
+            while archive.hand_out(log, now_us) > 0 {}
         }
         archive.writer.close();
     }

@@ -148,6 +148,17 @@ fn archive(directory: &Path, replica: u64, all: &[Vec<Entry>], segment_bytes: u6
     writer.close();
 }
 
+fn shelf(directories: &[&Path]) -> Shelf {
+    let directories: Vec<_> = directories.iter().map(|path| path.to_path_buf()).collect();
+    Shelf::open(&directories, CLUSTER).expect("shelf")
+}
+
+/// One node's archive of everything, to be read.
+fn archived(directory: &Path, all: &[Vec<Entry>]) -> Shelf {
+    archive(directory, 1, all, 8192);
+    shelf(&[directory])
+}
+
 fn read_all(shelf: &Shelf, log: u16) -> Result<Vec<Archived>, ArchiveError> {
     let mut reader = shelf.read(log, 0, 0);
     let mut read = Vec::new();
@@ -193,7 +204,7 @@ fn what_is_archived_is_read_back_and_goes_on_after_a_restart() {
     }
     writer.close();
     assert_eq!(writer.queued(), 0);
-    let shelf = Shelf::open(&[directory.path().to_owned()], CLUSTER).expect("shelf");
+    let shelf = shelf(&[directory.path()]);
     assert!(shelf.len() > 6, "{} files", shelf.len());
     for (log, entries) in (0_u16..).zip(&all) {
         let read = read_all(&shelf, log).expect("read");
@@ -208,6 +219,30 @@ fn what_is_archived_is_read_back_and_goes_on_after_a_restart() {
     assert!(other.is_empty());
 }
 
+/// A node is started whose archive's newest file, of another term than the one before, does not read back: it is no file of
+/// another history, and its entries are archived again, from the log.
+#[test]
+fn a_damaged_newest_file_is_archived_again() {
+    let directory = tempfile::tempdir().expect("directory");
+    let mut all = history(&mut Random(9), 1, 20, false);
+    all[0][10..].iter_mut().for_each(|entry| entry.term += 1);
+    let settings = settings(directory.path(), 1);
+    let open = || ArchiveWriter::open_at(&settings, CLUSTER, 1, 1).expect("opened");
+    let mut writer = open();
+    writer.write(part(0, &all[0], 1, 10, 0));
+    writer.write(part(0, &all[0], 11, 20, 0));
+    writer.close();
+    let newest = files_of(directory.path(), 0).pop().expect("two files");
+    let sound = fs::read(&newest).expect("read");
+    fs::write(&newest, &sound[..sound.len() - 100]).expect("written");
+    let mut writer = open();
+    assert_eq!(writer.end_of(0), (10, all[0][9].term));
+    writer.write(part(0, &all[0], 11, 20, 0));
+    writer.close();
+    let shelf = shelf(&[directory.path()]);
+    assert!(same(&read_all(&shelf, 0).expect("read"), &all[0]));
+}
+
 #[test]
 fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
     let (ours, theirs) = (
@@ -217,8 +252,8 @@ fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
     let all = history(&mut Random(2), 1, 120, false);
     archive(ours.path(), 1, &all, 4096);
     archive(theirs.path(), 2, &all, 3000);
-    let alone = [ours.path().to_owned()];
-    let both = [ours.path().to_owned(), theirs.path().to_owned()];
+    let alone = [ours.path()];
+    let both = [ours.path(), theirs.path()];
     let files = files_of(ours.path(), 0);
     assert!(files.len() > 3);
     let victim = &files[1];
@@ -230,14 +265,14 @@ fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
         .to_owned();
     let sound = fs::read(victim).expect("read");
     let healed = |what: &str| {
-        let shelf = Shelf::open(&both, CLUSTER).expect("shelf");
+        let shelf = shelf(&both);
         assert!(same(&read_all(&shelf, 0).expect(what), &all[0]), "{what}");
     };
     for at in (0..sound.len()).step_by(7) {
         let mut bad = sound.clone();
         bad[at] ^= 4;
         fs::write(victim, &bad).expect("written");
-        match read_all(&Shelf::open(&alone, CLUSTER).expect("shelf"), 0) {
+        match read_all(&shelf(&alone), 0) {
             Err(error) => assert!(error.to_string().contains(&name), "byte {at}: {error}"),
             // A damaged end takes nothing away: each entry has its own checksum, and the next file goes on.
             Ok(read) => {
@@ -248,11 +283,11 @@ fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
     }
     healed("a flip");
     fs::write(victim, &sound[..sound.len() - 100]).expect("written");
-    let error = read_all(&Shelf::open(&alone, CLUSTER).expect("shelf"), 0).expect_err("cut off");
+    let error = read_all(&shelf(&alone), 0).expect_err("cut off");
     assert!(error.to_string().contains("cut off"), "{error}");
     healed("a cut");
     fs::remove_file(victim).expect("removed");
-    let error = read_all(&Shelf::open(&alone, CLUSTER).expect("shelf"), 0).expect_err("missing");
+    let error = read_all(&shelf(&alone), 0).expect_err("missing");
     let ArchiveError::Gap {
         from, to, noted, ..
     } = error
@@ -265,10 +300,7 @@ fn damage_is_told_with_file_and_range_unless_another_node_has_it() {
     assert!(!noted, "nobody knew of it");
     healed("a missing file");
     // The same entries with other terms are another history.
-    let error = Shelf::open(&alone, CLUSTER)
-        .expect("shelf")
-        .read(0, 1, 99)
-        .next_entry();
+    let error = shelf(&alone).read(0, 1, 99).next_entry();
     assert!(
         matches!(error, Err(ArchiveError::OtherHistory { .. })),
         "{error:?}"
@@ -284,7 +316,7 @@ fn a_gap_that_the_node_knew_of_is_told_as_such() {
     writer.write(part(0, &all[0], 1, 20, 0));
     writer.write(part(0, &all[0], 31, 60, 21));
     writer.close();
-    let shelf = Shelf::open(&[directory.path().to_owned()], CLUSTER).expect("shelf");
+    let shelf = shelf(&[directory.path()]);
     let error = read_all(&shelf, 0).expect_err("a gap");
     assert!(
         error.to_string().contains("entries 21 to 30 of log 0"),
@@ -334,7 +366,7 @@ fn a_disk_that_fails_is_told_and_what_was_handed_out_is_void() {
     until(&|| writer.state(0).sealed == 20);
     assert_eq!(writer.state(0).failing, None);
     drop(writer);
-    let shelf = Shelf::open(&[place], CLUSTER).expect("shelf");
+    let shelf = shelf(&[&place]);
     assert!(same(&read_all(&shelf, 0).expect("read"), &all[0][..20]));
 }
 
@@ -344,8 +376,7 @@ fn every_moment_is_a_prefix_of_what_was_proposed() {
     for seed in 0..6 {
         let directory = tempfile::tempdir().expect("directory");
         let all = history(&mut Random(100 + seed), 4, 250, true);
-        archive(directory.path(), 1, &all, 8192);
-        let shelf = Shelf::open(&[directory.path().to_owned()], CLUSTER).expect("shelf");
+        let shelf = archived(directory.path(), &all);
         let from = [(0, 0); 4];
         let latest = all.iter().flatten().map(|entry| entry.stamp_ms).max();
         let latest = latest.expect("entries");
@@ -390,8 +421,7 @@ fn every_moment_is_a_prefix_of_what_was_proposed() {
 fn every_entry_can_be_asked_for_and_brings_its_gangs() {
     let directory = tempfile::tempdir().expect("directory");
     let all = history(&mut Random(7), 3, 150, true);
-    archive(directory.path(), 1, &all, 8192);
-    let shelf = Shelf::open(&[directory.path().to_owned()], CLUSTER).expect("shelf");
+    let shelf = archived(directory.path(), &all);
     let from = [(0, 0); 3];
     for (log, entries) in (0_u16..).zip(&all) {
         for index in 1..=entries.len() as u64 {
@@ -421,8 +451,7 @@ fn every_entry_can_be_asked_for_and_brings_its_gangs() {
 fn a_snapshot_that_is_later_is_refused() {
     let directory = tempfile::tempdir().expect("directory");
     let all = history(&mut Random(8), 1, 100, false);
-    archive(directory.path(), 1, &all, 8192);
-    let shelf = Shelf::open(&[directory.path().to_owned()], CLUSTER).expect("shelf");
+    let shelf = archived(directory.path(), &all);
     let from = [(50, all[0][49].term)];
     for until in [Until::Index(0, 49), Until::Time(1_001)] {
         let error = replay(&shelf, &from, until, None).expect_err("later");
@@ -430,4 +459,30 @@ fn a_snapshot_that_is_later_is_refused() {
     }
     let reached = replay(&shelf, &from, Until::Index(0, 50), None).expect("itself");
     assert_eq!((reached.places[0].index, reached.entries), (50, 0));
+}
+
+#[test]
+fn a_gap_that_grows_while_the_disk_fails_is_one() {
+    let mut lane = Lane {
+        next: 5,
+        epoch: 1,
+        gap_from: 0,
+        fresh: false,
+        retry_us: 0,
+        hurried_us: 0,
+        gaps: 0,
+        lost: 0,
+        lost_until: 0,
+    };
+    for there in [100, 300, 300] {
+        // The file that was to name it could not be written.
+        lane.next = 5;
+        lane.lose(0, there);
+    }
+    assert_eq!((lane.gaps, lane.lost, lane.next), (1, 295, 300));
+    lane.lose(0, 310);
+    assert_eq!((lane.gaps, lane.lost), (1, 305), "nothing lies between");
+    lane.next = 320;
+    lane.lose(0, 330);
+    assert_eq!((lane.gaps, lane.lost, lane.gap_from), (2, 315, 5));
 }

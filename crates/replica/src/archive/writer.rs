@@ -98,12 +98,14 @@ impl ArchiveWriter {
             let ours = named.cluster == cluster && named.replica == replica;
             let state = states.get_mut(usize::from(named.log));
             if let Some(state) = state.filter(|state| ours && state.sealed < named.last) {
-                state.sealed = named.last;
                 match read_end(&named.path) {
-                    Ok(end) => (state.term, state.clock_ms) = (end.last_term, end.clock_ms),
+                    Ok(end) => {
+                        state.sealed = named.last;
+                        (state.term, state.clock_ms) = (end.last_term, end.clock_ms);
+                    }
                     Err(error) => {
                         let file = named.path.display();
-                        tracing::error!(%file, %error, "an archive file does not read back");
+                        tracing::error!(%file, %error, "an archive file does not read back: what the log still has of it is archived again");
                     }
                 }
             }

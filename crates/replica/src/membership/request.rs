@@ -73,8 +73,11 @@ pub enum MemberError {
     /// An address that another member has.
     #[error("address {0} is another member's")]
     AddressTaken(SocketAddr),
+    /// An address at which nobody can be reached.
+    #[error("nobody can be reached at {0}: give the address and port of the member's own machine")]
+    BadAddress(SocketAddr),
     /// No such member.
-    #[error("{0} is no member")]
+    #[error("{0} is no member; `ctl member list` shows who is")]
     NoMember(u64),
     /// Nobody would vote.
     #[error("nobody would be left to vote")]
@@ -146,15 +149,8 @@ impl MemberRequest {
             }
             MemberRequest::Move { id, packet, redis } => {
                 let place = place(&list, id)?;
-                let others = || list.iter().filter(|other| other.id != id);
-                if others().any(|other| other.packet == packet) {
-                    return Err(MemberError::AddressTaken(packet));
-                }
-                if let Some(redis) = redis
-                    && others().any(|other| other.redis == Some(redis))
-                {
-                    return Err(MemberError::AddressTaken(redis));
-                }
+                let others = list.iter().filter(|other| other.id != id);
+                check_addresses(others, packet, redis)?;
                 list[place].packet = packet;
                 list[place].redis = redis.or(list[place].redis);
             }
@@ -201,9 +197,7 @@ fn add(
     if list.len() >= MOST_MEMBERS {
         return Err(MemberError::TooMany);
     }
-    if list.iter().any(|other| other.packet == packet) {
-        return Err(MemberError::AddressTaken(packet));
-    }
+    check_addresses(list.iter(), packet, redis)?;
     list.push(Replica {
         id,
         learner: true,
@@ -211,4 +205,28 @@ fn add(
         redis,
     });
     Ok(())
+}
+
+/// Addresses that somebody can be reached at, and that none of the others has.
+fn check_addresses<'a>(
+    mut others: impl Iterator<Item = &'a Replica> + Clone,
+    packet: SocketAddr,
+    redis: Option<SocketAddr>,
+) -> Result<(), MemberError> {
+    let nobodys = |address: &SocketAddr| {
+        let ip = address.ip();
+        address.port() == 0 || ip.is_unspecified() || ip.is_multicast()
+    };
+    if let Some(address) = [Some(packet), redis].into_iter().flatten().find(nobodys) {
+        return Err(MemberError::BadAddress(address));
+    }
+    if others.clone().any(|other| other.packet == packet) {
+        return Err(MemberError::AddressTaken(packet));
+    }
+    match redis {
+        Some(redis) if others.any(|other| other.redis == Some(redis)) => {
+            Err(MemberError::AddressTaken(redis))
+        }
+        _ => Ok(()),
+    }
 }

@@ -1,9 +1,73 @@
-//! Messages from other replicas to this one's logs.
+//! What arrives: clients' requests, which wait their turn, and other replicas' messages, which do not.
+
+use cyclone_wire::envelope;
 
 use super::*;
 
+/// Messages taken from the port in one step.
+const RECEIVE_BURST: usize = 256;
+/// Commands and reads of native clients that one step looks at. A step is short, however much is asked: heartbeats and
+/// acknowledgements wait for its end.
+const STEP_REQUESTS: u64 = 256;
+/// Messages of clients that may wait to be looked at. Beyond, a step looks at more requests, and refuses what the logs do not take.
+const BACKLOG: usize = 256;
+
 impl Node {
-    pub(super) fn raft_messages(&mut self, from: u64, body: &Payload) {
+    /// Takes what has arrived: the other replicas' messages at once, so that no load of clients is in their way, and then as many of
+    /// the clients' as a step takes.
+    pub(super) fn receive(&mut self) -> Result<usize, NodeError> {
+        let mut inbox = std::mem::take(&mut self.inbox);
+        let mut received = 0;
+        while received < RECEIVE_BURST {
+            let count = self
+                .port
+                .poll(self.now.steady_us, &mut inbox)
+                .map_err(NodeError::Port)?;
+            if count == 0 {
+                break;
+            }
+            received += count;
+            for message in inbox.drain(..) {
+                self.dispatch(message);
+            }
+        }
+        self.inbox = inbox;
+        let before = self.counters.writes + self.counters.reads;
+        while let Some((peer, body)) = self.backlog.pop_front() {
+            self.client_requests(peer, &body);
+            let looked_at = self.counters.writes + self.counters.reads - before;
+            if looked_at >= STEP_REQUESTS && self.backlog.len() <= BACKLOG {
+                break;
+            }
+        }
+        // What is left is work for the next step.
+        Ok(received + self.backlog.len())
+    }
+
+    fn dispatch(&mut self, message: Message) {
+        let Message { from, body } = message;
+        let mut class = [0u8; 1];
+        if !body.read_at(0, &mut class) {
+            self.counters.malformed += 1;
+            return;
+        }
+        let rest = body.slice(1..body.len());
+        match (from, class[0]) {
+            (Peer::Node(node), envelope::RAFT) => self.raft_messages(node, &rest),
+            (Peer::Node(node), envelope::SNAPSHOT_FETCH) => self.snapshot_fetch(node, &rest),
+            (Peer::Node(node), envelope::SNAPSHOT_CHUNK) => self.snapshot_chunk(node, &rest),
+            (Peer::Node(_), envelope::RECORD) => self.told_record(&rest.to_vec()),
+            (Peer::Node(node), envelope::JOINING) => self.say_whether_known(node),
+            (Peer::Node(node), envelope::KNOWN) => {
+                let malformed = self.told_known(node, &rest.to_vec()).is_err();
+                self.counters.malformed += u64::from(malformed);
+            }
+            (Peer::Client(_), envelope::CLIENT_REQUEST) => self.backlog.push_back((from, rest)),
+            _ => self.counters.malformed += 1,
+        }
+    }
+
+    fn raft_messages(&mut self, from: u64, body: &Payload) {
         if self.membership.is_removed(from) {
             return self.membership.note_stranger(from);
         }

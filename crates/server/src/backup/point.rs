@@ -4,9 +4,11 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
-use cyclone_replica::archive::{Place, Reached, Shelf, Until, replay};
+use cyclone_replica::archive::{Place, Reached, ReplayError, Shelf, Until, replay};
 use cyclone_store::StateMachine;
 use sha2::{Digest as _, Sha256};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use super::format::Head;
 
@@ -58,7 +60,8 @@ impl Wanted {
         let shelf = Shelf::open(&self.directories, head.cluster)?;
         if shelf.is_empty() {
             bail!(
-                "no archive file of cluster {:032x} lies in {}",
+                "no archive file of cluster {:032x}, of which the snapshot is, lies in {}; node.archive of that cluster's nodes \
+                 says where they are",
                 head.cluster,
                 self.directories
                     .iter()
@@ -75,7 +78,13 @@ impl Wanted {
     /// # Errors
     /// What is damaged or missing on the way.
     pub fn find(&self, head: &Head) -> Result<Found> {
-        let reached = replay(&self.shelf(head)?, &head.applied, self.until, None)?;
+        let reached = match replay(&self.shelf(head)?, &head.applied, self.until, None) {
+            Err(ReplayError::SnapshotLater { clock_ms, .. }) if clock_ms > 0 => bail!(
+                "the snapshot holds what was written until {}, which is later than that moment: begin with an earlier snapshot",
+                format_time(clock_ms)
+            ),
+            other => other?,
+        };
         Ok(Found {
             id: name(head.id, &reached.places),
             reached,
@@ -181,16 +190,6 @@ impl Found {
     }
 }
 
-/// Days from 1970-01-01 to a date of the Gregorian calendar.
-fn days(year: i64, month: i64, day: i64) -> i64 {
-    // Years begin in March, so that the leap day is the last of its year.
-    let year = if month <= 2 { year - 1 } else { year };
-    let month = (month + 9) % 12;
-    let of_year = (153 * month + 2) / 5 + day - 1;
-    365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + of_year
-        - 719_468
-}
-
 /// Milliseconds since 1970 of an RFC 3339 time, or the milliseconds themselves.
 fn parse_time(text: &str) -> Result<u64> {
     if let Ok(ms) = text.parse::<u64>() {
@@ -203,79 +202,16 @@ fn parse_time(text: &str) -> Result<u64> {
 
 /// Milliseconds since 1970 of an RFC 3339 time.
 pub(crate) fn parse_date(text: &str) -> Option<u64> {
-    let number = |from: usize, to: usize| -> Option<i64> {
-        let digits = text.get(from..to)?;
-        digits
-            .bytes()
-            .all(|byte| byte.is_ascii_digit())
-            .then_some(())?;
-        digits.parse().ok()
-    };
-    let mark = |at: usize, marks: &str| {
-        marks
-            .contains(*text.as_bytes().get(at)? as char)
-            .then_some(())
-    };
-    let marks = [(4, "-"), (7, "-"), (10, "Tt "), (13, ":"), (16, ":")];
-    let mut marks = marks.into_iter();
-    marks
-        .all(|(at, marks)| mark(at, marks).is_some())
-        .then_some(())?;
-    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
-    let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let longest = match month {
-        2 => 28 + i64::from(leap),
-        4 | 6 | 9 | 11 => 30,
-        1..=12 => 31,
-        _ => return None,
-    };
-    let sound = (1..=longest).contains(&day) && hour < 24 && minute < 60 && second < 60;
-    sound.then_some(())?;
-    let rest = text.get(19..)?;
-    let digits = rest.strip_prefix('.').map_or(0, |fraction| {
-        fraction.bytes().take_while(u8::is_ascii_digit).count()
-    });
-    let (ms, zone) = match digits {
-        0 => (0, rest),
-        1..=9 => {
-            let padded = format!("{}00", &rest[1..=digits]);
-            (padded[..3].parse::<i64>().ok()?, &rest[1 + digits..])
-        }
-        _ => return None,
-    };
-    let offset = match zone.as_bytes() {
-        [b'Z' | b'z'] => 0,
-        [sign @ (b'+' | b'-'), _, _, b':', _, _] => {
-            let (hours, minutes): (i64, i64) = (zone[1..3].parse().ok()?, zone[4..].parse().ok()?);
-            (hours < 24 && minutes < 60).then_some(())?;
-            (60 * hours + minutes) * if *sign == b'+' { 1 } else { -1 }
-        }
-        _ => return None,
-    };
-    let minutes = 24 * 60 * days(year, month, day) + 60 * hour + minute - offset;
-    u64::try_from(1000 * (60 * minutes + second) + ms).ok()
+    let moment = OffsetDateTime::parse(text, &Rfc3339).ok()?;
+    u64::try_from(moment.unix_timestamp_nanos().div_euclid(1_000_000)).ok()
 }
 
+/// The milliseconds themselves if the calendar does not reach so far.
 fn format_time(ms: u64) -> String {
-    let (seconds, ms) = (ms / 1000, ms % 1000);
-    let (day, second) = ((seconds / 86_400) as i64, seconds % 86_400);
-    // The year by its mean length may be one too high.
-    let mut year = 1970 + (day as f64 / 365.2425) as i64 + 1;
-    while days(year, 1, 1) > day {
-        year -= 1;
-    }
-    let month = (1..=12)
-        .rev()
-        .find(|month| days(year, *month, 1) <= day)
-        .unwrap_or(1);
-    format!(
-        "{year:04}-{month:02}-{:02}T{:02}:{:02}:{:02}.{ms:03}Z",
-        day - days(year, month, 1) + 1,
-        second / 3600,
-        second / 60 % 60,
-        second % 60
-    )
+    OffsetDateTime::from_unix_timestamp_nanos(i128::from(ms) * 1_000_000)
+        .ok()
+        .and_then(|moment| moment.format(&Rfc3339).ok())
+        .unwrap_or_else(|| ms.to_string())
 }
 
 #[cfg(test)]
@@ -320,6 +256,7 @@ mod tests {
             951_825_600_000,
             1_795_303_800_123,
             4_102_444_799_999,
+            u64::MAX,
             946_684_799_000,
         ] {
             assert_eq!(
@@ -329,6 +266,6 @@ mod tests {
                 format_time(ms)
             );
         }
-        assert_eq!(format_time(1_795_303_800_250), "2026-11-21T23:30:00.250Z");
+        assert_eq!(format_time(1_795_303_800_250), "2026-11-21T23:30:00.25Z");
     }
 }

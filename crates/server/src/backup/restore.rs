@@ -43,14 +43,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     check_new(&config)?;
     let data = &config.data;
     fs::create_dir_all(data).with_context(|| format!("cannot create {}", data.display()))?;
-    let unfinished = data.join(shelf::UNFINISHED);
-    if unfinished.exists() {
-        remove(&data.join("store"))?;
-        remove(&unfinished)?;
-    }
+    let unfinished = begin(data)?;
     let files = unfinished.join("files");
-    fs::create_dir_all(&files).with_context(|| format!("cannot create {}", files.display()))?;
-    sync(data)?;
+    fs::create_dir(&files).with_context(|| format!("cannot create {}", files.display()))?;
     if super::read(&arguments.file, Some(&files))? != head {
         bail!("{} was changed while it was read", arguments.file.display());
     }
@@ -77,6 +72,26 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// Makes the directory whose presence says that a restore is under way. Of an earlier one that was cut off, that directory stays,
+/// so that a machine that loses power in the middle does not leave a marker that vouches for an empty store.
+fn begin(data: &Path) -> Result<PathBuf> {
+    let unfinished = data.join(shelf::UNFINISHED);
+    if unfinished.exists() {
+        shelf::forget(data).context("the marker of the restore that was cut off")?;
+        for left_over in [
+            data.join("store"),
+            unfinished.join("store"),
+            unfinished.join("files"),
+        ] {
+            remove(&left_over)?;
+        }
+    }
+    fs::create_dir_all(&unfinished)
+        .with_context(|| format!("cannot create {}", unfinished.display()))?;
+    sync(data)?;
+    Ok(unfinished)
+}
+
 fn sync(directory: &Path) -> Result<()> {
     fs::File::open(directory)
         .and_then(|open| open.sync_all())
@@ -98,6 +113,13 @@ fn check_fit(
     config: &Config,
     restored_from: Option<u128>,
 ) -> Result<()> {
+    // First: what is said below would be wrong advice to a node that runs.
+    if head.cluster == config.cluster_id {
+        bail!(
+            "the snapshot is of cluster {:032x} itself: a restored cluster is a new one, choose another cluster.id",
+            head.cluster
+        );
+    }
     match restored_from {
         Some(named) if named == origin => {}
         Some(named) if origin == head.id => {
@@ -112,12 +134,6 @@ fn check_fit(
             "the configuration does not say that this cluster is restored; put restored_from = \"{origin:032x}\" into [cluster] \
              on every node"
         ),
-    }
-    if head.cluster == config.cluster_id {
-        bail!(
-            "the snapshot is of cluster {:032x} itself: a restored cluster is a new one, choose another cluster.id",
-            head.cluster
-        );
     }
     if head.engine != engine_name(config.engine) {
         bail!(
@@ -143,6 +159,13 @@ fn check_new(config: &Config) -> Result<()> {
         bail!("{} belongs to a replica that has run", data.display());
     }
     let unfinished = data.join(shelf::UNFINISHED).exists();
+    if let (Some(origin), false) = (shelf::origin(data)?, unfinished) {
+        bail!(
+            "{} is restored already, from {origin:032x}: start the node, with --bootstrap the first time; or remove that \
+             directory to restore something else",
+            data.display()
+        );
+    }
     let entries = match fs::read_dir(data) {
         Ok(entries) => entries.collect::<io::Result<Vec<_>>>()?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -195,4 +218,30 @@ fn install(
         );
     }
     Ok(opened)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    /// A restore was cut off just before its end, and the one that repeats it at its beginning, by a machine that loses power: of
+    /// what it removed any part may be gone. Whatever is left, a node does not start from it.
+    #[test]
+    fn what_two_cut_off_restores_leave_is_not_started() {
+        let directory = tempfile::tempdir().expect("directory");
+        let data = directory.path();
+        fs::create_dir_all(data.join(shelf::UNFINISHED).join("files")).expect("directory");
+        fs::create_dir_all(data.join("store/gen-1")).expect("directory");
+        shelf::note(data, 7).expect("noted");
+        let number = || fs::metadata(data.join(shelf::UNFINISHED)).map(|it| it.ino());
+        let before = number().expect("there");
+        begin(data).expect("begun");
+        // It stays, from the first restore to the last one's end: without it the marker would vouch for an empty store.
+        assert_eq!(number().expect("there"), before);
+        assert_eq!(shelf::origin(data).expect("read"), None);
+        shelf::check(data, Some(7)).expect_err("cut off");
+        assert_eq!(fs::read_dir(data).expect("read").count(), 1);
+    }
 }

@@ -49,7 +49,10 @@ struct Begun {
 /// No leader; a file that is there already; a node or a disk that fails. Then there is no file.
 pub fn run(arguments: &Arguments) -> Result<()> {
     if arguments.file.exists() {
-        bail!("{} is there already", arguments.file.display());
+        bail!(
+            "{} is there already; choose another name",
+            arguments.file.display()
+        );
     }
     let mut connection = leader(arguments.connect, &arguments.access)?;
     let begun = begin(&mut connection)?;

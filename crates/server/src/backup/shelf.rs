@@ -45,6 +45,14 @@ pub(super) fn note(data: &Path, snapshot: u128) -> io::Result<()> {
     fs::File::open(data)?.sync_all()
 }
 
+/// Takes the note back, durably.
+pub(super) fn forget(data: &Path) -> io::Result<()> {
+    match fs::remove_file(marker(data)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => fs::File::open(data)?.sync_all(),
+    }
+}
+
 /// Whether a node may start: its state must come from the very snapshot that the configuration names, or from none.
 /// Otherwise its replicas would not begin with the same state.
 ///

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -13,6 +13,7 @@ use super::file::ClusterFile;
 use super::operator::{self, Ask, Cluster};
 use crate::control::Login;
 use crate::resp;
+use crate::told::told;
 
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -197,7 +198,7 @@ fn segments(options: &Options, login: &Login) -> Result<()> {
                 .and_then(|mut open| resp::info_of(&mut open));
             let (info, error) = match info {
                 Ok(info) => (info, None),
-                Err(error) => (HashMap::new(), Some(format!("{error:#}"))),
+                Err(error) => (HashMap::new(), Some(told(&error))),
             };
             let number = |name: &str| {
                 let text = info.get(&format!("pmkv_{name}"));
@@ -219,12 +220,18 @@ fn segments(options: &Options, login: &Login) -> Result<()> {
             }
         })
         .collect();
-    if options.json {
-        println!("{}", serde_json::to_string(&lines)?);
-        return Ok(());
+    match options.json {
+        true => println!("{}", serde_json::to_string(&lines)?),
+        false => print_segments(&lines),
     }
+    let answered = lines.is_empty() || lines.iter().any(|it| it.error.is_none());
+    ensure!(answered, "no server has answered");
+    Ok(())
+}
+
+fn print_segments(lines: &[ServerSegments]) {
     for it in lines {
-        if let Some(error) = it.error {
+        if let Some(error) = &it.error {
             println!("server {}: unreachable: {error}", it.server);
             continue;
         }
@@ -244,5 +251,4 @@ fn segments(options: &Options, login: &Login) -> Result<()> {
             it.tombstones_dropped
         );
     }
-    Ok(())
 }

@@ -2,16 +2,17 @@
 //! there are bounds what can be outstanding.
 #![allow(unsafe_code, reason = "aligned memory that a kernel may write to")]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cyclone_wire::flash::PAGE_BYTES;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 struct Block {
     start: NonNull<u8>,
-    layout: Layout,
+    bytes: usize,
     buffer_bytes: usize,
     count: usize,
     free: Mutex<Vec<usize>>,
@@ -24,8 +25,9 @@ unsafe impl Sync for Block {}
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated in `Buffers::new` with this very layout; no buffer is left, they hold references.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        // SAFETY: mapped in `Buffers::new` with this very length; no buffer is left, they hold references.
+        let gone = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(gone.is_ok(), "{gone:?}");
     }
 }
 
@@ -53,17 +55,25 @@ impl Buffers {
         let count = count.max(1);
         let buffer_bytes = buffer_bytes.max(1).next_multiple_of(PAGE_BYTES);
         let bytes = count.saturating_mul(buffer_bytes);
-        let Ok(layout) = Layout::from_size_align(bytes, PAGE_BYTES) else {
-            std::alloc::handle_alloc_error(Layout::new::<u8>())
+        // Mapped rather than allocated: zeros that cost nothing until they are used.
+        // SAFETY: a fresh private mapping.
+        let mapped = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
         };
-        // SAFETY: the layout's size is not zero.
-        let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            std::alloc::handle_alloc_error(layout)
+        let Some(start) = mapped.ok().and_then(|start| NonNull::new(start.cast())) else {
+            handle_alloc_error(
+                Layout::from_size_align(bytes, PAGE_BYTES).unwrap_or(Layout::new::<u8>()),
+            )
         };
         Buffers {
             block: Arc::new(Block {
                 start,
-                layout,
+                bytes,
                 buffer_bytes,
                 count,
                 free: Mutex::new((0..count).rev().collect()),

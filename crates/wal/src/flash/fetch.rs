@@ -4,13 +4,15 @@ use std::collections::VecDeque;
 
 use cyclone_wire::flash::{PAGE_BYTES, PageHeader};
 
-use super::assemble::{Assembler, Object, Step, StoredEntry};
-use super::buffer::Buffers;
+use super::assemble::{Assembler, Nonsense, Object, Step, StoredEntry};
+use super::buffer::{Buffer, Buffers};
 use super::device::{Action, Completion, DeviceError, Request};
 use super::log::FlashLog;
 
 /// Buffers for reading; as many reads are outstanding at most.
-const READERS: usize = 4;
+const READERS: usize = 8;
+/// Reads of one fetch: the device works while entries are put together.
+const AHEAD: usize = 4;
 /// Fetches that may wait or be under way.
 const MAX_FETCHES: usize = 64;
 
@@ -57,20 +59,39 @@ pub struct Fetched {
     pub result: Result<Vec<StoredEntry>, FetchError>,
 }
 
+/// A read under way, or come back before its turn.
+struct Reading {
+    token: u64,
+    pages: u64,
+    result: Option<Result<Buffer, DeviceError>>,
+}
+
 struct Fetch {
     id: FetchId,
-    token: Option<u64>,
     from: u64,
     /// Last entry wanted.
     to: u64,
     max_bytes: u64,
     bytes: u64,
-    /// The page to read next.
+    /// The page to go through next.
     page: u64,
-    /// Pages under way.
-    pages: u64,
-    assembler: Assembler,
+    /// The page to ask for next.
+    asked: u64,
+    /// In their order.
+    readings: VecDeque<Reading>,
+    /// Reading ahead is of no use from here on.
+    until: u64,
+    assembler: Assembler<Vec<u8>>,
     entries: Vec<StoredEntry>,
+}
+
+impl Fetch {
+    /// Whether it can do with another read, when it has so many at most.
+    fn wants(&self, readings: usize) -> bool {
+        let ahead = (self.asked - self.page) * PAGE_BYTES as u64;
+        let useful = self.asked < self.until && self.bytes + ahead < self.max_bytes;
+        self.readings.len() < readings && (self.readings.is_empty() || useful)
+    }
 }
 
 pub(crate) struct Fetches {
@@ -108,17 +129,20 @@ impl FlashLog {
         if waiting >= MAX_FETCHES {
             return Err(FetchError::Busy(waiting));
         }
+        // The last entry wanted ends at the latest where its successor begins.
+        let until = self.page_of(to + 1).map_or(page, |last| last + 1);
         self.fetches.next += 1;
         let id = FetchId(self.fetches.next);
         self.fetches.queue.push_back(Fetch {
             id,
-            token: None,
             from,
             to,
             max_bytes,
             bytes: 0,
             page,
-            pages: 0,
+            asked: page,
+            readings: VecDeque::new(),
+            until,
             assembler: Assembler::from_index(from),
             entries: Vec::new(),
         });
@@ -135,40 +159,62 @@ impl FlashLog {
         self.fetches.queue.len()
     }
 
+    /// Hands over reads: the first of each fetch, and then those ahead.
     pub(crate) fn pump_fetches(&mut self, now_us: u64) {
-        let segment = self.segment_pages();
-        for place in 0..self.fetches.queue.len() {
-            let fetch = &self.fetches.queue[place];
-            if fetch.token.is_some() {
-                continue;
+        for readings in 1..=AHEAD {
+            let mut place = 0;
+            while let Some(fetch) = self.fetches.queue.get(place) {
+                if !fetch.wants(readings) {
+                    place += 1;
+                    continue;
+                }
+                match self.read_for(place, now_us) {
+                    // Ended: another one is in its place.
+                    Some(false) => {}
+                    Some(true) => place += 1,
+                    None => return,
+                }
             }
-            let (page, from) = (fetch.page, fetch.from);
-            // Whole segments: one read each.
-            let until = (page / segment + 1) * segment;
-            let pages = until.min(self.durable).saturating_sub(page);
-            if pages == 0 || page < self.first {
-                let result = Err(FetchError::Missing { index: from });
-                self.end_fetch(place, result);
-                return self.pump_fetches(now_us);
-            }
-            let Some(buffer) = self.fetches.buffers.take() else {
-                return;
-            };
-            let token = self.token();
-            let request = Request {
-                token,
-                action: Action::Read,
-                offset: self.block.page_at(page),
-                buffer,
-                len: pages as usize * PAGE_BYTES,
-            };
-            if self.device.submit(now_us, request).is_err() {
-                return;
-            }
-            self.stats.reads += 1;
-            let fetch = &mut self.fetches.queue[place];
-            (fetch.token, fetch.pages) = (Some(token), pages);
         }
+    }
+
+    /// Hands over a fetch's next read. `Some(false)`: the fetch has come to its end; `None`: too much is under way.
+    fn read_for(&mut self, place: usize, now_us: u64) -> Option<bool> {
+        let segment = self.segment_pages();
+        let fetch = &self.fetches.queue[place];
+        let (page, from) = (fetch.asked, fetch.from);
+        // Whole segments: one read each.
+        let until = (page / segment + 1) * segment;
+        let pages = until.min(self.durable).saturating_sub(page);
+        if pages == 0 && !fetch.readings.is_empty() {
+            // What has been asked for may do.
+            self.fetches.queue[place].until = page;
+            return Some(true);
+        }
+        if pages == 0 || page < self.first {
+            let result = Err(FetchError::Missing { index: from });
+            self.end_fetch(place, result);
+            return Some(false);
+        }
+        let buffer = self.fetches.buffers.take()?;
+        let token = self.token();
+        let request = Request {
+            token,
+            action: Action::Read,
+            offset: self.block.page_at(page),
+            buffer,
+            len: pages as usize * PAGE_BYTES,
+        };
+        self.device.submit(now_us, request).ok()?;
+        self.stats.reads += 1;
+        let fetch = &mut self.fetches.queue[place];
+        fetch.asked += pages;
+        fetch.readings.push_back(Reading {
+            token,
+            pages,
+            result: None,
+        });
+        Some(true)
     }
 
     fn end_fetch(&mut self, place: usize, result: Result<Vec<StoredEntry>, FetchError>) {
@@ -179,25 +225,37 @@ impl FlashLog {
     }
 
     pub(crate) fn fetched(&mut self, completion: Completion, now_us: u64) {
-        let token = Some(completion.token);
-        let place = self
-            .fetches
-            .queue
-            .iter()
-            .position(|fetch| fetch.token == token);
-        let Some(place) = place else { return };
-        let fetch = &mut self.fetches.queue[place];
-        fetch.token = None;
-        let index = fetch.from;
-        let ended = match completion.result {
-            Err(source) => Some(Err(FetchError::Device { index, source })),
-            Ok(()) => self.take_pages(place, &completion.buffer),
-        };
-        drop(completion.buffer);
-        if let Some(result) = ended {
-            self.end_fetch(place, result);
+        let token = completion.token;
+        let mut found = self.fetches.queue.iter_mut().enumerate();
+        let found = found.find_map(|(place, fetch)| {
+            let mut readings = fetch.readings.iter_mut();
+            Some((place, readings.find(|reading| reading.token == token)?))
+        });
+        if let Some((place, reading)) = found {
+            let buffer = completion.buffer;
+            reading.result = Some(completion.result.map(|()| buffer));
+            if let Some(result) = self.go_through(place) {
+                self.end_fetch(place, result);
+            }
         }
         self.pump_fetches(now_us);
+    }
+
+    /// Goes through what has come back and whose turn it is. `Some`: the fetch has come to its end.
+    fn go_through(&mut self, place: usize) -> Option<Result<Vec<StoredEntry>, FetchError>> {
+        loop {
+            let fetch = &mut self.fetches.queue[place];
+            fetch.readings.front()?.result.as_ref()?;
+            let Reading { pages, result, .. } = fetch.readings.pop_front()?;
+            let index = fetch.from;
+            let ended = match result? {
+                Err(source) => Some(Err(FetchError::Device { index, source })),
+                Ok(buffer) => self.take_pages(place, &buffer[..pages as usize * PAGE_BYTES]),
+            };
+            if ended.is_some() {
+                return ended;
+            }
+        }
     }
 
     /// Goes through the pages that were read. `Some`: the fetch has come to its end.
@@ -208,8 +266,7 @@ impl FlashLog {
     ) -> Option<Result<Vec<StoredEntry>, FetchError>> {
         let (first, terms, block) = (self.first, &self.terms, &self.block);
         let fetch = &mut self.fetches.queue[place];
-        let count = fetch.pages as usize;
-        for bytes in buffer.chunks_exact(PAGE_BYTES).take(count) {
+        for bytes in buffer.chunks_exact(PAGE_BYTES) {
             let page = fetch.page;
             let header = PageHeader::decode(bytes).filter(|header| {
                 header.sequence == page && header.tag == block.tag && header.log == block.log
@@ -231,19 +288,24 @@ impl FlashLog {
                 ..
             } = fetch;
             let fed = fetch.assembler.feed(&header, bytes, |step| {
-                let Step::Done(Object::Entry(entry)) = step else {
-                    return Ok(());
+                let Step::Done(Object::Entry(head, payload), _) = step else {
+                    return;
                 };
                 // Replaced entries may stand in the pages, too: index and term together name one.
-                if entry.index == *from + entries.len() as u64
-                    && terms.get(entry.index) == Some(entry.term)
+                if head.index == *from + entries.len() as u64
+                    && terms.get(head.index) == Some(head.term)
                 {
-                    *total += entry.payload.len() as u64;
-                    entries.push(entry);
+                    *total += payload.len() as u64;
+                    entries.push(StoredEntry {
+                        index: head.index,
+                        term: head.term,
+                        prev_term: head.prev_term,
+                        kind: head.kind,
+                        payload,
+                    });
                 }
-                Ok(())
             });
-            if let Err(what) = fed {
+            if let Err(Nonsense { what, .. }) = fed {
                 return Some(Err(FetchError::Corrupt { page, what }));
             }
             fetch.page += 1;

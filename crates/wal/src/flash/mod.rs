@@ -19,12 +19,13 @@ mod read;
 mod recover;
 mod sim;
 mod spec;
+mod survey;
 mod terms;
 mod threaded;
 mod uring;
 mod write;
 
-pub use assemble::{Object, StoredEntry};
+pub use assemble::StoredEntry;
 pub use buffer::{Buffer, Buffers};
 pub use cyclone_wire::flash::{FlashMode, FlashSuperblock};
 pub use device::{Action, Completion, DeviceError, FlashDevice, Request};

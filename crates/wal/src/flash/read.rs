@@ -1,6 +1,7 @@
 //! Reading an area while nothing else goes on: superblock, whole segments, and what is left of a segment with bad pages.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use cyclone_wire::flash::{FlashSuperblock, FlashSuperblockFault, PAGE_BYTES};
 
@@ -12,6 +13,11 @@ use super::spec::FlashError;
 /// Pages that cannot be read, by place, and why.
 pub(crate) type Unreadable = BTreeMap<u64, DeviceError>;
 
+/// Segments read, by place, whose turn has not come.
+type Ready = BTreeMap<u64, Result<Buffer, DeviceError>>;
+
+/// Segments read ahead: enough to keep a disk busy, few enough to stay in the processor's cache.
+const AHEAD: u64 = 8;
 /// Segments that are read page by page when they cannot be read as a whole; with more of them it is not pages that are bad.
 const SALVAGED: usize = 8;
 
@@ -93,74 +99,94 @@ pub(crate) fn superblock(device: &mut dyn FlashDevice) -> Result<FlashSuperblock
 }
 
 impl FlashLog {
-    /// Reads every segment once, many at a time, and hands its pages over in no particular order. Pages that cannot be read
-    /// are handed over as zeros, and answered by place.
+    /// Reads segments, many at a time, and hands them over in their order. Pages that cannot be read are handed over as
+    /// zeros, and answered by place.
     pub(crate) fn read_segments(
         &mut self,
-        segments: impl Iterator<Item = u64>,
-        mut pages: impl FnMut(u64, &[u8]),
+        segments: Range<u64>,
+        mut pages: impl FnMut(&[u8]),
     ) -> Result<Unreadable, FlashError> {
-        let segment = self.segment_pages();
-        let mut segments = segments.fuse().peekable();
+        let mut asked = segments.start;
+        let mut ready = BTreeMap::new();
         let mut done = Vec::new();
-        let mut failed = Vec::new();
-        while segments.peek().is_some() || self.device.outstanding() > 0 {
-            while let Some(place) = segments.peek().copied() {
-                let Some(buffer) = self.buffers.take() else {
-                    break;
-                };
-                let request = Request {
-                    token: place,
-                    action: Action::Read,
-                    offset: self.block.page_at(place * segment),
-                    buffer,
-                    len: segment as usize * PAGE_BYTES,
-                };
-                if self.device.submit(0, request).is_err() {
-                    break;
-                }
-                segments.next();
-            }
-            self.device.poll(0, &mut done);
-            if done.is_empty() {
-                self.device.wait();
-            }
-            for completion in done.drain(..) {
-                match completion.result {
-                    Ok(()) => pages(completion.token, &completion.buffer),
-                    Err(error) => failed.push((completion.token, error)),
-                }
-            }
-        }
-        match failed.get(SALVAGED) {
-            Some((_, error)) => Err((*error).into()),
-            None => self.salvage(failed, &mut pages),
-        }
-    }
-
-    /// Reads segments that did not read as a whole page by page.
-    fn salvage(
-        &mut self,
-        segments: Vec<(u64, DeviceError)>,
-        pages: &mut impl FnMut(u64, &[u8]),
-    ) -> Result<Unreadable, FlashError> {
-        let segment = self.segment_pages();
         let mut unreadable = Unreadable::new();
-        for (place, _) in segments {
-            let mut bytes = vec![0; segment as usize * PAGE_BYTES];
-            let numbers = place * segment..(place + 1) * segment;
-            for (number, into) in numbers.zip(bytes.chunks_exact_mut(PAGE_BYTES)) {
-                let at = self.block.page_at(number);
-                match blocking(&mut *self.device, Action::Read, at, one_page()?, PAGE_BYTES) {
-                    Ok(page) => into.copy_from_slice(&page[..PAGE_BYTES]),
-                    Err(FlashError::Device(error)) => {
-                        unreadable.insert(number, error);
+        let mut salvaged = 0;
+        for next in segments.clone() {
+            let result = loop {
+                while asked < segments.end.min(next + AHEAD) && self.ask_segment(asked) {
+                    asked += 1;
+                }
+                if let Some(result) = ready.remove(&next) {
+                    break result;
+                }
+                self.take_segments(&mut done, &mut ready);
+            };
+            match result {
+                Ok(buffer) => pages(&buffer),
+                Err(error) => {
+                    // One page after the other is read with nothing else under way.
+                    while self.device.outstanding() > 0 {
+                        self.take_segments(&mut done, &mut ready);
                     }
-                    Err(error) => return Err(error),
+                    salvaged += 1;
+                    if salvaged > SALVAGED {
+                        return Err(error.into());
+                    }
+                    self.salvage(next, &mut unreadable, &mut pages)?;
                 }
             }
-            pages(place, &bytes);
         }
         Ok(unreadable)
+    }
+
+    /// Asks for a segment; `false` if too much is under way.
+    fn ask_segment(&mut self, place: u64) -> bool {
+        let segment = self.segment_pages();
+        let Some(buffer) = self.buffers.take() else {
+            return false;
+        };
+        let request = Request {
+            token: place,
+            action: Action::Read,
+            offset: self.block.page_at(place * segment),
+            buffer,
+            len: segment as usize * PAGE_BYTES,
+        };
+        self.device.submit(0, request).is_ok()
+    }
+
+    fn take_segments(&mut self, done: &mut Vec<Completion>, ready: &mut Ready) {
+        self.device.poll(0, done);
+        if done.is_empty() {
+            self.device.wait();
+        }
+        ready.extend(done.drain(..).map(|completion| {
+            let buffer = completion.buffer;
+            (completion.token, completion.result.map(|()| buffer))
+        }));
+    }
+
+    /// Reads a segment that did not read as a whole page by page.
+    fn salvage(
+        &mut self,
+        place: u64,
+        unreadable: &mut Unreadable,
+        pages: &mut impl FnMut(&[u8]),
+    ) -> Result<(), FlashError> {
+        let segment = self.segment_pages();
+        let mut bytes = vec![0; segment as usize * PAGE_BYTES];
+        let numbers = place * segment..(place + 1) * segment;
+        for (number, into) in numbers.zip(bytes.chunks_exact_mut(PAGE_BYTES)) {
+            let at = self.block.page_at(number);
+            match blocking(&mut *self.device, Action::Read, at, one_page()?, PAGE_BYTES) {
+                Ok(page) => into.copy_from_slice(&page[..PAGE_BYTES]),
+                Err(FlashError::Device(error)) => {
+                    unreadable.insert(number, error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        pages(&bytes);
+        Ok(())
     }
 }

@@ -1,23 +1,23 @@
 //! Formatting an area, and opening it after a restart or a crash.
 //!
-//! All pages are read. The log goes from the first page that is still needed to the last one that follows without a gap;
+//! All pages are read, once. The log goes from the first page that is still needed to the last one that follows without a gap;
 //! a page that is missing, torn, stale or misplaced ends it. If any page found says that the missing one had been durable,
 //! that is damage and not a write cut short, and the log says so instead of shortening itself. So it does where it may go on
 //! with a page that cannot be read.
 
 use std::collections::VecDeque;
 
-use cyclone_wire::flash::{FlashMode, FlashSuperblock, PAGE_BYTES, PageHeader};
+use cyclone_wire::flash::{FlashMode, FlashSuperblock, PAGE_BYTES};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::ring::HardState;
 
-use super::assemble::{Assembler, Object, Step};
 use super::buffer::Buffers;
 use super::device::{Action, Completion, DeviceError, FlashDevice, Request};
 use super::fetch::Fetches;
 use super::log::{FlashLog, FlashStats};
 use super::read::{Unreadable, WAITED_FOR, blocking, one_page, superblock};
 use super::spec::{FlashError, FlashIdentity, FlashSpec};
+use super::survey::{Fact, Survey};
 use super::terms::Terms;
 
 /// What opening found.
@@ -252,10 +252,9 @@ impl FlashLog {
             return Err(FlashError::WrongShape(Box::new(block)));
         }
         let mut log = FlashLog::empty(device, block, spec);
-        let (headers, unreadable) = log.scan()?;
-        let beyond = log.find(&headers, &unreadable)?;
-        drop(headers);
-        log.walk()?;
+        let (survey, unreadable) = log.survey()?;
+        let beyond = log.find(&survey, &unreadable)?;
+        log.walk(&survey)?;
         let recovered = FlashRecovered {
             first: log.terms.first(),
             last: log.terms.next() - 1,
@@ -265,49 +264,47 @@ impl FlashLog {
         Ok((log, recovered))
     }
 
-    /// The headers of all pages that are whole and in their place, by place.
-    fn scan(&mut self) -> Result<(Vec<Option<PageHeader>>, Unreadable), FlashError> {
-        let (block, segment) = (self.block, self.segment_pages() as usize);
-        let mut headers = vec![None; block.pages as usize];
-        let grown = self.grown / segment as u64;
-        let unreadable = self.read_segments(0..grown, |place, bytes| {
-            let start = place as usize * segment;
-            for (page, bytes) in bytes.chunks_exact(PAGE_BYTES).enumerate() {
-                let at = start + page;
-                headers[at] = PageHeader::decode(bytes).filter(|header| {
-                    header.tag == block.tag
-                        && header.log == block.log
-                        && header.sequence % block.pages == at as u64
-                        && header.first.is_multiple_of(segment as u64)
-                });
+    /// Reads all pages and keeps what matters of those that are whole and in their place.
+    fn survey(&mut self) -> Result<(Survey, Unreadable), FlashError> {
+        let segment = self.segment_pages();
+        let mut survey = Survey::new(self.block, self.grown);
+        let unreadable = self.read_segments(0..self.grown / segment, |bytes| {
+            for page in bytes.chunks_exact(PAGE_BYTES) {
+                survey.take(page);
             }
         })?;
-        Ok((headers, unreadable))
+        let mut again = 0;
+        while survey.goes_on() {
+            let page = survey.next();
+            let mut alike = true;
+            self.read_segments(again..again + 1, |bytes| {
+                for page in bytes.chunks_exact(PAGE_BYTES) {
+                    alike &= !survey.goes_on() || survey.take_again(page);
+                }
+            })?;
+            if !alike {
+                let what = "it reads differently the second time";
+                return Err(FlashError::Corrupt { page, what });
+            }
+            again += 1;
+        }
+        Ok((survey, unreadable))
     }
 
     /// Finds where the log begins and ends. Answers how many whole pages lie behind its end.
-    fn find(
-        &mut self,
-        headers: &[Option<PageHeader>],
-        unreadable: &Unreadable,
-    ) -> Result<u64, FlashError> {
+    fn find(&mut self, survey: &Survey, unreadable: &Unreadable) -> Result<u64, FlashError> {
         let pages = self.block.pages;
-        let all = || headers.iter().flatten();
-        let first = all().map(|header| header.first).max().unwrap_or(0);
-        let durable = all().map(|header| header.durable).max().unwrap_or(0);
-        let life = all().map(|header| header.life).max().unwrap_or(0);
+        let (first, durable) = (survey.first, survey.durable);
         let mut tail = first;
         let mut previous = 0;
-        while tail < first + pages {
-            let header = headers[(tail % pages) as usize];
-            let Some(header) = header.filter(|header| header.sequence == tail) else {
-                break;
-            };
+        while tail < first + pages
+            && let Some(life) = survey.life_of(tail)
+        {
             // Left over from before a crash: the page before it was written by a later life.
-            if header.life < previous {
+            if life < previous {
                 break;
             }
-            previous = header.life;
+            previous = life;
             tail += 1;
         }
         // Where the log ends or seems to, a page that cannot be read may be of the log; elsewhere it does not matter.
@@ -322,50 +319,24 @@ impl FlashLog {
             let what = "the log's first page is not there";
             return Err(FlashError::Corrupt { page: tail, what });
         }
-        let beyond = all().filter(|header| header.sequence > tail).count() as u64;
+        let beyond = survey.behind(tail);
         (self.first, self.first_durable, self.first_told) = (first, first, first);
         (self.tail, self.durable) = (tail, tail);
         (self.records_end, self.vouched) = (tail, durable);
-        self.life = life.checked_add(1).ok_or(FlashError::Damaged)?;
+        self.life = survey.life.checked_add(1).ok_or(FlashError::Damaged)?;
         Ok(beyond)
     }
 
     /// Goes through the log's pages: which entries begin where, of which terms, and the hard state.
-    fn walk(&mut self) -> Result<(), FlashError> {
-        let (first, tail, segment) = (self.first, self.tail, self.segment_pages());
-        let mut walker = Walker {
-            assembler: Assembler::default(),
-            anchored: false,
-            reset: false,
-            hard: false,
-            pending: None,
-        };
-        // In order, one window of segments after the other.
-        let window = self.buffers.count() as u64;
-        let mut from = first / segment;
-        while from * segment < tail {
-            let until = (from + window).min(tail.div_ceil(segment));
-            let mut found: Vec<Option<Vec<u8>>> = vec![None; (until - from) as usize];
-            let places = self.block.pages / segment;
-            let unreadable = self.read_segments(
-                (from..until).map(|number| number % places),
-                |place, bytes| {
-                    let slot = (place + places - from % places) % places;
-                    found[slot as usize] = Some(bytes.to_vec());
-                },
-            )?;
-            for (number, bytes) in (from..until).zip(found) {
-                let bytes = bytes.unwrap_or_default();
-                for (page, bytes) in (number * segment..).zip(bytes.chunks_exact(PAGE_BYTES)) {
-                    if page < tail {
-                        if let Some(error) = unreadable.get(&(page % self.block.pages)) {
-                            return Err((*error).into());
-                        }
-                        self.walk_page(&mut walker, page, bytes)?;
-                    }
-                }
+    fn walk(&mut self, survey: &Survey) -> Result<(), FlashError> {
+        let (first, tail) = (self.first, self.tail);
+        let mut walker = Walker::default();
+        for page in first..tail {
+            self.lows.push_back(self.next_begin);
+            for fact in survey.facts(page) {
+                self.walk_fact(&mut walker, survey, page, fact)
+                    .map_err(|what| FlashError::Corrupt { page, what })?;
             }
-            from = until;
         }
         if self.block.mode == FlashMode::Only && !walker.hard {
             let (page, what) = (first, "no hard state is there");
@@ -381,77 +352,90 @@ impl FlashLog {
         Ok(())
     }
 
-    fn walk_page(
+    /// Takes the next fact of a page. An object that began before the log's first page is not of the log.
+    fn walk_fact(
         &mut self,
         walker: &mut Walker,
+        survey: &Survey,
         page: u64,
-        bytes: &[u8],
-    ) -> Result<(), FlashError> {
-        let corrupt = |what| FlashError::Corrupt { page, what };
-        let header = PageHeader::decode(bytes)
-            .filter(|header| header.sequence == page)
-            .ok_or(corrupt("it reads differently the second time"))?;
-        self.lows.push_back(self.next_begin);
-        let mut assembler = std::mem::take(&mut walker.assembler);
-        let fed = assembler.feed(&header, bytes, |step| match step {
-            Step::Begun(head) => {
-                walker.give_up(self);
-                let before = head.index.checked_sub(1).ok_or("an entry with index 0")?;
-                if !walker.anchored || (!walker.reset && before < self.base) {
-                    // The first of all: what stands before it is known from it. Those that it replaces may come first.
-                    self.terms = Terms::after(before, head.prev_term);
-                    (self.next_begin, self.base) = (head.index, before);
-                    self.ends.clear();
+        fact: Fact,
+    ) -> Result<(), &'static str> {
+        let ours = |began: u64| began >= self.first;
+        match fact {
+            Fact::Run { index, term, count } => {
+                for index in index..index + u64::from(count) {
+                    self.walk_begin(walker, index, term, term)?;
+                    walker.pending = None;
+                    self.note_end(page, index, term);
                 }
-                walker.anchored = true;
-                if head.index > self.terms.next() {
-                    return Err("an entry is missing before this one");
-                }
-                if head.index <= self.base || head.index < self.terms.first() {
-                    return Err("an entry from before the log's beginning");
-                }
-                if self.terms.get(head.index - 1) != Some(head.prev_term)
-                    || head.term < head.prev_term
-                {
-                    return Err("an entry that does not follow its predecessor");
-                }
-                walker.pending = Some(Pending {
-                    pages: self.lows.len(),
-                    changed: (0..self.lows.len())
-                        .rev()
-                        .map(|place| (place, self.lows[place]))
-                        .take_while(|(_, low)| *low > head.index)
-                        .collect(),
-                    next_begin: self.next_begin,
-                });
-                self.note_begin(head.index);
-                Ok(())
             }
-            Step::Done(Object::Entry(entry)) => {
+            Fact::Begun {
+                index,
+                term,
+                prev_term,
+            } => self.walk_begin(walker, index, term, prev_term)?,
+            Fact::Ended { index, term, began } if ours(began) => {
                 walker.pending = None;
-                self.note_end(page, entry.index, entry.term);
-                Ok(())
+                self.note_end(page, index, term);
             }
-            Step::Done(Object::HardState(state)) => {
+            Fact::HardState { number, began } if ours(began) => {
                 walker.give_up(self);
                 walker.hard = true;
-                self.hard_state = state;
-                Ok(())
+                let state = survey.hard_state(number);
+                self.hard_state = state.ok_or("a hard state that was not noted")?.clone();
             }
-            Step::Done(Object::Reset(index, term)) => {
+            Fact::Reset { index, term, began } if ours(began) => {
                 walker.give_up(self);
                 (walker.anchored, walker.reset) = (true, true);
                 self.note_reset(index, term);
-                Ok(())
             }
+            Fact::Nonsense { what, began } if ours(began) => return Err(what),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn walk_begin(
+        &mut self,
+        walker: &mut Walker,
+        index: u64,
+        term: u64,
+        prev_term: u64,
+    ) -> Result<(), &'static str> {
+        walker.give_up(self);
+        let before = index.checked_sub(1).ok_or("an entry with index 0")?;
+        if !walker.anchored || (!walker.reset && before < self.base) {
+            // The first of all: what stands before it is known from it. Those that it replaces may come first.
+            self.terms = Terms::after(before, prev_term);
+            (self.next_begin, self.base) = (index, before);
+            self.ends.clear();
+        }
+        walker.anchored = true;
+        if index > self.terms.next() {
+            return Err("an entry is missing before this one");
+        }
+        if index <= self.base || index < self.terms.first() {
+            return Err("an entry from before the log's beginning");
+        }
+        if self.terms.get(before) != Some(prev_term) || term < prev_term {
+            return Err("an entry that does not follow its predecessor");
+        }
+        walker.pending = Some(Pending {
+            pages: self.lows.len(),
+            changed: (0..self.lows.len())
+                .rev()
+                .map(|place| (place, self.lows[place]))
+                .take_while(|(_, low)| *low > index)
+                .collect(),
+            next_begin: self.next_begin,
         });
-        walker.assembler = assembler;
-        fed.map_err(corrupt)
+        self.note_begin(index);
+        Ok(())
     }
 }
 
+#[derive(Default)]
 struct Walker {
-    assembler: Assembler,
     /// An entry or a reset has been met.
     anchored: bool,
     reset: bool,

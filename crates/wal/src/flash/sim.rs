@@ -13,6 +13,9 @@ const SECTOR: usize = 512;
 /// Pages that count as written last: more than writes may be under way.
 const LATEST: usize = 128;
 
+const BLANK: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+
+/// A page's bytes; none for one of zeros, because most are: space is written in advance.
 type Page = Box<[u8]>;
 
 /// What goes wrong. Each counts down the writes (or reads) until it strikes; `None`: never.
@@ -62,7 +65,11 @@ impl Disk {
     fn write(&mut self, offset: u64, bytes: &[u8]) {
         for (place, page) in bytes.chunks(PAGE_BYTES).enumerate() {
             let number = offset / PAGE_BYTES as u64 + place as u64;
-            self.pages.insert(number, page.into());
+            let stored = match page == BLANK {
+                true => Page::default(),
+                false => page.into(),
+            };
+            self.pages.insert(number, stored);
             // What is written anew can be read again.
             self.faults.read_error.retain(|bad| *bad != number);
             self.latest.push_back(number);
@@ -76,8 +83,8 @@ impl Disk {
         for (place, page) in into.chunks_mut(PAGE_BYTES).enumerate() {
             let number = offset / PAGE_BYTES as u64 + place as u64;
             match self.pages.get(&number) {
-                Some(stored) => page.copy_from_slice(stored),
-                None => page.fill(0),
+                Some(stored) if !stored.is_empty() => page.copy_from_slice(stored),
+                _ => page.fill(0),
             }
         }
     }
@@ -272,6 +279,9 @@ impl SimDisk {
     /// Turns a bit of a page: rot.
     pub fn rot(&self, page: u64, bit: usize) {
         if let Some(bytes) = self.lock().pages.get_mut(&page) {
+            if bytes.is_empty() {
+                *bytes = vec![0; PAGE_BYTES].into();
+            }
             bytes[bit / 8 % PAGE_BYTES] ^= 1 << (bit % 8);
         }
     }
@@ -392,6 +402,9 @@ impl FlashDevice for SimFlash {
             return;
         }
         let now_us = disk.now_us;
+        if disk.waiting.iter().all(|(at, _, _)| *at > now_us) {
+            return;
+        }
         let (ready, waiting): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut disk.waiting)
             .into_iter()
             .partition(|(at, _, _)| *at <= now_us);

@@ -19,6 +19,8 @@ use crate::resp;
 /// What is wanted.
 const WITHIN_MS: f64 = 5000.0;
 const PATIENCE: Duration = Duration::from_secs(120);
+/// For the node's log to be written.
+const TELLING: Duration = Duration::from_secs(2);
 /// Writes in one round trip.
 const PIPELINE: usize = 128;
 
@@ -117,7 +119,7 @@ fn one(
         json!(lacking),
     ];
     let mut last = begun;
-    for at in phases(&log, before)? {
+    for at in all_phases(&log, before)? {
         match at {
             Some(at) => {
                 row.push(json!((at - last).max(0.0).round()));
@@ -129,6 +131,18 @@ fn one(
     row.push(json!((served - last).max(0.0).round()));
     row.push(json!((served - begun).round()));
     Ok(row)
+}
+
+/// As [`phases`], once the node has told them all, or does not for a while: it may serve before it says that it has caught up.
+fn all_phases(log: &Path, from: usize) -> Result<Vec<Option<f64>>> {
+    let until = Instant::now() + TELLING;
+    loop {
+        let found = phases(log, from)?;
+        if found.iter().all(Option::is_some) || Instant::now() > until {
+            return Ok(found);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// When each phase ended, by the node's log from there on; a text line begins with its time.

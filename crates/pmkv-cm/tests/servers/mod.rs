@@ -1,4 +1,6 @@
-//! Stores of configurations that real servers of Debian's packages offer, started on free ports and ended with the test.
+//! Stores of configurations that real servers of Debian's packages offer, started on free ports and ended with the test. The
+//! server's tests use them as well.
+#![allow(dead_code, reason = "each test file uses a part")]
 
 use std::net::{TcpListener, TcpStream};
 #[cfg(feature = "zookeeper")]
@@ -10,7 +12,8 @@ use std::time::{Duration, Instant};
 pub struct Outside {
     command: Command,
     child: Option<Child>,
-    port: u16,
+    /// Where its clients come.
+    pub port: u16,
     /// What its files lie in: they are there again when it is started again.
     _directory: tempfile::TempDir,
     /// What a cluster's file says of it.

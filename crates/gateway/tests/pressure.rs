@@ -1,0 +1,139 @@
+//! A backend that takes little more: connections wait, for a while, and cost nothing once they have gone.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use cyclone_gateway::fake::MemoryBackend;
+use cyclone_gateway::{Gateway, GatewayConfig};
+use mio::{Events, Poll};
+
+const MS: u64 = 1_000;
+
+/// A gateway whose time is the test's.
+struct Stage {
+    poll: Poll,
+    gateway: Gateway,
+    backend: MemoryBackend,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let poll = Poll::new().unwrap();
+        let config = GatewayConfig::new("127.0.0.1:0".parse().unwrap());
+        let gateway = Gateway::new(config, poll.registry(), 10).unwrap();
+        Stage {
+            poll,
+            gateway,
+            backend: MemoryBackend::default(),
+        }
+    }
+
+    fn client(&mut self, now_us: u64) -> TcpStream {
+        let before = self.gateway.connections();
+        let client = TcpStream::connect(self.gateway.local_addr()).unwrap();
+        self.until(now_us, |stage| stage.gateway.connections() > before);
+        client
+    }
+
+    /// Everything that can be done at `now_us`, and what is still on its way in the kernel.
+    fn settle(&mut self, now_us: u64) {
+        let mut events = Events::with_capacity(64);
+        for _ in 0..5 {
+            self.poll
+                .poll(&mut events, Some(Duration::from_millis(2)))
+                .unwrap();
+            for event in &events {
+                assert!(self.gateway.handle(event));
+            }
+            self.gateway.step(now_us, &mut self.backend);
+            for (ticket, outcome) in self.backend.take_outcomes() {
+                self.gateway.complete(ticket, outcome);
+            }
+            self.gateway.flush(now_us, &self.backend);
+        }
+    }
+
+    fn until(&mut self, now_us: u64, holds: impl Fn(&Stage) -> bool) {
+        for _ in 0..1000 {
+            self.settle(now_us);
+            if holds(self) {
+                return;
+            }
+        }
+        panic!("never came true");
+    }
+
+    fn commands(&self) -> u64 {
+        self.gateway.stats().commands
+    }
+}
+
+fn expect(client: &mut TcpStream, reply: &str) {
+    let mut got = vec![0; reply.len()];
+    client.read_exact(&mut got).unwrap();
+    assert_eq!(String::from_utf8_lossy(&got), reply);
+}
+
+#[test]
+fn callers_wait_while_the_backend_is_pressed() {
+    let mut stage = Stage::new();
+    let mut client = stage.client(1);
+    stage.backend.pressed = true;
+    client.write_all(b"SET a 1\r\n").unwrap();
+    stage.settle(10 * MS);
+    assert_eq!(stage.commands(), 0);
+    assert!(!stage.gateway.has_work(), "it would spin");
+    assert_eq!(stage.gateway.next_timeout_us(10 * MS), Some(MS));
+    stage.backend.pressed = false;
+    stage.settle(11 * MS);
+    assert_eq!(stage.commands(), 1);
+    expect(&mut client, "+OK\r\n");
+}
+
+#[test]
+fn after_long_each_caller_is_heard_once() {
+    let mut stage = Stage::new();
+    let mut clients: Vec<TcpStream> = (0..3).map(|_| stage.client(1)).collect();
+    stage.backend.pressed = true;
+    for client in &mut clients {
+        client.write_all(b"INCR n\r\n").unwrap();
+    }
+    stage.settle(10 * MS);
+    stage.settle(259 * MS);
+    assert_eq!(stage.commands(), 0);
+    stage.settle(261 * MS);
+    assert_eq!(stage.commands(), 3);
+    let mut replies: Vec<[u8; 4]> = Vec::new();
+    for client in &mut clients {
+        let mut reply = [0; 4];
+        client.read_exact(&mut reply).unwrap();
+        replies.push(reply);
+    }
+    replies.sort_unstable();
+    assert_eq!(replies.concat(), b":1\r\n:2\r\n:3\r\n");
+    // And then waits again.
+    clients[0].write_all(b"INCR n\r\n").unwrap();
+    stage.settle(262 * MS);
+    assert_eq!(stage.commands(), 3);
+}
+
+#[test]
+fn whoever_left_while_waiting_is_not_looked_after() {
+    let mut stage = Stage::new();
+    let mut client = stage.client(1);
+    stage.backend.pressed = true;
+    client.write_all(b"PING\r\n").unwrap();
+    stage.settle(10 * MS);
+    drop(client);
+    // Its turns come while the backend is still pressed, and it is the last connection.
+    for now_us in [300 * MS, 600 * MS, 900 * MS] {
+        stage.settle(now_us);
+    }
+    assert_eq!(stage.gateway.connections(), 0);
+    for now_us in [901 * MS, 1_200 * MS] {
+        stage.settle(now_us);
+        assert!(!stage.gateway.has_work());
+        assert_eq!(stage.gateway.next_timeout_us(now_us), None, "at {now_us}");
+    }
+}

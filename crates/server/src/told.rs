@@ -1,0 +1,140 @@
+//! Errors as users read them: one line that says what failed, and because of what.
+
+use std::error::Error as _;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use redis::{ErrorKind, RedisError};
+
+/// The error with its causes. A cause that what stands before it tells already is left out; what [`Denied`] says is enough by itself.
+pub fn told(error: &anyhow::Error) -> String {
+    if let Some(denied) = error.downcast_ref::<Denied>() {
+        return denied.to_string();
+    }
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        if line.is_empty() {
+            line = text;
+        } else if !line.ends_with(&text) {
+            line = format!("{line}: {text}");
+        }
+    }
+    line
+}
+
+/// Why a node's Redis port does not let somebody in. Asking again changes nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// Whatever it speaks, it is not this.
+    #[error(
+        "what answers at {0} does not speak the Redis protocol in the clear; if the port speaks TLS, give --tls"
+    )]
+    NotPlain(SocketAddr),
+    /// It does not speak TLS.
+    #[error("the port {0} does not speak TLS; leave out --tls")]
+    NotTls(SocketAddr),
+    /// Its certificate is not trusted, or is for another address.
+    #[error(
+        "the certificate of {address} is not accepted ({why}); --cacert names the PEM file of the authority that signed it"
+    )]
+    Certificate {
+        /// The node.
+        address: SocketAddr,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// It does not take this client's certificate, or wants one.
+    #[error(
+        "{address} ends the connection ({why}); where clients need a certificate, give --cert and --key"
+    )]
+    Alert {
+        /// The node.
+        address: SocketAddr,
+        /// The alert.
+        why: String,
+    },
+    /// A wrong password, or no such user.
+    #[error(
+        "{address} does not let user {user} in with this password (CYCLONE_PASSWORD or --password)"
+    )]
+    Password {
+        /// The node.
+        address: SocketAddr,
+        /// The user.
+        user: String,
+    },
+    /// It wants a password and was given none.
+    #[error(
+        "the node wants a password; set CYCLONE_PASSWORD in the environment, with --user if it is not of `default`"
+    )]
+    NoPassword,
+}
+
+/// What rustls said, if it was that.
+fn of_tls(error: &RedisError) -> Option<&rustls::Error> {
+    let source = error.source()?;
+    let shared = source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>();
+    let input = match shared {
+        Some(shared) => shared.downcast_ref::<io::Error>(),
+        None => source.downcast_ref::<io::Error>(),
+    };
+    input?.get_ref()?.downcast_ref()
+}
+
+impl Denied {
+    /// What an error on the way into a node comes to; `None`: it is none of these.
+    pub fn of(error: &RedisError, address: SocketAddr, tls: bool) -> Option<Denied> {
+        if !tls {
+            return (error.kind() == ErrorKind::Parse).then_some(Denied::NotPlain(address));
+        }
+        let error = of_tls(error)?;
+        let why = error.to_string();
+        match error {
+            rustls::Error::InvalidMessage(_) => Some(Denied::NotTls(address)),
+            rustls::Error::InvalidCertificate(_) => Some(Denied::Certificate { address, why }),
+            rustls::Error::AlertReceived(_) => Some(Denied::Alert { address, why }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context as _;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_told_twice() {
+        let twice = RedisError::from(io::Error::other("the line is cut"));
+        let error: anyhow::Result<()> = Err(twice).context("cannot connect");
+        let error = error.context("status").expect_err("an error");
+        assert_eq!(told(&error), "status: cannot connect: the line is cut");
+        let denied: anyhow::Result<()> = Err(Denied::NoPassword.into());
+        let denied = denied.context("INFO").context("status");
+        let denied = denied.expect_err("an error");
+        assert_eq!(told(&denied), Denied::NoPassword.to_string());
+    }
+
+    #[test]
+    fn what_tls_says_is_understood() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 6379));
+        let of = |error: rustls::Error| {
+            let error = io::Error::new(io::ErrorKind::InvalidData, error);
+            Denied::of(&RedisError::from(error), address, true)
+        };
+        let unknown = rustls::CertificateError::UnknownIssuer;
+        let denied = of(rustls::Error::InvalidCertificate(unknown));
+        assert!(
+            matches!(denied, Some(Denied::Certificate { .. })),
+            "{denied:?}"
+        );
+        let denied = of(rustls::Error::AlertReceived(
+            rustls::AlertDescription::CertificateRequired,
+        ));
+        assert!(matches!(denied, Some(Denied::Alert { .. })), "{denied:?}");
+        assert_eq!(of(rustls::Error::DecryptError), None);
+    }
+}

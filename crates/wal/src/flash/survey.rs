@@ -1,0 +1,279 @@
+//! What opening an area keeps of its pages. Each is read once, and what the log is made from is noted in their place:
+//! which entries begin and end in it. Where the log begins and ends is known only after the last one.
+
+use cyclone_wire::flash::{EntryHead, FlashSuperblock, PAGE_BYTES, PageHeader};
+use cyclone_wire::ring::HardState;
+
+use super::assemble::{Assembler, Nonsense, Object, Step};
+
+/// In place of a sequence: the page is not whole, or not in its place.
+const NONE: u64 = u64::MAX;
+
+/// Something met in a page. `began` is the page in which an object began: if that is not of the log, nor is the object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fact {
+    /// So many entries, one after the other, begin and end here; all are of one term, and so is their predecessor.
+    Run { index: u64, term: u64, count: u32 },
+    /// An entry begins.
+    Begun {
+        index: u64,
+        term: u64,
+        prev_term: u64,
+    },
+    /// An entry is whole.
+    Ended { index: u64, term: u64, began: u64 },
+    /// The hard state from here on, by its number.
+    HardState { number: usize, began: u64 },
+    /// The log begins anew.
+    Reset { index: u64, term: u64, began: u64 },
+    /// Something that makes no sense.
+    Nonsense { what: &'static str, began: u64 },
+}
+
+/// A page by its place.
+struct Page {
+    sequence: u64,
+    /// Where its facts begin.
+    facts: usize,
+    life: u32,
+}
+
+/// See the module's text.
+pub(crate) struct Survey {
+    block: FlashSuperblock,
+    pages: Vec<Page>,
+    facts: Vec<Fact>,
+    hard_states: Vec<HardState>,
+    assembler: Assembler<()>,
+    /// The sequence that would go on with the page seen last.
+    next: u64,
+    /// What ends behind the area's end: in the page of this sequence, before anything else.
+    across: Option<(u64, Fact)>,
+    /// The highest that any page says.
+    pub(crate) first: u64,
+    pub(crate) durable: u64,
+    pub(crate) life: u32,
+}
+
+impl Survey {
+    /// `pages` is how many will come.
+    pub(crate) fn new(block: FlashSuperblock, pages: u64) -> Survey {
+        Survey {
+            block,
+            pages: Vec::with_capacity(pages as usize),
+            facts: Vec::new(),
+            hard_states: Vec::new(),
+            assembler: Assembler::from_index(0),
+            next: NONE,
+            across: None,
+            first: 0,
+            durable: 0,
+            life: 0,
+        }
+    }
+
+    fn header(&self, place: u64, bytes: &[u8]) -> Option<PageHeader> {
+        let segment_pages = u64::from(self.block.segment_bytes) / PAGE_BYTES as u64;
+        PageHeader::decode(bytes).filter(|header| {
+            header.tag == self.block.tag
+                && header.log == self.block.log
+                && header.sequence % self.block.pages == place
+                && header.first.is_multiple_of(segment_pages)
+        })
+    }
+
+    /// Takes the next page of the area.
+    pub(crate) fn take(&mut self, bytes: &[u8]) {
+        let header = self.header(self.pages.len() as u64, bytes);
+        self.pages.push(Page {
+            sequence: header.map_or(NONE, |header| header.sequence),
+            facts: self.facts.len(),
+            life: header.map_or(0, |header| header.life),
+        });
+        let Some(header) = header else {
+            self.next = NONE;
+            return;
+        };
+        self.first = self.first.max(header.first);
+        self.durable = self.durable.max(header.durable);
+        self.life = self.life.max(header.life);
+        if header.sequence < self.first {
+            // No longer of the log, whatever follows.
+            self.next = NONE;
+            return;
+        }
+        if header.sequence != self.next {
+            self.assembler.forget();
+        }
+        self.next = header.sequence + 1;
+        if let Err(Nonsense { began, what }) = self.feed(&header, bytes) {
+            self.facts.push(Fact::Nonsense { what, began });
+            if began < header.sequence {
+                // Should that page not be of the log, what stands behind the object's end counts.
+                self.assembler.forget();
+                if let Err(Nonsense { began, what }) = self.feed(&header, bytes) {
+                    self.facts.push(Fact::Nonsense { what, began });
+                }
+            }
+        }
+    }
+
+    fn feed(&mut self, header: &PageHeader, bytes: &[u8]) -> Result<(), Nonsense> {
+        let Survey {
+            facts,
+            hard_states,
+            assembler,
+            pages,
+            ..
+        } = self;
+        let here = pages.last().map_or(0, |page| page.facts);
+        assembler.feed(header, bytes, |step| match step {
+            Step::Begun(EntryHead {
+                index,
+                term,
+                prev_term,
+                ..
+            }) => facts.push(Fact::Begun {
+                index,
+                term,
+                prev_term,
+            }),
+            Step::Done(object, began) => {
+                let fact = of_object(object, began, hard_states);
+                note(facts, here, fact);
+            }
+        })
+    }
+
+    /// Whether an object has begun in the area's last page that may go on in its first one: then pages are to be taken by
+    /// [`Survey::take_again`], from the first one on.
+    pub(crate) fn goes_on(&self) -> bool {
+        let wrapped = self.pages.len() as u64 == self.block.pages;
+        let since = self.assembler.open_since();
+        wrapped
+            && self.across.is_none()
+            && self.next != NONE
+            && since.is_some_and(|since| since >= self.first)
+            && self.life_of(self.next).is_some()
+    }
+
+    /// Takes once more the next of the pages in which an object from the area's end may go on. Answers whether it reads as
+    /// before.
+    pub(crate) fn take_again(&mut self, bytes: &[u8]) -> bool {
+        let place = self.next % self.block.pages;
+        let header = self.header(place, bytes);
+        let Some(header) = header.filter(|header| header.sequence == self.next) else {
+            return false;
+        };
+        self.next += 1;
+        let (mut first, hard_states) = (None, &mut self.hard_states);
+        let since = self.assembler.open_since();
+        let fed = self.assembler.feed(&header, bytes, |step| {
+            // What follows was noted the first time.
+            if first.is_none() {
+                first = Some(match step {
+                    Step::Begun(_) => None,
+                    Step::Done(object, began) => Some(of_object(object, began, hard_states)),
+                });
+            }
+        });
+        if let Err(Nonsense { began, what }) = fed
+            && first.is_none()
+            && Some(began) == since
+        {
+            first = Some(Some(Fact::Nonsense { what, began }));
+        }
+        if let Some(fact) = first {
+            self.across = fact.map(|fact| (header.sequence, fact));
+            self.assembler.forget();
+        }
+        true
+    }
+
+    /// The sequence that would go on with the page seen last.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The life in which a page of the log was written; `None`: it is not there.
+    pub(crate) fn life_of(&self, sequence: u64) -> Option<u32> {
+        let page = self.pages.get((sequence % self.block.pages) as usize)?;
+        (page.sequence == sequence).then_some(page.life)
+    }
+
+    /// Pages behind a sequence.
+    pub(crate) fn behind(&self, sequence: u64) -> u64 {
+        let found = self.pages.iter().map(|page| page.sequence);
+        found
+            .filter(|found| *found != NONE && *found > sequence)
+            .count() as u64
+    }
+
+    /// What was met in a page of the log, in order.
+    pub(crate) fn facts(&self, sequence: u64) -> impl Iterator<Item = Fact> + '_ {
+        let place = (sequence % self.block.pages) as usize;
+        let start = |place: usize| {
+            let page = self.pages.get(place);
+            page.map_or(self.facts.len(), |page| page.facts)
+        };
+        let across = self.across.filter(|(page, _)| *page == sequence);
+        let here = &self.facts[start(place)..start(place + 1)];
+        across
+            .map(|(_, fact)| fact)
+            .into_iter()
+            .chain(here.iter().copied())
+    }
+
+    /// A hard state by its number.
+    pub(crate) fn hard_state(&self, number: usize) -> Option<&HardState> {
+        self.hard_states.get(number)
+    }
+}
+
+fn of_object(object: Object<()>, began: u64, hard_states: &mut Vec<HardState>) -> Fact {
+    match object {
+        Object::Entry(EntryHead { index, term, .. }, ()) => Fact::Ended { index, term, began },
+        Object::Reset(index, term) => Fact::Reset { index, term, began },
+        Object::HardState(state) => {
+            if hard_states.last() != Some(&state) {
+                hard_states.push(state);
+            }
+            let number = hard_states.len() - 1;
+            Fact::HardState { number, began }
+        }
+    }
+}
+
+/// Notes what has come to an end in a page whose facts begin at `here`. Small entries are noted together.
+fn note(facts: &mut Vec<Fact>, here: usize, fact: Fact) {
+    let begun = facts[here..].last().copied();
+    let (
+        Fact::Ended { index, term, .. },
+        Some(Fact::Begun {
+            index: begun,
+            prev_term,
+            ..
+        }),
+    ) = (fact, begun)
+    else {
+        facts.push(fact);
+        return;
+    };
+    if begun != index || prev_term != term {
+        facts.push(fact);
+        return;
+    }
+    facts.pop();
+    match facts[here..].last_mut() {
+        Some(Fact::Run {
+            index: from,
+            term: of,
+            count,
+        }) if *of == term && *from + u64::from(*count) == index => *count += 1,
+        _ => facts.push(Fact::Run {
+            index,
+            term,
+            count: 1,
+        }),
+    }
+}
