@@ -208,6 +208,34 @@ fn two_initiators_count_together() {
     });
 }
 
+/// tcp;ofi_rxm completes messages of more than 16 KB after small ones that were sent behind them.
+#[test]
+fn small_messages_do_not_overtake_large_ones() {
+    for_each_provider(|provider| {
+        let mut pair = Pair::open(provider);
+        let to = pair.to;
+        let message = |n: u64| {
+            let len = if n.is_multiple_of(4) { 60_000 } else { 16 };
+            let mut bytes = vec![n as u8; len];
+            bytes[..8].copy_from_slice(&n.to_le_bytes());
+            bytes
+        };
+        for round in 0..20 {
+            let numbers = round * 40..(round + 1) * 40;
+            for n in numbers.clone() {
+                pair.post(to, Operation::Send { bytes: &message(n) }, n);
+            }
+            for n in numbers {
+                let received = |event: &Event| matches!(event, Event::Received { .. });
+                let Event::Received { bytes, .. } = wait_for(&mut pair.target, received) else {
+                    unreachable!()
+                };
+                assert!(bytes == message(n), "{provider}: message {n}");
+            }
+        }
+    });
+}
+
 #[test]
 fn messages_go_both_ways_in_order() {
     for_each_provider(|provider| {

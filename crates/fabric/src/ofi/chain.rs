@@ -2,8 +2,8 @@
 //!
 //! A chain is opened at every member by the initiator itself: each learns its key, its place and the next member's
 //! address, and says when its link to that one stands. An operation runs at a member before it goes on, so that the last
-//! member's answer to the initiator speaks for all. Messages of one connection arrive in order (`FI_ORDER_SAS`), and
-//! every member checks the numbers.
+//! member's answer to the initiator speaks for all. Messages of one connection are handled in order (turns.rs), and
+//! every member checks the operations' numbers.
 //!
 //! libfabric's deferred work (`FI_TRIGGER`, only on `sockets`) does not do this: what it sends is fixed when it is
 //! queued, while a chain's operation brings its own offset and length (docs/adr/0008-libfabric.md).

@@ -364,6 +364,7 @@ impl Core {
         {
             let header = Header {
                 kind: Kind::Bye,
+                number: connection.sent,
                 incarnation: connection.incarnation,
                 connection: theirs,
                 words: [u64::from(connection.flying == 0), 0, 0, 0, 0],

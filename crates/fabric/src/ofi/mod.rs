@@ -39,6 +39,7 @@ mod sys;
 mod target;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod wire;
 
 use std::hash::{BuildHasher, Hasher};

@@ -222,13 +222,19 @@ impl Core {
             }
             let header = Header {
                 kind,
+                number: connection.sent,
                 incarnation: connection.incarnation,
                 connection: connection.theirs.unwrap_or(0),
                 words,
             };
             let peer = connection.peer;
             match self.send_message(id, peer, header, &payload) {
-                Ok(()) => did = true,
+                Ok(()) => {
+                    did = true;
+                    if kind != Kind::Hello {
+                        self.message_sent(id);
+                    }
+                }
                 Err(Refusal::Again) => {
                     if let Some(connection) = self.connections.get_mut(&id) {
                         connection.control.push_front((kind, words, payload));
@@ -420,6 +426,7 @@ impl Core {
         };
         let header = Header {
             kind: Kind::User,
+            number: connection.sent,
             incarnation: connection.incarnation,
             connection: connection.theirs.unwrap_or(0),
             words: [0; 5],
@@ -430,13 +437,27 @@ impl Core {
         {
             buffer.set_head(&header.encode(pending.len as usize));
         }
-        self.fly(id, number, |core, piece, context| {
+        let mut sent = false;
+        let turn = self.fly(id, number, |core, piece, context| {
             // SAFETY: the slot holds buffer and context until the completion.
-            unsafe {
+            let posted = unsafe {
                 core.port
                     .send(peer, piece, None, sys::DELIVERY_COMPLETE, context)
-            }
-        })
+            };
+            sent = posted.is_ok();
+            posted
+        });
+        if sent {
+            self.message_sent(id);
+        }
+        turn
+    }
+
+    /// The provider took a message: the next one has the next number.
+    fn message_sent(&mut self, id: u64) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.sent = connection.sent.wrapping_add(1);
+        }
     }
 
     fn issue_append(&mut self, id: u64, number: u64, peer: u64, max: u64) -> Turn {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::buffers::Buffer;
 use super::port::{Port, Registered};
+use super::turns::Turns;
 use super::wire::Kind;
 use crate::event::FailureKind;
 use crate::key::{Access, Address, Token};
@@ -134,6 +135,10 @@ pub struct Connection {
     /// The peer's thread answers at any time: silence means that it is gone.
     pub answers: bool,
     pub control: VecDeque<(Kind, [u64; 5], Vec<u8>)>,
+    /// The next message's number.
+    pub sent: u16,
+    /// The peer's messages, put into their order.
+    pub turns: Turns,
     pub pending: BTreeMap<u64, Pending>,
     pub next: u64,
     /// The first operation that the provider does not have yet.
@@ -161,6 +166,8 @@ impl Connection {
             inner: false,
             answers: false,
             control: VecDeque::new(),
+            sent: 0,
+            turns: Turns::default(),
             pending: BTreeMap::new(),
             next: 1,
             issue: 1,

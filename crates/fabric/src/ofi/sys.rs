@@ -48,7 +48,6 @@ pub const ORDER_RAW: u64 = FI_ORDER_RAW as u64;
 pub const ORDER_WAR: u64 = FI_ORDER_WAR as u64;
 pub const ORDER_WAW: u64 = FI_ORDER_WAW as u64;
 pub const ORDER_SAW: u64 = FI_ORDER_SAW as u64;
-pub const ORDER_SAS: u64 = FI_ORDER_SAS as u64;
 pub const ORDER_DATA: u64 = FI_ORDER_DATA as u64;
 /// "From anyone", for receives.
 pub const ANYONE: fi_addr_t = u64::MAX;

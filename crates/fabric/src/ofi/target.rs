@@ -7,6 +7,7 @@ use super::core::{Core, split_address};
 use super::port::Registered;
 use super::state::{Grant, Registration, Revoking};
 use super::sys;
+use super::turns::Arrival;
 use super::wire::{Header, Kind, failure, reason};
 use crate::endpoint::FabricError;
 use crate::event::FailureKind;
@@ -25,7 +26,7 @@ pub fn remote_key(incarnation: u64, id: u64, token: Token) -> u64 {
 }
 
 impl Core {
-    /// A peer's message. Whatever does not make sense is dropped.
+    /// A peer's message, handled when its turn comes. Whatever does not make sense is dropped.
     pub fn handle(&mut self, header: Header, payload: &[u8], now: Instant) {
         if header.incarnation != self.incarnation {
             return;
@@ -37,6 +38,28 @@ impl Core {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
+        match connection.turns.arrived(header, payload) {
+            Arrival::InTurn => {}
+            Arrival::Early | Arrival::Late => return,
+            Arrival::TooMany => {
+                let why = "too many messages overtook one".to_owned();
+                return self.break_connection(id, None, FailureKind::Provider(why));
+            }
+        }
+        self.handle_in_turn(header, payload, now);
+        while let Some(connection) = self.connections.get_mut(&id)
+            && let Some((header, payload)) = connection.turns.next()
+        {
+            self.handle_in_turn(header, &payload, now);
+        }
+    }
+
+    fn handle_in_turn(&mut self, header: Header, payload: &[u8], now: Instant) {
+        let id = header.connection;
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        // A peer whose messages wait for one that never comes is as good as silent.
         connection.heard = now;
         let [a, b, c, d, e] = header.words;
         match header.kind {

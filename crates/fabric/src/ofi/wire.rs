@@ -1,17 +1,18 @@
 //! Messages between endpoints of this provider (docs/adr/0008-libfabric.md draws them).
 //!
 //! ```text
-//!   0 kind  1 version  2..4 zero  4..8 payload length  8 incarnation  16 connection  24..64 five words   64 payload
+//!   0 kind  1 version  2..4 number  4..8 payload length  8 incarnation  16 connection  24..64 five words   64 payload
 //! ```
 //! Little-endian. `incarnation` and `connection` are the receiver's: what is meant for a process that has ended, or for
-//! a connection that it has closed, is dropped.
+//! a connection that it has closed, is dropped. `number` counts a connection's messages in each direction, without Hello,
+//! from 0 and around: the receiver handles them in that order (turns.rs).
 
 use crate::event::FailureKind;
 
 /// Bytes before the payload.
 pub const HEADER_BYTES: usize = 64;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// What a message is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +92,7 @@ const KINDS: [Kind; 21] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub kind: Kind,
+    pub number: u16,
     pub incarnation: u64,
     pub connection: u64,
     pub words: [u64; 5],
@@ -102,6 +104,7 @@ impl Header {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0] = self.kind as u8;
         bytes[1] = VERSION;
+        bytes[2..4].copy_from_slice(&self.number.to_le_bytes());
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         bytes[4..8].copy_from_slice(&len.to_le_bytes());
         let words = [self.incarnation, self.connection]
@@ -117,13 +120,14 @@ impl Header {
     pub fn decode(bytes: &[u8]) -> Option<(Header, &[u8])> {
         let (head, payload) = bytes.split_at_checked(HEADER_BYTES)?;
         let len = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
-        if head[1] != VERSION || head[2..4] != [0, 0] || len as usize != payload.len() {
+        if head[1] != VERSION || len as usize != payload.len() {
             return None;
         }
         let kind = *KINDS.get(usize::from(head[0]).checked_sub(1)?)?;
         let word = |index: usize| word_at(head, 8 + index * 8);
         let header = Header {
             kind,
+            number: u16::from_le_bytes([head[2], head[3]]),
             incarnation: word(0)?,
             connection: word(1)?,
             words: [word(2)?, word(3)?, word(4)?, word(5)?, word(6)?],
@@ -186,9 +190,9 @@ mod tests {
         }
 
         #[test]
-        fn messages_come_back(kind in 0..KINDS.len(), words in any::<[u64; 5]>(), id in any::<[u64; 2]>(),
+        fn messages_come_back(kind in 0..KINDS.len(), number: u16, words in any::<[u64; 5]>(), id in any::<[u64; 2]>(),
                               payload in prop::collection::vec(any::<u8>(), 0..100)) {
-            let header = Header { kind: KINDS[kind], incarnation: id[0], connection: id[1], words };
+            let header = Header { kind: KINDS[kind], number, incarnation: id[0], connection: id[1], words };
             let mut bytes = header.encode(payload.len()).to_vec();
             bytes.extend(&payload);
             prop_assert_eq!(Header::decode(&bytes), Some((header, &payload[..])));
