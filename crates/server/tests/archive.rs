@@ -94,6 +94,15 @@ fn mset(connection: &mut redis::Connection, round: usize) {
     );
 }
 
+/// A write of 100 kB.
+fn set_large(connection: &mut redis::Connection, key: usize) {
+    let value = "v".repeat(100_000);
+    done(
+        connection,
+        redis::cmd("SET").arg(format!("key:{key}")).arg(value),
+    );
+}
+
 fn save(cluster: &LocalCluster, file: &Path) {
     let address = cluster.nodes[0].redis.to_string();
     said(&["ctl", "snapshot", "save", text(file), "--connect", &address]);
@@ -348,13 +357,7 @@ fn an_archive_that_cannot_be_written_stops_nothing() {
     with_archives(&old);
     old.start_all(true).expect("started");
     let mut connection = connect(&mut old);
-    let mut write = |key: usize| {
-        let value = "v".repeat(100_000);
-        done(
-            &mut connection,
-            redis::cmd("SET").arg(format!("key:{key}")).arg(value),
-        );
-    };
+    let mut write = |key| set_large(&mut connection, key);
     write(0);
     let snapshot = directory.path().join("saved");
     save(&old, &snapshot);
@@ -431,13 +434,7 @@ fn a_node_whose_archive_fails_ends_as_told() {
     with_archives(&cluster);
     cluster.start_all(true).expect("started");
     let mut connection = connect(&mut cluster);
-    let mut write = |key: usize| {
-        let value = "v".repeat(100_000);
-        done(
-            &mut connection,
-            redis::cmd("SET").arg(format!("key:{key}")).arg(value),
-        );
-    };
+    let mut write = |key| set_large(&mut connection, key);
     write(0);
     let archive = archive_of(&cluster, 0);
     let away = directory.path().join("away");

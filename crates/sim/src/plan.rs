@@ -192,7 +192,7 @@ impl Plan {
     }
 
     /// The plan of a seed, without changes of the members.
-    pub fn draw_steady(seed: u64) -> Plan {
+    fn draw_steady(seed: u64) -> Plan {
         let mut random = Random::new(seed ^ 0x706c_616e);
         let heartbeat_us = *random.pick(&[50_000, 100_000, 200_000, 400_000]);
         // Intervals are counted in election time-outs: a cluster that never finds a leader tests nothing else.

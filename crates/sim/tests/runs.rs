@@ -28,66 +28,67 @@ const STORIES: &[(u64, &str)] = &[
     ),
 ];
 
+/// Panics if the plan's run fails; `how` repeats it.
+#[track_caller]
+fn holds(plan: &Plan, how: &str) {
+    let place = tempfile::tempdir().expect("temporary directory");
+    println!("{how}");
+    if let Err(failure) = run(plan, place.path(), false) {
+        panic!(
+            "fails after {} µs: {}\nrepeat it with: cyclone-sim run {how} --trace",
+            failure.at_us, failure.what
+        );
+    }
+}
+
+/// The plan of a seed whose story needs a kind of fault.
+#[track_caller]
+fn with_story(seed: u64, kind: Kind) -> Plan {
+    let plan = Plan::draw(seed);
+    assert!(plan.has(kind), "the plan is another one now");
+    plan
+}
+
 #[test]
 fn seeds_with_a_story_hold() {
-    let place = tempfile::tempdir().expect("temporary directory");
     for &(seed, story) in STORIES {
+        println!("{story}");
         let plan = Plan::draw(seed)
             .without(Kind::Logs)
             .without(Kind::Flash)
             .without(Kind::Members);
-        if let Err(failure) = run(&plan, place.path(), false) {
-            panic!(
-                "seed {seed} ({story}) fails again after {} µs: {}\nrepeat it with: cyclone-sim run --seed {seed} --without logs,flash,members --trace",
-                failure.at_us, failure.what
-            );
-        }
+        holds(
+            &plan,
+            &format!("--seed {seed} --without logs,flash,members"),
+        );
     }
 }
 
-/// The same of later times, whole plans.
+/// The same of later times, whole plans: requests of an earlier time as leader, beyond the log's end; an entry that was seen on
+/// flash only.
 #[test]
 fn later_seeds_with_a_story_hold() {
-    let place = tempfile::tempdir().expect("temporary directory");
-    for (seed, story) in [
-        (
-            404,
-            "requests of an earlier time as leader, beyond the log's end",
-        ),
-        (693, "an entry that was seen on flash only"),
-    ] {
-        if let Err(failure) = run(&Plan::draw_steady(seed), place.path(), false) {
-            panic!("seed {seed} ({story}) fails again: {}", failure.what);
-        }
+    for seed in [404, 693] {
+        let plan = Plan::draw(seed).without(Kind::Members);
+        holds(&plan, &format!("--seed {seed} --without members"));
     }
 }
 
 /// Seed 2305 has two thousand clients and flash alone: once, flash went on failing when the faults were over.
 #[test]
 fn a_crowd_on_flash_comes_to_rest() {
-    let place = tempfile::tempdir().expect("temporary directory");
-    let plan = Plan::draw_steady(2305).with_flash(Durability::Flash);
-    assert!(plan.has(Kind::Crowd), "the plan is another one now");
-    if let Err(failure) = run(&plan, place.path(), false) {
-        panic!("fails after {} µs: {}", failure.at_us, failure.what);
-    }
+    let plan = with_story(2305, Kind::Crowd).with_flash(Durability::Flash);
+    holds(&plan, "--seed 2305 --flash flash");
 }
 
 /// The same faults and those of flash: pages torn by power failures, writes that hang or fail; as the only durable level,
 /// every power failure takes the region.
 #[test]
 fn runs_with_flash_hold() {
-    let place = tempfile::tempdir().expect("temporary directory");
-    for durability in [Durability::Nvm, Durability::Flash] {
+    for (durability, name) in [(Durability::Nvm, "nvm"), (Durability::Flash, "flash")] {
         for seed in 1..=12 {
-            println!("seed {seed} with {durability:?}");
             let plan = Plan::draw(seed).with_flash(durability);
-            if let Err(failure) = run(&plan, place.path(), false) {
-                panic!(
-                    "seed {seed} with {durability:?} fails after {} µs: {}",
-                    failure.at_us, failure.what
-                );
-            }
+            holds(&plan, &format!("--seed {seed} --flash {name}"));
         }
     }
 }
@@ -96,17 +97,11 @@ fn runs_with_flash_hold() {
 /// leads before its term is durable, and a replica that joins has heard it.
 #[test]
 fn runs_with_other_members_on_flash_hold() {
-    let place = tempfile::tempdir().expect("temporary directory");
     for seed in [1, 46, 90, 93] {
         let plan = Plan::draw(seed)
             .with_flash(Durability::Flash)
             .with_members();
-        if let Err(failure) = run(&plan, place.path(), false) {
-            panic!(
-                "seed {seed} fails: {}\nrepeat it with: cyclone-sim run --seed {seed} --flash flash --members --trace",
-                failure.what
-            );
-        }
+        holds(&plan, &format!("--seed {seed} --flash flash --members"));
     }
 }
 
@@ -114,16 +109,9 @@ fn runs_with_other_members_on_flash_hold() {
 /// beyond nine ids, 19 leaves a client with nobody but removed replicas to ask, 20 offers a checkpoint to one whom it leaves out.
 #[test]
 fn runs_with_other_members_hold() {
-    let place = tempfile::tempdir().expect("temporary directory");
     for seed in 1..=20 {
-        println!("seed {seed} with other members");
         let plan = Plan::draw(seed).with_members();
-        if let Err(failure) = run(&plan, place.path(), false) {
-            panic!(
-                "seed {seed} with other members fails after {} µs: {}\nrepeat it with: cyclone-sim run --seed {seed} --members --trace",
-                failure.at_us, failure.what
-            );
-        }
+        holds(&plan, &format!("--seed {seed} --members"));
     }
 }
 
@@ -131,27 +119,16 @@ fn runs_with_other_members_hold() {
 /// patience ended, Raft had just begun to ask anew who was there.
 #[test]
 fn leaders_come_together_while_members_change() {
-    let place = tempfile::tempdir().expect("temporary directory");
     let plan = Plan::draw(90025).with_flash(Durability::Nvm).with_members();
     assert!(plan.has(Kind::Logs), "the plan is another one now");
-    if let Err(failure) = run(&plan, place.path(), false) {
-        panic!(
-            "fails after {} µs: {}\nrepeat it with: cyclone-sim run --seed 90025 --flash nvm --members --trace",
-            failure.at_us, failure.what
-        );
-    }
+    holds(&plan, "--seed 90025 --flash nvm --members");
 }
 
 /// Seed 91053, the simulator's own mistake: two replicas committed and applied entries in the very steps in which their stores failed,
 /// nobody looked, and the next steps trimmed the entries away.
 #[test]
 fn what_a_last_step_committed_is_known() {
-    let place = tempfile::tempdir().expect("temporary directory");
-    let plan = Plan::draw(91053);
-    assert!(plan.has(Kind::StoreError), "the plan is another one now");
-    if let Err(failure) = run(&plan, place.path(), false) {
-        panic!("fails after {} µs: {}", failure.at_us, failure.what);
-    }
+    holds(&with_story(91053, Kind::StoreError), "--seed 91053");
 }
 
 /// Seed 355 with four logs: a replica lacked of log 0 what only a checkpoint holds; its vote was needed to commit the end of a change
@@ -159,51 +136,30 @@ fn what_a_last_step_committed_is_known() {
 /// change was newer than was offered by none.
 #[test]
 fn a_checkpoint_is_offered_though_other_logs_wait() {
-    let place = tempfile::tempdir().expect("temporary directory");
-    let mut plan = Plan::draw(355);
+    let mut plan = with_story(355, Kind::Members);
     plan.with_logs(4);
-    assert!(plan.has(Kind::Members), "the plan is another one now");
-    if let Err(failure) = run(&plan, place.path(), false) {
-        panic!(
-            "fails after {} µs: {}\nrepeat it with: cyclone-sim run --seed 355 --logs 4 --trace",
-            failure.at_us, failure.what
-        );
-    }
+    holds(&plan, "--seed 355 --logs 4");
 }
 
 /// Seed 20074: a new leader had not applied yet that a change of the members was over, and undid the next one, which its log held
 /// already.
 #[test]
 fn a_change_of_members_is_not_undone() {
-    let place = tempfile::tempdir().expect("temporary directory");
-    let plan = Plan::draw(20074);
-    assert!(plan.has(Kind::Members), "the plan is another one now");
-    if let Err(failure) = run(&plan, place.path(), false) {
-        panic!("fails after {} µs: {}", failure.at_us, failure.what);
-    }
+    holds(&with_story(20074, Kind::Members), "--seed 20074");
 }
 
 /// Seed 3783: a checkpoint did not fit a replica that had trimmed another log beyond it. The replica asked for it again and again, so
 /// that it counted as used and no newer one was made.
 #[test]
 fn a_checkpoint_that_fits_nobody_is_replaced() {
-    let place = tempfile::tempdir().expect("temporary directory");
-    let plan = Plan::draw(3783);
-    assert!(plan.has(Kind::Logs), "the plan is another one now");
-    if let Err(failure) = run(&plan, place.path(), false) {
-        panic!("fails after {} µs: {}", failure.at_us, failure.what);
-    }
+    holds(&with_story(3783, Kind::Logs), "--seed 3783");
 }
 
 /// Seed 205908592174036, the simulator's own mistake: the run ended while the leader removed a key that had just expired.
 #[test]
 fn keys_that_expire_in_the_end_are_no_leak() {
-    let place = tempfile::tempdir().expect("temporary directory");
-    let plan = Plan::draw(205_908_592_174_036);
-    assert!(plan.has(Kind::Expiry), "the plan is another one now");
-    if let Err(failure) = run(&plan, place.path(), false) {
-        panic!("fails after {} µs: {}", failure.at_us, failure.what);
-    }
+    let seed = 205_908_592_174_036;
+    holds(&with_story(seed, Kind::Expiry), &format!("--seed {seed}"));
 }
 
 #[test]
