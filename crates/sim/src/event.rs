@@ -26,6 +26,8 @@ pub(crate) enum Event {
     Strike(Kind),
     /// Whoever leads is killed.
     Depose,
+    /// Whoever leads is cut off from the others, so many times more.
+    Flutter(u64),
     /// A fault ends.
     End(Ending),
 }

@@ -26,6 +26,7 @@ impl World {
             Kind::Partition => rates.partition_us,
             Kind::OneWay => rates.one_way_us,
             Kind::Clog => rates.clog_us,
+            Kind::Flutter => rates.flutter_us,
             Kind::Kill => rates.kill_us,
             Kind::Power => rates.power_us,
             Kind::Blackout => rates.blackout_us,
@@ -90,6 +91,10 @@ impl World {
                     self.stop(position, true);
                 }
                 return Ok(());
+            }
+            Kind::Flutter => {
+                let times = self.random.within(2, 5);
+                self.flutter(times);
             }
             _ if !runs => return Ok(()),
             Kind::Kill => {
@@ -237,6 +242,32 @@ impl World {
         self.struck.note(Kind::Kill);
         self.finish_some_jobs(leader);
         self.stop(leader, false);
+    }
+
+    /// Cuts whoever leads off from the other replicas, until another one leads; soon after that it is that one's turn. Who
+    /// led before may lead again, then, while the fate of what it was asked for is open.
+    pub(crate) fn flutter(&mut self, times: u64) {
+        if !self.rough || times == 0 {
+            return;
+        }
+        let election_us = self.plan.election_us;
+        let leads = |machine: &Machine| machine.node().is_some_and(|node| node.leads());
+        let Some(leader) = self.machines.iter().position(leads) else {
+            return self.after(election_us / 2, Event::Flutter(times - 1));
+        };
+        let id = self.machines[leader].id;
+        let span_us = self.random.within(election_us, 3 * election_us);
+        trace!(self, "leader {id} is cut off for {span_us} µs");
+        let others = self.machines.iter().filter(|machine| machine.id != id);
+        let cut: Vec<_> = others
+            .flat_map(|other| [(ip(id), ip(other.id)), (ip(other.id), ip(id))])
+            .collect();
+        for &(from, to) in &cut {
+            self.net.cut(from, to);
+        }
+        self.after(span_us, Event::End(Ending::Mend(cut)));
+        let pause_us = self.random.within(election_us / 16, election_us / 2);
+        self.after(span_us + pause_us, Event::Flutter(times - 1));
     }
 
     /// A worker thread may have come further than the loop.

@@ -38,6 +38,8 @@ pub struct Rates {
     pub one_way_us: u64,
     /// A link that holds everything back.
     pub clog_us: u64,
+    /// A leader that is cut off, and the next one after it.
+    pub flutter_us: u64,
     /// A process killed between steps.
     pub kill_us: u64,
     /// A machine losing power within a step.
@@ -177,6 +179,7 @@ const SECOND: u64 = 1_000_000;
 const GANGS: u64 = 0x0067_6e6c;
 const EXPIRY: u64 = 0x6578_710a;
 const EAGER: u64 = 0x6561_6769;
+const FLUTTER: u64 = 0x666c_7574;
 /// Operations that most clients have under way at most.
 const MOST_PENDING: usize = 4;
 
@@ -299,6 +302,12 @@ impl Plan {
             plan.think_us = plan.think_us.min(election_us / 16);
             plan.large = plan.large.max(0.1);
         }
+        let mut apart = Random::new(seed ^ FLUTTER);
+        if plan.nodes > 1 && apart.chance(0.12) {
+            plan.rates.flutter_us = election_us * apart.within(8, 30);
+            // What was under way when the lead was lost is what matters, and there is to be much of it.
+            plan.callers_us = election_us / 16;
+        }
         if crowd {
             plan.duration_us = plan.duration_us.min(10 * election_us);
             (plan.think_us, plan.callers_us) = (plan.duration_us / 2, 0);
@@ -366,6 +375,7 @@ impl Plan {
             Kind::Partition => rates.partition_us > 0,
             Kind::OneWay => rates.one_way_us > 0,
             Kind::Clog => rates.clog_us > 0,
+            Kind::Flutter => rates.flutter_us > 0,
             Kind::Kill => rates.kill_us > 0,
             Kind::Power => rates.power_us > 0,
             Kind::Recovery => self.recovery > 0.0,
@@ -415,6 +425,7 @@ impl Plan {
             Kind::Partition => rates.partition_us = 0,
             Kind::OneWay => rates.one_way_us = 0,
             Kind::Clog => rates.clog_us = 0,
+            Kind::Flutter => rates.flutter_us = 0,
             Kind::Kill => rates.kill_us = 0,
             Kind::Power => rates.power_us = 0,
             Kind::Recovery => self.recovery = 0.0,

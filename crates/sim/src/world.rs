@@ -285,6 +285,10 @@ impl World {
             }
             Event::Callers(position) => self.callers_act(position),
             Event::Strike(kind) => self.strike(kind),
+            Event::Flutter(times) => {
+                self.flutter(times);
+                Ok(())
+            }
             Event::Depose => {
                 self.depose();
                 Ok(())

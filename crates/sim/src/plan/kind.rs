@@ -40,6 +40,8 @@ kinds! {
     OneWay = "one-way",
     /// A link holds everything back, then releases it at once.
     Clog = "clog",
+    /// Whoever leads is cut off from the others, again and again.
+    Flutter = "flutter",
     /// A process is killed between two steps, and restarted.
     Kill = "kill",
     /// A machine loses power in the middle of a step: between any two stores.
