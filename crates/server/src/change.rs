@@ -59,13 +59,14 @@ enum Answer {
     Accepted,
     /// Not here, or not now.
     Later(String),
+    /// Not to us. Of the node that is to go, that may be so without hindering anything.
+    Denied(anyhow::Error),
 }
 
 fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> {
     let mut connection = match resp::connect_with(address, access, PATIENCE) {
         Ok(connection) => connection,
-        // No waiting changes who is let in.
-        Err(error) if error.downcast_ref::<Denied>().is_some() => return Err(error),
+        Err(error) if error.downcast_ref::<Denied>().is_some() => return Ok(Answer::Denied(error)),
         Err(error) => return Ok(Answer::Later(told(&error))),
     };
     match command(change).query::<()>(&mut connection) {
@@ -76,7 +77,7 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
                 Ok(Answer::Later(format!("{address}: {error}")))
             }
             None => Ok(Answer::Later(format!("{address}: {error}"))),
-            Some("NOAUTH") => Err(Denied::NoPassword.into()),
+            Some("NOAUTH") => Ok(Answer::Denied(Denied::NoPassword.into())),
             Some(_) => bail!("{}", error.detail().unwrap_or("refused")),
         },
     }
@@ -100,14 +101,22 @@ fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) 
                 _ => {}
             }
         } else {
+            let mut denied = Vec::new();
             for address in &known {
                 match ask(*address, access, change)? {
                     Answer::Accepted => accepted = true,
                     Answer::Later(why) => last = why,
+                    Answer::Denied(error) => denied.push(error),
                 }
                 if accepted {
                     break;
                 }
+            }
+            // No waiting changes whom all of them let in.
+            if denied.len() == known.len()
+                && let Some(error) = denied.pop()
+            {
+                return Err(error);
             }
         }
         sleep(PAUSE);

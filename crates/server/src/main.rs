@@ -298,12 +298,19 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// What only prints ends quietly when nobody reads on, as in `cyclone ctl status | head -1`.
-fn end_with_reader() -> Result<()> {
-    let always = Arc::new(AtomicBool::new(true));
-    let signal = signal_hook::consts::SIGPIPE;
-    signal_hook::flag::register_conditional_default(signal, always).context("signal handler")?;
-    Ok(())
+/// What only prints ends quietly when nobody reads on, as in `cyclone ctl status | head -1`. SIGPIPE stays ignored: with its usual
+/// effect a node that ends a connection would end this program as well, without a word.
+fn end_with_reader() {
+    /// As a shell tells of a program that SIGPIPE has ended.
+    const ENDED_WITH_READER: i32 = 128 + signal_hook::consts::SIGPIPE;
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let text = panic.payload_as_str().unwrap_or_default();
+        if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
+            std::process::exit(ENDED_WITH_READER);
+        }
+        usual(panic);
+    }));
 }
 
 fn run(cli: Cli) -> Result<()> {
@@ -329,11 +336,11 @@ fn run(cli: Cli) -> Result<()> {
             &stop_flag()?,
         ),
         Command::Ctl(arguments) => {
-            end_with_reader()?;
+            end_with_reader();
             arguments.run()
         }
         Command::Log(arguments) => {
-            end_with_reader()?;
+            end_with_reader();
             logtool::run(&arguments)
         }
         Command::Bench(Bench {

@@ -24,7 +24,7 @@ pub fn told(error: &anyhow::Error) -> String {
     line
 }
 
-/// Why a node's Redis port does not let somebody in. Asking again changes nothing.
+/// Why a node's Redis port does not let somebody in. Asking it again changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// Whatever it speaks, it is not this.

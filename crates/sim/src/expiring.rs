@@ -62,14 +62,13 @@ pub struct Expiring {
     known: Known,
     /// Under way: its ticket, what it is, and since when.
     pending: Option<(u64, Act, u64)>,
-    /// Keys that were seen to be gone.
-    pub gone: u64,
 }
 
 impl Expiring {
     /// Client `number`, before it does anything.
     pub fn new(number: u64, plan: &Plan, random: Random) -> Expiring {
-        let clocks = [Kind::Skew, Kind::Drift, Kind::Jump];
+        // What arrived during a pause may be stamped with the time at which it began.
+        let clocks = [Kind::Skew, Kind::Drift, Kind::Jump, Kind::Pause];
         Expiring {
             number,
             random,
@@ -79,7 +78,6 @@ impl Expiring {
             volume: 0,
             known: Known::Absent,
             pending: None,
-            gone: 0,
         }
     }
 
@@ -294,7 +292,6 @@ impl Expiring {
         if self.is_early(due, now_us) {
             return None;
         }
-        self.gone += 1;
         Some(Known::Absent)
     }
 }

@@ -22,7 +22,7 @@ use crate::history::{History, Operation, Outcome, text};
 /// How long the checker may think.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Search steps per key; a step remembers about 50 bytes.
+    /// Search steps per key, and a tenth of them per key once one has turned out too hard; a step remembers about 50 bytes.
     pub steps_per_key: u64,
 }
 
@@ -53,7 +53,7 @@ pub enum CheckError {
     /// No order explains the answers on this key.
     #[error("{0}")]
     NotLinearizable(Box<Violation>),
-    /// The search gave up: nothing is known about this key, and no other key is at fault.
+    /// The search gave up: nothing is known about this key, and no other one was found at fault.
     #[error(
         "key {}: undecided after {steps} steps over {operations} operations",
         text(key)

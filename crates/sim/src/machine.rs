@@ -431,7 +431,8 @@ impl Machine {
 }
 
 /// What the text of a panic was.
-fn panic_text(panic: &Box<dyn std::any::Any + Send>) -> String {
+/// What a panic said.
+pub(crate) fn panic_text(panic: &Box<dyn std::any::Any + Send>) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("a panic without text").to_owned()

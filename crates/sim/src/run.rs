@@ -1,5 +1,6 @@
 //! A whole run: rough times, then quiet ones, then the reckoning.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use cyclone_store::Limits;
@@ -12,7 +13,7 @@ use crate::history::{Answer, Op, Outcome};
 use crate::images;
 use crate::linear;
 use crate::load::Client;
-use crate::machine::Machine;
+use crate::machine::{Machine, panic_text};
 use crate::plan::Plan;
 use crate::world::{Failure, Report, World, trace};
 
@@ -37,11 +38,15 @@ fn run_in(plan: &Plan, place: &Path, trace: bool) -> Result<Report, Failure> {
     };
     let mut world = World::new(plan.clone(), place).map_err(|error| setting_up(&error))?;
     world.trace = trace;
-    let result = world
-        .run_until(plan.duration_us)
-        .and_then(|()| world.quiet())
-        .and_then(|()| world.reckon());
-    match result {
+    let lived = catch_unwind(AssertUnwindSafe(|| {
+        world
+            .run_until(plan.duration_us)
+            .and_then(|()| world.quiet())
+            .and_then(|()| world.reckon())
+    }));
+    // What outlives its process panics outside of every replica's step.
+    let lived = lived.unwrap_or_else(|panic| Err(Broken(format!("panic: {}", panic_text(&panic)))));
+    match lived {
         Ok(()) => Ok(world.report()),
         Err(Broken(what)) => {
             if trace {

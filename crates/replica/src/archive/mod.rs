@@ -116,7 +116,7 @@ impl Archive {
                 next: last + 1,
                 epoch: 1,
                 gap_from: 0,
-                fresh: last == 0,
+                fresh: !writer.had_files(log.id),
                 retry_us: 0,
                 hurried_us: 0,
                 gaps: 0,
@@ -251,7 +251,7 @@ impl Node {
         };
         let now_us = self.now.steady_us;
         for (log, lane) in self.logs.iter_mut().zip(0..) {
-            // What failed a moment ago is tried once more, and what fails now is not: the next start has it from the log.
+            // What is known to have failed is tried once more, and what fails now is not: the next start has it from the log.
             archive.lanes[lane].retry_us = 0;
             while archive.hand_out(log, now_us) > 0 {}
         }

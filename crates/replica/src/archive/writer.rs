@@ -43,6 +43,8 @@ enum Job {
 /// What the thread tells of a log.
 #[derive(Clone, Default)]
 pub(super) struct State {
+    /// There were files when the writer was opened, readable or not.
+    began: bool,
     pub(super) sealed: u64,
     /// Term of the last sealed entry.
     term: u64,
@@ -97,7 +99,11 @@ impl ArchiveWriter {
         for named in files::list(&directory)? {
             let ours = named.cluster == cluster && named.replica == replica;
             let state = states.get_mut(usize::from(named.log));
-            if let Some(state) = state.filter(|state| ours && state.sealed < named.last) {
+            if let Some(state) = state.filter(|_| ours) {
+                state.began = true;
+                if state.sealed >= named.last {
+                    continue;
+                }
                 match read_end(&named.path) {
                     Ok(end) => {
                         state.sealed = named.last;
@@ -147,6 +153,11 @@ impl ArchiveWriter {
     pub(super) fn end_of(&self, log: u16) -> (u64, u64) {
         let state = self.state(log);
         (state.sealed, state.term)
+    }
+
+    /// Whether a log had files when the writer was opened, readable or not.
+    pub(super) fn had_files(&self, log: u16) -> bool {
+        self.state(log).began
     }
 
     pub(super) fn state(&self, log: u16) -> State {

@@ -24,8 +24,15 @@ pub(super) struct Offered {
     /// Per log, whether its group offers it: not where who took part at that index is not known any more.
     of_group: Vec<bool>,
     used_us: u64,
-    /// When each follower that was offered it last asked.
-    followers: BTreeMap<u64, u64>,
+    followers: BTreeMap<u64, Taker>,
+}
+
+/// A follower that was offered a checkpoint.
+struct Taker {
+    /// When it last asked.
+    asked_us: u64,
+    /// It has asked for files. Whom the checkpoint does not fit any more asks for the list alone, again and again.
+    fetches: bool,
 }
 
 impl Node {
@@ -50,14 +57,15 @@ impl Node {
         }
         let mut silent = Vec::new();
         if let Some(offered) = &mut self.snapshots.offered {
-            offered.followers.retain(|&follower, &mut asked_us| {
-                let gone = now_us.saturating_sub(asked_us) > FOLLOWER_TIMEOUT_US;
+            offered.followers.retain(|&follower, taker| {
+                let gone = now_us.saturating_sub(taker.asked_us) > FOLLOWER_TIMEOUT_US;
                 if gone {
                     silent.push(follower);
                 }
                 !gone
             });
-            if offered.followers.is_empty() && now_us.saturating_sub(offered.used_us) > IDLE_US {
+            let fetched = offered.followers.values().any(|taker| taker.fetches);
+            if !fetched && now_us.saturating_sub(offered.used_us) > IDLE_US {
                 self.withdraw();
             }
         }
@@ -104,7 +112,11 @@ impl Node {
     pub(crate) fn offering(&mut self, follower: u64) {
         let now_us = self.now_us();
         if let Some(offered) = &mut self.snapshots.offered {
-            offered.followers.entry(follower).or_insert(now_us);
+            let taker = Taker {
+                asked_us: now_us,
+                fetches: false,
+            };
+            offered.followers.entry(follower).or_insert(taker);
         }
     }
 
@@ -130,9 +142,13 @@ impl Node {
         else {
             return self.send_chunk(from, &gone);
         };
-        offered.followers.insert(from, now_us);
-        if fetch.file > 0 {
-            // Whom it does not fit any more asks for the list alone, again and again: that is to end.
+        let fetches = fetch.file > 0;
+        let taker = Taker {
+            asked_us: now_us,
+            fetches,
+        };
+        offered.followers.insert(from, taker);
+        if fetches {
             offered.used_us = now_us;
         }
         if fetch.file == 0 {
