@@ -353,7 +353,9 @@ impl Node {
         self.counters.longest_gap_us = self.counters.longest_gap_us.max(missed * self.tick_us);
         self.next_tick_us = now_us + self.tick_us;
         if self.membership.is_removed(self.config.id) {
-            // Nobody waits for its vote any more, and it is to ask for none.
+            // Nobody waits for its vote any more, and it is to ask for none. It may have heard of it while it led: what it was asked
+            // for is answered as at any deposed leader.
+            self.logs.iter_mut().for_each(|log| log.group.retire());
             return;
         }
         let ticks = (1 + missed).min(PAUSE_TICKS);

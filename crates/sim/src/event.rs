@@ -24,6 +24,8 @@ pub(crate) enum Event {
     Callers(usize),
     /// A fault strikes.
     Strike(Kind),
+    /// An operator has another idea.
+    Operator,
     /// Whoever leads is killed.
     Depose,
     /// Whoever leads is cut off from the others, so many times more.

@@ -104,7 +104,24 @@ impl World {
         if let Some(node) = self.machines[position].node_mut() {
             self.callers[position].change(node, &request);
         }
+        if self.plan.has(Kind::Flutter) {
+            self.press_on();
+        }
         self.step(position, None)
+    }
+
+    /// The next idea comes right behind this one, and whoever leads is cut off meanwhile: its successor's log may hold the end of one
+    /// change and the beginning of the next, neither of which it has applied.
+    fn press_on(&mut self) {
+        let election_us = self.plan.election_us;
+        if self.random.chance(0.7) {
+            let delay_us = self.random.tail(election_us / 64, election_us);
+            self.after(delay_us, Event::Operator);
+        }
+        if self.random.chance(0.3) {
+            let delay_us = self.random.tail(election_us / 64, election_us);
+            self.after(delay_us, Event::Flutter(1));
+        }
     }
 }
 

@@ -180,6 +180,7 @@ const GANGS: u64 = 0x0067_6e6c;
 const EXPIRY: u64 = 0x6578_710a;
 const EAGER: u64 = 0x6561_6769;
 const FLUTTER: u64 = 0x666c_7574;
+const MEMBERS_FLUTTER: u64 = 0x666c_7526;
 /// Operations that most clients have under way at most.
 const MOST_PENDING: usize = 4;
 
@@ -302,12 +303,7 @@ impl Plan {
             plan.think_us = plan.think_us.min(election_us / 16);
             plan.large = plan.large.max(0.1);
         }
-        let mut apart = Random::new(seed ^ FLUTTER);
-        if plan.nodes > 1 && apart.chance(0.12) {
-            plan.rates.flutter_us = election_us * apart.within(8, 30);
-            // What was under way when the lead was lost is what matters, and there is to be much of it.
-            plan.callers_us = election_us / 16;
-        }
+        plan.flutter(0.12, FLUTTER);
         if crowd {
             plan.duration_us = plan.duration_us.min(10 * election_us);
             (plan.think_us, plan.callers_us) = (plan.duration_us / 2, 0);
@@ -321,6 +317,16 @@ impl Plan {
             plan.fit();
         }
         plan
+    }
+
+    /// Lets leaders be cut off one after the other, with this chance. What was under way when the lead was lost is what matters,
+    /// and there is to be much of it.
+    fn flutter(&mut self, chance: f64, drawn: u64) {
+        let mut apart = Random::new(self.seed ^ drawn);
+        if self.nodes > 1 && self.clients <= 100 && apart.chance(chance) {
+            self.rates.flutter_us = self.election_us * apart.within(8, 30);
+            self.callers_us = self.election_us / 16;
+        }
     }
 
     /// The same plan with flash, and the faults that were drawn for it.
@@ -338,6 +344,7 @@ impl Plan {
         let mut random = Random::new(self.seed ^ 0x6d65_6d62);
         self.spares = random.within(2, 5);
         self.rates.members_us = self.election_us * random.within(2, 10);
+        self.flutter(0.3, MEMBERS_FLUTTER);
         let lost = [Kind::Rot, Kind::Amnesia, Kind::DataLoss, Kind::OldFormat];
         let plan = lost.into_iter().fold(self, Plan::without);
         plan.without(Kind::FlashAstray).without(Kind::FlashRot)

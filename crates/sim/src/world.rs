@@ -285,6 +285,8 @@ impl World {
             }
             Event::Callers(position) => self.callers_act(position),
             Event::Strike(kind) => self.strike(kind),
+            Event::Operator if self.rough => self.change_members(),
+            Event::Operator => Ok(()),
             Event::Flutter(times) => {
                 self.flutter(times);
                 Ok(())

@@ -148,6 +148,16 @@ fn a_change_of_members_is_not_undone() {
     holds(&with_story(20074, Kind::Members), "--seed 20074");
 }
 
+/// Seed 45888038293296: a leader was cut off while it was being removed, and heard that it had been before it heard of its successor.
+/// From then on it did nothing, so that what it had been asked for was never answered.
+#[test]
+fn a_leader_that_hears_of_its_removal_answers() {
+    let seed = 45_888_038_293_296;
+    let plan = Plan::draw(seed).with_members();
+    assert!(plan.has(Kind::Flutter), "the plan is another one now");
+    holds(&plan, &format!("--seed {seed} --members"));
+}
+
 /// Seed 3783: a checkpoint did not fit a replica that had trimmed another log beyond it. The replica asked for it again and again, so
 /// that it counted as used and no newer one was made.
 #[test]

@@ -301,10 +301,9 @@ impl Group {
         };
         let raft = &mut self.raw.raft;
         let votes = to.voters.contains(&raft.id) || to.voters_outgoing.contains(&raft.id);
-        if !votes && raft.state != StateRole::Follower {
+        if !votes {
             // raft-rs leaves a leader in office that no longer counts.
-            let term = raft.term;
-            raft.become_follower(term, raft::INVALID_ID);
+            self.retire();
         }
         Some(Members {
             voters: conf.voters,
@@ -313,6 +312,15 @@ impl Group {
             learners_next: conf.learners_next,
             auto_leave: conf.auto_leave,
         })
+    }
+
+    /// Leads no longer, and asks for no votes: this replica takes part no more.
+    pub fn retire(&mut self) {
+        let raft = &mut self.raw.raft;
+        if raft.state != StateRole::Follower {
+            let term = raft.term;
+            raft.become_follower(term, raft::INVALID_ID);
+        }
     }
 
     /// A replica that joins learns of the membership by an entry: raft-rs gets there from nothing.
