@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::{cluster, configure, configure_one, first_port, refused, said, text};
+use common::{ask, cluster, configure, configure_one, first_port, refused, said, text};
 use cyclone::cluster::{LocalCluster, Options};
 use cyclone::resp;
 
@@ -72,23 +72,12 @@ fn now_ms() -> u64 {
     now.expect("after 1970").as_millis() as u64
 }
 
-/// Sees a command through: a machine that others use as well may keep a leader busy for a moment.
-fn done(connection: &mut redis::Connection, command: &redis::Cmd) {
-    wait_for("a write", || match command.query::<()>(connection) {
-        Ok(()) => true,
-        Err(error) => {
-            assert_eq!(error.code(), Some("TRYAGAIN"), "{error}");
-            false
-        }
-    });
-}
-
 fn mset(connection: &mut redis::Connection, round: usize) {
     let pairs: Vec<(String, String)> = (0..KEYS)
         .map(|key| (format!("key:{key}"), round.to_string()))
         .collect();
-    done(connection, redis::cmd("MSET").arg(&pairs));
-    done(
+    ask::<()>(connection, redis::cmd("MSET").arg(&pairs));
+    ask::<()>(
         connection,
         redis::cmd("SET").arg(format!("round:{round}")).arg("x"),
     );
@@ -97,7 +86,7 @@ fn mset(connection: &mut redis::Connection, round: usize) {
 /// A write of 100 kB.
 fn set_large(connection: &mut redis::Connection, key: usize) {
     let value = "v".repeat(100_000);
-    done(
+    ask::<()>(
         connection,
         redis::cmd("SET").arg(format!("key:{key}")).arg(value),
     );

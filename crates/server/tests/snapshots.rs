@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{cluster, configure, configure_one, cyclone, first_port, refused, said, text};
+use common::{ask, cluster, configure, configure_one, cyclone, first_port, refused, said, text};
 use cyclone::cluster::{LocalCluster, Options};
 use cyclone::resp;
 
@@ -43,10 +43,7 @@ fn accounts() -> Vec<String> {
 }
 
 fn sum(connection: &mut redis::Connection) -> i64 {
-    let balances: Vec<Option<i64>> = redis::cmd("MGET")
-        .arg(accounts())
-        .query(connection)
-        .expect("MGET");
+    let balances: Vec<Option<i64>> = ask(connection, redis::cmd("MGET").arg(accounts()));
     balances.into_iter().flatten().sum()
 }
 
@@ -131,19 +128,21 @@ fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
     let address = leader(&mut old);
     let mut connection = resp::connect(address, PATIENCE).expect("connected");
     for number in 0..500 {
-        redis::cmd("SET")
-            .arg(format!("key:{number}"))
-            .arg("v".repeat(1 + number * 7 % 3000))
-            .query::<()>(&mut connection)
-            .expect("SET");
+        ask::<()>(
+            &mut connection,
+            redis::cmd("SET")
+                .arg(format!("key:{number}"))
+                .arg("v".repeat(1 + number * 7 % 3000)),
+        );
     }
-    redis::cmd("SET")
-        .arg("timed")
-        .arg("x")
-        .arg("EX")
-        .arg(100_000)
-        .query::<()>(&mut connection)
-        .expect("SET EX");
+    ask::<()>(
+        &mut connection,
+        redis::cmd("SET")
+            .arg("timed")
+            .arg("x")
+            .arg("EX")
+            .arg(100_000),
+    );
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let snapshot = directory.path().join("saved");
     let before = std::thread::scope(|scope| {
@@ -152,11 +151,10 @@ fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
             std::thread::sleep(Duration::from_millis(5));
         }
         // Acknowledged before the save begins.
-        redis::cmd("SET")
-            .arg("last")
-            .arg("acknowledged")
-            .query::<()>(&mut connection)
-            .expect("SET");
+        ask::<()>(
+            &mut connection,
+            redis::cmd("SET").arg("last").arg("acknowledged"),
+        );
         let before = done.load(Ordering::Relaxed);
         // Any node will do: the leader is found.
         let any = old.nodes[0].redis.to_string();
@@ -179,11 +177,7 @@ fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
     assert!(before >= 50);
     assert_eq!(sum(&mut connection), 0);
     // Later than the snapshot: must not be in the new cluster.
-    redis::cmd("SET")
-        .arg("later")
-        .arg("x")
-        .query::<()>(&mut connection)
-        .expect("SET");
+    ask::<()>(&mut connection, redis::cmd("SET").arg("later").arg("x"));
     let address = old.nodes[0].redis.to_string();
     refused(
         &[
@@ -209,7 +203,7 @@ fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
     let first = digest(&new);
     let mut connection = resp::connect(address, PATIENCE).expect("connected");
     let get = |connection: &mut redis::Connection, key: &str| -> Option<String> {
-        redis::cmd("GET").arg(key).query(connection).expect("GET")
+        ask(connection, redis::cmd("GET").arg(key))
     };
     for number in 0..500 {
         let value = get(&mut connection, &format!("key:{number}"));
@@ -220,17 +214,14 @@ fn round_trip(engine: &str, durability: Option<&str>, test: u16) {
         Some("acknowledged")
     );
     assert_eq!(get(&mut connection, "later"), None);
-    let left: i64 = redis::cmd("TTL")
-        .arg("timed")
-        .query(&mut connection)
-        .expect("TTL");
+    let left: i64 = ask(&mut connection, redis::cmd("TTL").arg("timed"));
     assert!((90_000..=100_000).contains(&left), "{left}");
     assert_eq!(sum(&mut connection), 0, "half a transfer was saved");
     // It is a cluster like any other: it takes writes, and every replica comes back by itself.
-    redis::cmd("MSET")
-        .arg(&["key:1", "new", "key:2", "new", "key:3", "new"])
-        .query::<()>(&mut connection)
-        .expect("MSET");
+    ask::<()>(
+        &mut connection,
+        redis::cmd("MSET").arg(&["key:1", "new", "key:2", "new", "key:3", "new"]),
+    );
     let after = digest(&new);
     assert_ne!(after, first);
     for node in 0..new.nodes.len() {
@@ -289,11 +280,7 @@ fn saved(directory: &Path, test: u16) -> (PathBuf, LocalCluster) {
     old.start_all(true).expect("started");
     let address = leader(&mut old);
     let mut connection = resp::connect(address, PATIENCE).expect("connected");
-    redis::cmd("SET")
-        .arg("k")
-        .arg("v")
-        .query::<()>(&mut connection)
-        .expect("SET");
+    ask::<()>(&mut connection, redis::cmd("SET").arg("k").arg("v"));
     let snapshot = directory.join("saved");
     let address = address.to_string();
     said(&[
@@ -429,11 +416,7 @@ fn a_node_that_was_not_restored_takes_no_part() {
     let address = leader(&mut new);
     assert_ne!(address, new.nodes[2].redis);
     let mut connection = resp::connect(address, PATIENCE).expect("connected");
-    redis::cmd("SET")
-        .arg("k")
-        .arg("other")
-        .query::<()>(&mut connection)
-        .expect("SET");
+    ask::<()>(&mut connection, redis::cmd("SET").arg("k").arg("other"));
     std::thread::sleep(Duration::from_secs(1));
     // The restored one still has exactly what the snapshot had, and knows no leader.
     let info = resp::info(new.nodes[2].redis, PATIENCE).expect("INFO");

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use cyclone_replica::{MemberRequest, Node};
 
 use crate::check::Broken;
-use crate::event::Event;
+use crate::event::{Ending, Event};
 use crate::machine::address;
 use crate::plan::Kind;
 use crate::world::{World, trace};
@@ -105,23 +105,42 @@ impl World {
             self.callers[position].change(node, &request);
         }
         if self.plan.has(Kind::Flutter) {
-            self.press_on();
+            self.press_on(position);
         }
         self.step(position, None)
     }
 
     /// The next idea comes right behind this one, and whoever leads is cut off meanwhile: its successor's log may hold the end of one
-    /// change and the beginning of the next, neither of which it has applied.
-    fn press_on(&mut self) {
+    /// change and the beginning of the next, neither of which it has applied, as its store stands still.
+    fn press_on(&mut self, leader: usize) {
         let election_us = self.plan.election_us;
+        if self.plan.has(Kind::StoreStall) && self.random.chance(0.5) {
+            let slow = self.random.below(self.machines.len() as u64) as usize;
+            if slow != leader && self.machines[slow].node().is_some() {
+                let id = self.machines[slow].id;
+                let span_us = self.random.within(2 * election_us, 8 * election_us);
+                trace!(self, "the store of replica {id} stalls for {span_us} µs");
+                self.struck.note(Kind::StoreStall);
+                self.machines[slow].disk.stall(true);
+                self.after(span_us, Event::End(Ending::Unstall(slow)));
+                let delay_us = self.random.within(election_us / 2, 4 * election_us);
+                self.after(delay_us, Event::Flutter(1));
+                return self.operator_again();
+            }
+        }
         if self.random.chance(0.7) {
-            let delay_us = self.random.tail(election_us / 64, election_us);
-            self.after(delay_us, Event::Operator);
+            self.operator_again();
         }
         if self.random.chance(0.3) {
             let delay_us = self.random.tail(election_us / 64, election_us);
             self.after(delay_us, Event::Flutter(1));
         }
+    }
+
+    fn operator_again(&mut self) {
+        let election_us = self.plan.election_us;
+        let delay_us = self.random.tail(election_us / 64, election_us);
+        self.after(delay_us, Event::Operator);
     }
 }
 

@@ -6,6 +6,7 @@ pub mod guards;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use cyclone::cluster::{LocalCluster, Options};
 
@@ -76,4 +77,23 @@ pub fn refused(arguments: &[&str], words: &[&str]) {
 
 pub fn text(path: &Path) -> &str {
     path.to_str().expect("a path of letters")
+}
+
+/// Sees a command through: on a machine that others use as well a leader may be busy for a moment, and says that nothing was done.
+#[track_caller]
+pub fn ask<T: redis::FromRedisValue>(
+    connection: &mut redis::Connection,
+    command: &redis::Cmd,
+) -> T {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        match command.query(connection) {
+            Ok(answer) => return answer,
+            Err(error) => {
+                assert_eq!(error.code(), Some("TRYAGAIN"), "{error}");
+                assert!(Instant::now() < until, "{error}");
+            }
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
