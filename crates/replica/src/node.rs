@@ -431,7 +431,7 @@ impl Node {
 
     fn execute_reads(&mut self, log: usize) -> Result<(), NodeError> {
         let applied = match planted::has(Bug::ReadsNotWaiting) {
-            true => u64::MAX,
+            true => self.logs[log].group.commit(),
             false => self.logs[log].applied,
         };
         while let Some(read) = self.logs[log].reads.take(applied) {
