@@ -283,7 +283,7 @@ impl Group {
     }
 
     /// Hands the proposals to raft-rs in one message. Nothing else may reach raft-rs before: their indexes are promised.
-    fn flush_proposals(&mut self) {
+    pub(crate) fn flush_proposals(&mut self) {
         if self.pending.is_empty() {
             return;
         }

@@ -163,6 +163,21 @@ fn a_single_replica_serves() {
     assert!(cluster.nodes[leader].applied > index);
 }
 
+/// What was proposed in the same step is in its log, and may still be committed by another leader.
+#[test]
+fn a_leader_retires_with_proposals_under_way() {
+    let mut cluster = Cluster::new(3, 5);
+    let leader = elect(&mut cluster);
+    let group = &mut cluster.nodes[leader].group;
+    let index = group.propose(payload(1, 10)).unwrap();
+    group.retire();
+    assert_eq!(group.role(), Role::Follower);
+    assert_eq!(group.last_index(), index);
+    cluster.drain(leader);
+    cluster.quiesce();
+    assert!(cluster.leader().is_some());
+}
+
 #[test]
 fn reads_are_confirmed_by_a_majority_and_transfers_move_the_leader() {
     let mut cluster = Cluster::new(3, 2);

@@ -303,7 +303,7 @@ impl Group {
         let votes = to.voters.contains(&raft.id) || to.voters_outgoing.contains(&raft.id);
         if !votes {
             // raft-rs leaves a leader in office that no longer counts.
-            self.retire();
+            self.step_down();
         }
         Some(Members {
             voters: conf.voters,
@@ -316,6 +316,12 @@ impl Group {
 
     /// Leads no longer, and asks for no votes: this replica takes part no more.
     pub fn retire(&mut self) {
+        // raft-rs takes them from a leader only.
+        self.flush_proposals();
+        self.step_down();
+    }
+
+    fn step_down(&mut self) {
         let raft = &mut self.raw.raft;
         if raft.state != StateRole::Follower {
             let term = raft.term;
