@@ -112,11 +112,13 @@ fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) 
                     break;
                 }
             }
-            // No waiting changes whom all of them let in.
-            if denied.len() == known.len()
-                && let Some(error) = denied.pop()
-            {
-                return Err(error);
+            if let Some(error) = denied.pop().filter(|_| !accepted) {
+                // No waiting changes whom all of them let in.
+                if denied.len() + 1 == known.len() {
+                    return Err(error);
+                }
+                // Of all answers the one that something can be done about.
+                last = told(&error);
             }
         }
         sleep(PAUSE);

@@ -422,6 +422,33 @@ fn a_member_moves_to_another_address() {
     assert!(said(&cluster).contains(&new.1.to_string()));
 }
 
+/// The first node that is asked wants a password that the operator does not have. The others let the operator in.
+#[test]
+fn a_node_that_lets_nobody_in_hinders_no_change() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = three_and_a_fourth(directory.path(), 4);
+    leader(&cluster, &[0, 1, 2]);
+    let users = directory.path().join("users");
+    fs::write(&users, common::guards::hash("default", "secret")).expect("written");
+    cluster.kill(0).expect("killed");
+    let line = format!("users = {:?}", common::text(&users));
+    common::configure_one(&cluster.nodes[0].config, "redis", &line);
+    let at = leader(&cluster, &[1, 2]);
+    cluster.start(0, false).expect("started");
+    let until = Instant::now() + PATIENCE;
+    let address = cluster.nodes[0].redis;
+    while !resp::info(address, Duration::from_secs(2)).is_err_and(|error| {
+        let denied = error.downcast_ref::<cyclone::told::Denied>();
+        denied.is_some()
+    }) {
+        assert!(Instant::now() < until, "it lets us in, or never came");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    done(&cluster, at, &words("remove", &[1]));
+    let mut connection = resp::connect(cluster.nodes[at].redis, PATIENCE).expect("connected");
+    set(&mut connection, "after");
+}
+
 /// A voter whose machine was wiped, and a learner that was: started with --join under the old id they are told that they are
 /// known, say so, and end. The cluster goes on.
 #[test]

@@ -21,6 +21,25 @@ fn options(test: u16) -> Options {
     }
 }
 
+/// As in `cyclone ctl … | head -1`.
+#[test]
+fn what_prints_ends_quietly_when_nobody_reads_on() {
+    let mut child = Command::new(BINARY)
+        .args(["ctl", "hash-password"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("run");
+    drop(child.stdout.take());
+    let mut stdin = child.stdin.take().expect("piped");
+    writeln!(stdin, "secret").expect("written");
+    drop(stdin);
+    let output = child.wait_with_output().expect("ended");
+    assert_eq!(output.status.code(), Some(128 + 13), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
 #[test]
 fn redis_cli_and_ctl_over_tls_with_a_user() {
     if !installed("openssl", "version") || !installed("redis-cli", "--version") {
