@@ -292,6 +292,13 @@ impl Core {
         }
     }
 
+    /// The provider took a message: the next one has the next number.
+    pub fn message_sent(&mut self, id: u64) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.sent = connection.sent.wrapping_add(1);
+        }
+    }
+
     /// The provider's handle for a peer.
     pub fn peer(&mut self, raw: &[u8]) -> Result<u64, FabricError> {
         if let Some(&peer) = self.peers.get(raw) {

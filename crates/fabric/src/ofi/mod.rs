@@ -7,7 +7,7 @@
 //!                 the target's side: grants, flushes, revocations      target.rs
 //!                 append queues                                        append.rs
 //!                 chains                                               chain.rs, hop.rs
-//!   wire          messages between endpoints                           wire.rs
+//!   wire          messages between endpoints, in their order           wire.rs, turns.rs
 //!   Provider      choosing by fi_getinfo; what it declares             provider.rs
 //!   Port          ep, av, cq; bytes in and out                         port.rs, buffers.rs, graveyard.rs
 //!                 what libfabric leaves behind, and takes over         names.rs, signals.rs

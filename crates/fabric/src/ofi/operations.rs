@@ -453,13 +453,6 @@ impl Core {
         turn
     }
 
-    /// The provider took a message: the next one has the next number.
-    fn message_sent(&mut self, id: u64) {
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.sent = connection.sent.wrapping_add(1);
-        }
-    }
-
     fn issue_append(&mut self, id: u64, number: u64, peer: u64, max: u64) -> Turn {
         let Some(connection) = self.connections.get(&id) else {
             return Turn::Next;
