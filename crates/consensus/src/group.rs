@@ -389,7 +389,10 @@ impl Group {
         self.flush_proposals();
         for _ in 0..ticks {
             if !self.is_leader() && !self.may_campaign() {
-                break;
+                // It still hears nothing from a leader, and is free to vote for another.
+                let raft = &mut self.raw.raft;
+                raft.election_elapsed = raft.election_timeout().min(raft.election_elapsed + 1);
+                continue;
             }
             let electing = !self.is_leader();
             if self.raw.tick() && electing {

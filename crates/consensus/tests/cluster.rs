@@ -300,6 +300,44 @@ fn a_follower_without_room_is_waited_for() {
     cluster.quiesce();
 }
 
+/// A follower without room for a term's first entry does not ask for votes; that it has not heard from its leader counts all the
+/// same, or it would keep others from being elected for as long as its log is full.
+#[test]
+fn a_follower_without_room_votes() {
+    let mut cluster = Cluster::new(3, 4);
+    let leader = elect(&mut cluster);
+    let (full, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    for round in 0..400 {
+        let _ = cluster.nodes[leader].group.propose(payload(round, 50));
+        for _ in 0..20 {
+            (0..3).for_each(|at| cluster.drain(at));
+            for (to, bytes) in std::mem::take(&mut cluster.network) {
+                cluster.deliver(to, &bytes);
+            }
+        }
+        for at in [leader, other] {
+            let node = &mut cluster.nodes[at];
+            node.group.trim(node.applied.saturating_sub(10)).unwrap();
+        }
+    }
+    let begun = cluster.nodes[full].group.campaign();
+    assert!(matches!(begun, Err(RequestError::NotYet)), "{begun:?}");
+    let gone = cluster.nodes[leader].id;
+    for _ in 0..400 {
+        for at in [full, other] {
+            cluster.nodes[at].group.tick(1);
+            cluster.drain(at);
+        }
+        for (to, bytes) in std::mem::take(&mut cluster.network) {
+            if to != gone {
+                cluster.deliver(to, &bytes);
+            }
+        }
+    }
+    let status = cluster.nodes[full].group.status();
+    assert!(cluster.nodes[other].group.is_leader(), "{status:#?}");
+}
+
 /// The crash comes between the installation of a checkpoint in the store and the ring's reset.
 #[test]
 fn a_checkpoint_installed_before_the_crash_counts() {

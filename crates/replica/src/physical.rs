@@ -560,6 +560,8 @@ impl PhysicalLog {
         self.applied = index;
         self.applied_term = term;
         self.group.skip_to(index);
+        // The log may be without a leader, and full: what the checkpoint holds of it may go.
+        self.group.applied_to(index);
     }
 
     /// A checkpoint holds less of this log than was applied: the entries behind it are applied again. The log still has

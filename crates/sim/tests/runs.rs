@@ -149,6 +149,16 @@ fn a_leader_that_hears_of_its_removal_answers() {
     holds(&plan, &format!("--seed {seed} --members"));
 }
 
+/// Seed 29551025576899 with four logs: a checkpoint moved the store of all logs on. One log, whose leader was gone, was full of what the
+/// checkpoint held; it was never trimmed, and a replica with a full log kept others from being elected.
+#[test]
+fn a_full_log_whose_leader_is_gone_gets_another() {
+    let seed = 29_551_025_576_899;
+    let plan = Plan::draw(seed).with_members();
+    assert!(plan.has(Kind::Flutter), "the plan is another one now");
+    holds(&plan, &format!("--seed {seed} --members"));
+}
+
 /// Seed 3783: a checkpoint did not fit a replica that had trimmed another log beyond it. The replica asked for it again and again, so
 /// that it counted as used and no newer one was made.
 #[test]
