@@ -28,12 +28,16 @@ struct Stored {
     value: [u8; 8],
 }
 
-/// A line some of whose words are open.
+/// A line some of whose words are open. Sets of words are bits, word 0 the lowest.
 #[derive(Clone)]
 struct Line {
     number: u32,
     newest: [u8; LINE_BYTES],
-    /// Oldest first.
+    /// Words with one value that is not durable, the newest: nearly all that are open.
+    single: u8,
+    /// Those of `single` that are covered by a flush that a fence has not completed yet.
+    flushed: u8,
+    /// The values of all other open words, oldest first.
     stores: Vec<Stored>,
     flushing: bool,
 }
@@ -44,8 +48,6 @@ struct State {
     /// Per line of memory: its place in `open`, or [`NONE`].
     place: Vec<u32>,
     open: Vec<Line>,
-    /// Room for the next lines to open.
-    spare: Vec<Vec<Stored>>,
     /// Lines that the next fence looks at.
     flushing: Vec<u32>,
     /// Lines that became durable last, newest first.
@@ -86,7 +88,9 @@ impl State {
             self.open.push(Line {
                 number,
                 newest,
-                stores: self.spare.pop().unwrap_or_default(),
+                single: 0,
+                flushed: 0,
+                stores: Vec::new(),
                 flushing: false,
             });
         }
@@ -97,8 +101,7 @@ impl State {
     fn close(&mut self, number: u32) {
         let place = self.place[number as usize];
         self.place[number as usize] = NONE;
-        let closed = self.open.swap_remove(place as usize);
-        self.spare.push(closed.stores);
+        self.open.swap_remove(place as usize);
         if let Some(moved) = self.open.get(place as usize) {
             self.place[moved.number as usize] = place;
         }
@@ -123,8 +126,7 @@ impl State {
         let mut words = Vec::new();
         for line in lines {
             for word in 0..WORDS as u8 {
-                let of_word = line.stores.iter().filter(|stored| stored.word == word);
-                let values: Vec<[u8; 8]> = of_word.map(|stored| stored.value).collect();
+                let values = line.values(word);
                 if !values.is_empty() {
                     let at = u64::from(line.number) * LINE_BYTES as u64;
                     words.push((at + u64::from(word) * WORD_BYTES, values));
@@ -141,25 +143,89 @@ impl Line {
         let old = self.newest;
         self.newest[from..from + bytes.len()].copy_from_slice(bytes);
         for word in from / 8..(from + bytes.len()).div_ceil(8) {
-            let mut value = [0; 8];
-            value.copy_from_slice(&self.newest[word * 8..word * 8 + 8]);
+            let (was, value) = (word_of(&old, word), word_of(&self.newest, word));
             // Storing what is there already opens no new outcome.
-            if value == old[word * 8..word * 8 + 8] {
-                continue;
-            }
-            let word = word as u8;
-            let mut same = self.stores.iter_mut();
-            let earlier = same.find(|stored| stored.word == word && !stored.flushed);
-            match earlier.filter(|_| last_only) {
-                Some(stored) => stored.value = value,
-                None => self.stores.push(Stored {
-                    word,
-                    flushed: false,
-                    value,
-                }),
+            if value != was {
+                self.open(word as u8, was, value, last_only);
             }
         }
     }
+
+    fn open(&mut self, word: u8, was: [u8; 8], value: [u8; 8], last_only: bool) {
+        let bit = 1 << word;
+        let flushed = self.flushed & bit != 0;
+        if self.single & bit != 0 {
+            if last_only && !flushed {
+                return;
+            }
+            self.single &= !bit;
+            self.flushed &= !bit;
+            let value = was;
+            let earlier = Stored {
+                word,
+                flushed,
+                value,
+            };
+            self.stores.push(earlier);
+        } else if self.stores.iter().all(|stored| stored.word != word) {
+            self.single |= bit;
+            return;
+        }
+        let mut same = self.stores.iter_mut();
+        let earlier = same.find(|stored| stored.word == word && !stored.flushed);
+        match earlier.filter(|_| last_only) {
+            Some(stored) => stored.value = value,
+            None => self.stores.push(Stored {
+                word,
+                flushed: false,
+                value,
+            }),
+        }
+    }
+
+    /// What the word may hold besides the durable value, oldest first.
+    fn values(&self, word: u8) -> Vec<[u8; 8]> {
+        if self.single & 1 << word != 0 {
+            return vec![word_of(&self.newest, usize::from(word))];
+        }
+        let of_word = self.stores.iter().filter(|stored| stored.word == word);
+        of_word.map(|stored| stored.value).collect()
+    }
+
+    fn flush(&mut self, words: u8) {
+        self.flushed |= self.single & words;
+        for stored in &mut self.stores {
+            stored.flushed |= words & 1 << stored.word != 0;
+        }
+    }
+
+    /// Makes what was flushed durable; answers whether nothing is open any more.
+    fn fence(&mut self, durable: &mut [u8]) -> bool {
+        let flushed = std::mem::take(&mut self.flushed);
+        match flushed {
+            0xff => durable.copy_from_slice(&self.newest),
+            _ => {
+                for word in (0..WORDS).filter(|word| flushed & 1 << word != 0) {
+                    durable[word * 8..word * 8 + 8].copy_from_slice(&word_of(&self.newest, word));
+                }
+            }
+        }
+        self.single &= !flushed;
+        self.stores.retain(|stored| {
+            if stored.flushed {
+                let at = usize::from(stored.word) * 8;
+                durable[at..at + 8].copy_from_slice(&stored.value);
+            }
+            !stored.flushed
+        });
+        self.single == 0 && self.stores.is_empty()
+    }
+}
+
+fn word_of(line: &[u8; LINE_BYTES], word: usize) -> [u8; 8] {
+    let mut value = [0; 8];
+    value.copy_from_slice(&line[word * 8..word * 8 + 8]);
+    value
 }
 
 /// Per page whether something else than zeros is there.
@@ -267,13 +333,10 @@ impl Tracker {
             let Some(line) = open.get_mut(place[number as usize] as usize) else {
                 continue;
             };
-            let covered = |word: u8| {
-                let at = number * LINE_BYTES as u64 + u64::from(word) * WORD_BYTES;
-                (first..end).contains(&at)
-            };
-            for stored in line.stores.iter_mut().filter(|stored| covered(stored.word)) {
-                stored.flushed = true;
-            }
+            let at = number * LINE_BYTES as u64;
+            let from = first.saturating_sub(at) / WORD_BYTES;
+            let until = (end - at).div_ceil(WORD_BYTES).min(WORDS as u64);
+            line.flush(((1u16 << until) - (1 << from)) as u8);
             if !std::mem::replace(&mut line.flushing, true) {
                 flushing.push(number as u32);
             }
@@ -309,14 +372,8 @@ impl Tracker {
             let line = &mut open[place[number as usize] as usize];
             line.flushing = false;
             let at = number as usize * LINE_BYTES;
-            line.stores.retain(|stored| {
-                if stored.flushed {
-                    let at = at + usize::from(stored.word) * 8;
-                    durable[at..at + 8].copy_from_slice(&stored.value);
-                }
-                !stored.flushed
-            });
-            if line.stores.is_empty() {
+            let end = durable.len().min(at + LINE_BYTES);
+            if line.fence(&mut durable[at..end]) {
                 state.close(number);
             }
         }
