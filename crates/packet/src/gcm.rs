@@ -116,8 +116,10 @@ impl Gcm {
                 counter = counter.wrapping_add(1);
             }
             self.cipher.encrypt_blocks(&mut keys);
-            for (byte, key) in chunk.iter_mut().zip(keys.iter().flat_map(|k| k.iter())) {
-                *byte ^= key;
+            for (block, key) in chunk.chunks_mut(16).zip(&keys) {
+                for (byte, key) in block.iter_mut().zip(key) {
+                    *byte ^= key;
+                }
             }
         }
     }

@@ -97,6 +97,28 @@ impl State {
         &mut self.open[self.place[number as usize] as usize]
     }
 
+    /// A line that is not open is stored whole.
+    fn open_whole(&mut self, number: u32, newest: &[u8; LINE_BYTES]) {
+        let at = number as usize * LINE_BYTES;
+        let durable = self.durable[at..at + LINE_BYTES].as_chunks::<8>().0;
+        let words = newest.as_chunks::<8>().0.iter().zip(durable);
+        let single = words
+            .rev()
+            .fold(0, |single, (new, old)| single << 1 | u8::from(new != old));
+        if single == 0 {
+            return;
+        }
+        self.place[number as usize] = self.open.len() as u32;
+        self.open.push(Line {
+            number,
+            newest: *newest,
+            single,
+            flushed: 0,
+            stores: Vec::new(),
+            flushing: false,
+        });
+    }
+
     /// Forgets a line that has no open word any more.
     fn close(&mut self, number: u32) {
         let place = self.place[number as usize];
@@ -299,7 +321,11 @@ impl Tracker {
             let line = (at / LINE_BYTES) as u32;
             let known = state.place[line as usize] != NONE;
             // Most stores of what is there already are seen without opening the line.
-            if known || state.durable[at..at + part.len()] != *part {
+            if known {
+                state.open_line(line).store(from, part, last_only);
+            } else if let Ok(whole) = <&[u8; LINE_BYTES]>::try_from(part) {
+                state.open_whole(line, whole);
+            } else if state.durable[at..at + part.len()] != *part {
                 state.open_line(line).store(from, part, last_only);
             }
             (at, rest) = (at + part.len(), after);

@@ -63,7 +63,7 @@ impl FakeDisk {
             durable, unflushed, ..
         } = &mut *state;
         for (key, edit) in unflushed.drain(..).take(keep).flatten() {
-            memory::change_map(durable, edit.as_change(&key));
+            edit.carry_out(durable, key);
         }
         state.current = state.durable.clone();
     }
@@ -100,11 +100,11 @@ impl FakeDisk {
 }
 
 impl Edit {
-    fn as_change<'a>(&'a self, key: &'a [u8]) -> Change<'a> {
+    fn carry_out(self, map: &mut Map, key: Vec<u8>) {
         match self {
-            Edit::Put(value) => Change::Put(key, value),
-            Edit::Delete => Change::Delete(key),
-            Edit::DeleteRange(to) => Change::DeleteRange(key, to),
+            Edit::Put(value) => drop(map.insert(key, value)),
+            Edit::Delete => memory::change_map(map, Change::Delete(&key)),
+            Edit::DeleteRange(to) => memory::change_map(map, Change::DeleteRange(&key, &to)),
         }
     }
 }
@@ -207,7 +207,7 @@ impl Kv for FakeKv {
             durable, unflushed, ..
         } = &mut *state;
         for (key, edit) in unflushed.drain(..).flatten() {
-            memory::change_map(durable, edit.as_change(&key));
+            edit.carry_out(durable, key);
         }
         Ok(true)
     }

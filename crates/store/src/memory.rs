@@ -82,9 +82,15 @@ impl MemoryKv {
 /// Carries out one change.
 pub(crate) fn change_map(map: &mut Map, change: Change<'_>) {
     match change {
-        Change::Put(key, value) => {
-            map.insert(key.to_vec(), value.to_vec());
-        }
+        Change::Put(key, value) => match map.get_mut(key) {
+            Some(place) => {
+                place.clear();
+                place.extend_from_slice(value);
+            }
+            None => {
+                map.insert(key.to_vec(), value.to_vec());
+            }
+        },
         Change::Delete(key) => {
             map.remove(key);
         }
