@@ -154,7 +154,7 @@ fn open_db(path: &Path, tuning: &RocksOptions, create: bool) -> Result<DB, Apply
 }
 
 /// How much compactions give way to the event loops: a third of what those get. Flushes do not: a memtable that waits for one delays the
-/// writes behind it and the trimming of the log (docs/performance.md).
+/// writes behind it and the trimming of the log (docs/adr/0046).
 const COMPACTION_NICE: i32 = 5;
 
 /// Sets the priority of the threads that compact. RocksDB itself knows only the lowest, at which they starve while an event loop has
