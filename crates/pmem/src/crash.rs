@@ -6,10 +6,13 @@
 //! here survives there, with one exception: on a real CPU a fence waits for its own thread's flushes only, while here it
 //! waits for everybody's.
 
+mod line;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use self::line::Line;
 use crate::flush::LINE_BYTES;
 use crate::memory::{Memory, PAGE_BYTES};
 
@@ -18,29 +21,6 @@ pub const WORD_BYTES: u64 = 8;
 const WORDS: usize = LINE_BYTES / WORD_BYTES as usize;
 /// No open line.
 const NONE: u32 = u32::MAX;
-
-/// A value that a word was given and that is not durable yet.
-#[derive(Clone, Copy)]
-struct Stored {
-    word: u8,
-    /// Covered by a flush that a fence has not completed yet.
-    flushed: bool,
-    value: [u8; 8],
-}
-
-/// A line some of whose words are open. Sets of words are bits, word 0 the lowest.
-#[derive(Clone)]
-struct Line {
-    number: u32,
-    newest: [u8; LINE_BYTES],
-    /// Words with one value that is not durable, the newest: nearly all that are open.
-    single: u8,
-    /// Those of `single` that are covered by a flush that a fence has not completed yet.
-    flushed: u8,
-    /// The values of all other open words, oldest first.
-    stores: Vec<Stored>,
-    flushing: bool,
-}
 
 #[derive(Default)]
 struct State {
@@ -85,14 +65,7 @@ impl State {
             let at = number as usize * LINE_BYTES;
             let end = self.durable.len().min(at + LINE_BYTES);
             newest[..end - at].copy_from_slice(&self.durable[at..end]);
-            self.open.push(Line {
-                number,
-                newest,
-                single: 0,
-                flushed: 0,
-                stores: Vec::new(),
-                flushing: false,
-            });
+            self.open.push(Line::new(number, newest));
         }
         &mut self.open[self.place[number as usize] as usize]
     }
@@ -100,23 +73,11 @@ impl State {
     /// A line that is not open is stored whole.
     fn open_whole(&mut self, number: u32, newest: &[u8; LINE_BYTES]) {
         let at = number as usize * LINE_BYTES;
-        let durable = self.durable[at..at + LINE_BYTES].as_chunks::<8>().0;
-        let words = newest.as_chunks::<8>().0.iter().zip(durable);
-        let single = words
-            .rev()
-            .fold(0, |single, (new, old)| single << 1 | u8::from(new != old));
-        if single == 0 {
-            return;
+        let durable = &self.durable[at..at + LINE_BYTES];
+        if let Some(line) = Line::whole(number, durable, newest) {
+            self.place[number as usize] = self.open.len() as u32;
+            self.open.push(line);
         }
-        self.place[number as usize] = self.open.len() as u32;
-        self.open.push(Line {
-            number,
-            newest: *newest,
-            single,
-            flushed: 0,
-            stores: Vec::new(),
-            flushing: false,
-        });
     }
 
     /// Forgets a line that has no open word any more.
@@ -157,97 +118,6 @@ impl State {
         }
         words
     }
-}
-
-impl Line {
-    /// With `last_only`, of several values that a word had since its last flush only the newest may survive.
-    fn store(&mut self, from: usize, bytes: &[u8], last_only: bool) {
-        let old = self.newest;
-        self.newest[from..from + bytes.len()].copy_from_slice(bytes);
-        for word in from / 8..(from + bytes.len()).div_ceil(8) {
-            let (was, value) = (word_of(&old, word), word_of(&self.newest, word));
-            // Storing what is there already opens no new outcome.
-            if value != was {
-                self.open(word as u8, was, value, last_only);
-            }
-        }
-    }
-
-    fn open(&mut self, word: u8, was: [u8; 8], value: [u8; 8], last_only: bool) {
-        let bit = 1 << word;
-        let flushed = self.flushed & bit != 0;
-        if self.single & bit != 0 {
-            if last_only && !flushed {
-                return;
-            }
-            self.single &= !bit;
-            self.flushed &= !bit;
-            let value = was;
-            let earlier = Stored {
-                word,
-                flushed,
-                value,
-            };
-            self.stores.push(earlier);
-        } else if self.stores.iter().all(|stored| stored.word != word) {
-            self.single |= bit;
-            return;
-        }
-        let mut same = self.stores.iter_mut();
-        let earlier = same.find(|stored| stored.word == word && !stored.flushed);
-        match earlier.filter(|_| last_only) {
-            Some(stored) => stored.value = value,
-            None => self.stores.push(Stored {
-                word,
-                flushed: false,
-                value,
-            }),
-        }
-    }
-
-    /// What the word may hold besides the durable value, oldest first.
-    fn values(&self, word: u8) -> Vec<[u8; 8]> {
-        if self.single & 1 << word != 0 {
-            return vec![word_of(&self.newest, usize::from(word))];
-        }
-        let of_word = self.stores.iter().filter(|stored| stored.word == word);
-        of_word.map(|stored| stored.value).collect()
-    }
-
-    fn flush(&mut self, words: u8) {
-        self.flushed |= self.single & words;
-        for stored in &mut self.stores {
-            stored.flushed |= words & 1 << stored.word != 0;
-        }
-    }
-
-    /// Makes what was flushed durable; answers whether nothing is open any more.
-    fn fence(&mut self, durable: &mut [u8]) -> bool {
-        let flushed = std::mem::take(&mut self.flushed);
-        match flushed {
-            0xff => durable.copy_from_slice(&self.newest),
-            _ => {
-                for word in (0..WORDS).filter(|word| flushed & 1 << word != 0) {
-                    durable[word * 8..word * 8 + 8].copy_from_slice(&word_of(&self.newest, word));
-                }
-            }
-        }
-        self.single &= !flushed;
-        self.stores.retain(|stored| {
-            if stored.flushed {
-                let at = usize::from(stored.word) * 8;
-                durable[at..at + 8].copy_from_slice(&stored.value);
-            }
-            !stored.flushed
-        });
-        self.single == 0 && self.stores.is_empty()
-    }
-}
-
-fn word_of(line: &[u8; LINE_BYTES], word: usize) -> [u8; 8] {
-    let mut value = [0; 8];
-    value.copy_from_slice(&line[word * 8..word * 8 + 8]);
-    value
 }
 
 /// Per page whether something else than zeros is there.

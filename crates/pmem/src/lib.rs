@@ -6,7 +6,7 @@
 //!   SharedArea a part that others write too: copies and atomics, no borrows       shared.rs
 //!   Pool    an area cut into frames, counted by reference                         pool.rs, frame.rs
 //!   Payload a rope over frames and heap buffers                                   payload.rs
-//!   CrashSim what memory may hold after a crash                                   crash.rs
+//!   CrashSim what memory may hold after a crash                                   crash.rs, crash/
 //!   media    a model of what stores cost on the media: write amplification, time  media/
 //! ```
 //!

@@ -525,34 +525,16 @@ impl PhysicalLog {
             self.replay_to = 0;
             self.apply_queue.append(&mut self.behind);
         }
-        while self
-            .apply_queue
-            .front()
-            .is_some_and(|next| next.entry.index <= index)
+        let mut settle = |origins: Vec<Origin>| {
+            self.pending -= origins.len();
+            answers.extend(origins.into_iter().map(|origin| (origin, Outcome::Unknown)));
+        };
+        while let Some(skipped) = (self.apply_queue).pop_front_if(|next| next.entry.index <= index)
         {
-            if let Some(skipped) = self.apply_queue.pop_front() {
-                self.pending -= skipped.origins.len();
-                answers.extend(
-                    skipped
-                        .origins
-                        .into_iter()
-                        .map(|origin| (origin, Outcome::Unknown)),
-                );
-            }
+            settle(skipped.origins);
         }
-        while self
-            .in_flight
-            .front()
-            .is_some_and(|ours| ours.index <= index)
-        {
-            if let Some(ours) = self.in_flight.pop_front() {
-                self.pending -= ours.origins.len();
-                answers.extend(
-                    ours.origins
-                        .into_iter()
-                        .map(|origin| (origin, Outcome::Unknown)),
-                );
-            }
+        while let Some(ours) = self.in_flight.pop_front_if(|ours| ours.index <= index) {
+            settle(ours.origins);
         }
         if index < self.applied {
             self.rewind_to(index);
