@@ -19,6 +19,7 @@ use crate::outbox::Ready;
 use crate::staging::{self, Staging};
 use crate::status::Role;
 use crate::view::{self, LogView, record_bound};
+use crate::window::Windows;
 
 /// Reads that may wait for confirmation at once.
 const MAX_READS: usize = 4096;
@@ -47,6 +48,7 @@ pub struct Group {
     /// Campaigns begun; varies the election time-out.
     attempts: u64,
     pub(crate) failed: bool,
+    pub(crate) windows: Windows,
 }
 
 impl Group {
@@ -142,6 +144,7 @@ impl Group {
             commit_due: false,
             attempts: 0,
             failed: false,
+            windows: Windows::default(),
         };
         group.settle();
         Ok(group)
@@ -318,9 +321,11 @@ impl Group {
                 admitted => break admitted?,
             }
         };
+        let standing = self.standing(&message);
         self.raw
             .step(message::to_raft(&message))
             .map_err(|_| StepError::Refused)?;
+        self.learn_of_path(&message, standing);
         if let Some(new) = new {
             self.stage(&message, new, payloads);
         }

@@ -30,6 +30,7 @@ mod readback;
 mod staging;
 mod status;
 mod view;
+mod window;
 
 pub use colocate::{Action, Colocation, LogView};
 pub use config::Config;

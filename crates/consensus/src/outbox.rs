@@ -228,12 +228,15 @@ impl Group {
         committed: Vec<Entry>,
     ) -> Result<(), ConsensusError> {
         self.carry_out_changes(committed.last().map_or(0, |entry| entry.index))?;
-        let view = self.raw.store();
         outbox.messages.reserve(messages.len());
-        for message in messages {
-            let limit = self.config.max_message_bytes;
-            message::from_raft(self.config.log, message, limit, view, &mut outbox.messages);
+        self.open_windows();
+        for mut message in messages {
+            if let Some(limit) = self.narrow(&mut message) {
+                let (log, view) = (self.config.log, self.raw.store());
+                message::from_raft(log, message, limit, view, &mut outbox.messages);
+            }
         }
+        let view = self.raw.store();
         outbox.committed.reserve(committed.len());
         for entry in committed {
             if entry.index <= self.skip_through {

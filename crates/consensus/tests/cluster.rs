@@ -300,6 +300,43 @@ fn a_follower_without_room_is_waited_for() {
     cluster.quiesce();
 }
 
+/// A message of sixty datagrams never arrives where one of six is lost, and one of a few often does.
+#[test]
+fn a_lossy_path_carries_what_is_waiting() {
+    let mut cluster = Cluster::new(3, 10);
+    let leader = elect(&mut cluster);
+    let far = (leader + 1) % 3;
+    let far_id = cluster.nodes[far].id;
+    let mut dice = support::Dice(7);
+    let round = |cluster: &mut Cluster, arrives: &mut dyn FnMut(u64, usize) -> bool| {
+        (0..3).for_each(|at| cluster.drain(at));
+        for (to, bytes) in std::mem::take(&mut cluster.network) {
+            if arrives(to, bytes.len()) {
+                cluster.deliver(to, &bytes);
+            }
+        }
+    };
+    for number in 0..180 {
+        let proposed = cluster.nodes[leader].group.propose(payload(number, 400));
+        proposed.unwrap();
+        (0..4).for_each(|_| round(&mut cluster, &mut |to, _| to != far_id));
+    }
+    let (behind, last) = (cluster.nodes[far].applied, cluster.nodes[leader].applied);
+    assert!(behind + 180 <= last, "{behind} of {last}");
+    let mut sent = 0;
+    for _ in 0..200 {
+        cluster.nodes[leader].group.tick(1);
+        (0..4).for_each(|_| {
+            round(&mut cluster, &mut |to, len| {
+                sent += if to == far_id { len } else { 0 };
+                to != far_id || (0..len.div_ceil(1400)).all(|_| dice.chance(84))
+            });
+        });
+    }
+    assert_eq!(cluster.nodes[far].applied, cluster.nodes[leader].applied);
+    assert!(sent < 10 * 180 * 400, "{sent} bytes for {}", 180 * 400);
+}
+
 /// A follower without room for a term's first entry does not ask for votes; that it has not heard from its leader counts all the
 /// same, or it would keep others from being elected for as long as its log is full.
 #[test]

@@ -1,21 +1,54 @@
 //! AES-256-GCM over scattered bytes: the tag streams over any number of slices, so that a payload that is
-//! only authenticated is never copied. Built on the `aes` and `ghash` crates, checked against `aes-gcm`.
+//! only authenticated is never copied. Built on the `aes` and `polyval` crates, checked against `aes-gcm`.
 
 use aes::Aes256;
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
-use ghash::GHash;
-use ghash::universal_hash::UniversalHash;
-use ghash::universal_hash::array::Array;
+use polyval::Polyval;
+use polyval::hazmat::FieldElement;
+use polyval::universal_hash::UniversalHash;
+use polyval::universal_hash::array::Array;
+
+type Block = Array<u8, polyval::universal_hash::consts::U16>;
+
+/// GHASH in terms of POLYVAL (RFC 8452, appendix A): the same polynomial over reversed blocks. The `ghash` crate does the
+/// same, but loads what it has just reversed in other widths than it stored it in, which costs as much as the product.
+#[derive(Clone)]
+struct Ghash(Polyval);
+
+impl Ghash {
+    fn new(h: Block) -> Ghash {
+        let key = FieldElement::from(h).reverse().mulx();
+        Ghash(Polyval::new(&key.into()))
+    }
+
+    fn update(&mut self, blocks: &[Block]) {
+        for blocks in blocks.chunks(16) {
+            let mut reversed = [Array([0; 16]); 16];
+            for (reversed, block) in reversed.iter_mut().zip(blocks) {
+                *reversed = reverse(block);
+            }
+            self.0.update(&reversed[..blocks.len()]);
+        }
+    }
+
+    fn finalize(self) -> u128 {
+        u128::from_be_bytes(self.0.finalize().into())
+    }
+}
+
+fn reverse(block: &Block) -> Block {
+    Array(std::array::from_fn(|at| block[15 - at]))
+}
 
 /// One direction's key. A nonce must never be used twice with one key for two different contents.
 pub struct Gcm {
     cipher: Aes256,
-    ghash: GHash,
+    ghash: Ghash,
 }
 
 /// A GHASH under way: slices of any length, as if they were one.
 struct Stream {
-    ghash: GHash,
+    ghash: Ghash,
     held: [u8; 16],
     fill: usize,
     bytes: u64,
@@ -59,7 +92,7 @@ impl Gcm {
         let mut h = Array([0; 16]);
         cipher.encrypt_block(&mut h);
         Gcm {
-            ghash: GHash::new(&h),
+            ghash: Ghash::new(h),
             cipher,
         }
     }
@@ -87,11 +120,10 @@ impl Gcm {
         lengths[..8].copy_from_slice(&(aad_bytes * 8).to_be_bytes());
         lengths[8..].copy_from_slice(&(text_bytes * 8).to_be_bytes());
         stream.ghash.update(&[Array(lengths)]);
-        let hash: [u8; 16] = stream.ghash.finalize().into();
         let mut mask = Array(counter_block(nonce, 1));
         self.cipher.encrypt_block(&mut mask);
-        let tag = u128::from_ne_bytes(hash) ^ u128::from_ne_bytes(mask.into());
-        tag.to_ne_bytes()
+        let tag = stream.ghash.finalize() ^ u128::from_le_bytes(mask.into());
+        tag.to_le_bytes()
     }
 
     /// Whether `tag` is right, in time that does not depend on where it is wrong.

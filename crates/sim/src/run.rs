@@ -7,12 +7,10 @@ use cyclone_store::Limits;
 use cyclone_wire::raftmsg::Members;
 
 use crate::bank::adds_up;
-use crate::callers::Callers;
 use crate::check::Broken;
 use crate::history::{Answer, Op, Outcome};
 use crate::images;
 use crate::linear;
-use crate::load::Client;
 use crate::machine::{Machine, panic_text};
 use crate::plan::Plan;
 use crate::world::{Failure, Report, World, trace};
@@ -257,11 +255,29 @@ impl World {
             }
         });
         let machines: Vec<String> = machines.collect();
-        let pending = self.clients.values().map(Client::pending);
-        let pending: usize = pending
-            .chain(self.callers.iter().map(Callers::pending))
-            .sum();
-        format!("{}; {pending} operations pending", machines.join("; "))
+        let clients = self.clients.iter();
+        let clients =
+            clients.map(|(number, client)| (format!("client {number}"), client.pending()));
+        let callers = self.machines.iter().zip(&self.callers);
+        let callers = callers.map(|(at, callers)| {
+            (
+                format!("the callers in replica {}", at.id),
+                callers.pending(),
+            )
+        });
+        let waiting: Vec<(String, usize)> =
+            clients.chain(callers).filter(|(_, n)| *n > 0).collect();
+        let pending: usize = waiting.iter().map(|(_, count)| count).sum();
+        let who: Vec<&str> = waiting
+            .iter()
+            .take(3)
+            .map(|(who, _)| who.as_str())
+            .collect();
+        let who = match who.is_empty() {
+            true => String::new(),
+            false => format!(", of {}", who.join(", ")),
+        };
+        format!("{}; {pending} operations pending{who}", machines.join("; "))
     }
 
     /// Replicas agree byte for byte with each other and with a replay of the committed log; nothing has leaked; every

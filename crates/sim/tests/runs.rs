@@ -139,6 +139,13 @@ fn a_change_of_members_is_not_undone() {
     holds(&with_story(20074, Kind::Members), "--seed 20074");
 }
 
+/// Seed 476: a replica was removed while a gang stood undecided in one of its logs; what was committed behind the gang was never
+/// applied, and whoever waited for it within that replica waited for ever.
+#[test]
+fn what_waits_behind_a_gang_is_answered() {
+    holds(&with_story(476, Kind::Members), "--seed 476");
+}
+
 /// A seed whose members change while leaders are cut off one after the other.
 #[track_caller]
 fn holds_in_flutter(seed: u64) {

@@ -87,8 +87,11 @@ pub fn config(id: u64, voters: &[u64], seed: u64) -> Config {
     let mut config = Config::new(SPEC.log, id, voters);
     config.seed = seed.wrapping_mul(31).wrapping_add(id);
     config.eager_commit = seed.is_multiple_of(2);
-    config.max_message_bytes = 700;
-    config.max_append_bytes = 3000;
+    // Some clusters send everything at once, the others next to nothing.
+    (config.max_message_bytes, config.max_append_bytes) = match seed % 5 {
+        0 => (64 << 10, 64 << 10),
+        _ => (700, 3000),
+    };
     config
 }
 

@@ -30,16 +30,17 @@ impl PhysicalLog {
         gangs: &mut Vec<u64>,
         answers: &mut Vec<(Origin, Outcome)>,
     ) {
-        // A gang that is committed here may wait for another log's leader. Nothing is decided by telling its client.
-        if let Some(front) = self.apply_queue.front_mut()
-            && stop == Some(front.entry.index)
-            && !front.origins.is_empty()
-            && now_us.saturating_sub(front.since_us) > OUTCOME_TIMEOUT_US
-            && self.applying == 0
-        {
-            self.pending -= front.origins.len();
-            let waiting = front.origins.drain(..);
-            answers.extend(waiting.map(|origin| (origin, Outcome::Unknown)));
+        // A gang that is committed here may wait for another log's leader, and what is committed behind it waits too: for
+        // ever, where this replica has been removed since. Nothing is decided by telling their clients.
+        let stands = stop.is_some() && stop == self.apply_queue.front().map(|e| e.entry.index);
+        if stands && self.applying == 0 {
+            for waiting in &mut self.apply_queue {
+                if now_us.saturating_sub(waiting.since_us) > OUTCOME_TIMEOUT_US {
+                    self.pending -= waiting.origins.len();
+                    let origins = waiting.origins.drain(..);
+                    answers.extend(origins.map(|origin| (origin, Outcome::Unknown)));
+                }
+            }
         }
         if planted::has(Bug::WaitersForgotten) {
             return;

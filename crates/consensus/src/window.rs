@@ -1,0 +1,173 @@
+//! How much is sent to a peer at once. A message of many datagrams arrives only if all of them do: over a path that loses
+//! one in six, one of forty never does, however often it is sent again. So what a leader sends to a peer shrinks with each
+//! loss and grows with each acknowledgement, as TCP's congestion window does (RFC 5681); while nothing is lost there is no
+//! limit but the configured ones.
+
+use std::collections::BTreeMap;
+
+use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
+use raft::ProgressState;
+use raft::eraftpb::{Message, MessageType};
+
+use crate::group::Group;
+use crate::view::LogView;
+
+/// The narrowest window, in payload bytes: a few small datagrams. An entry that is longer goes alone.
+const LEAST_BYTES: u64 = 4 << 10;
+/// A window is sent in so many messages, so that a part of it may arrive.
+const PARTS: u64 = 4;
+
+/// The windows of one term's leader, by peer.
+#[derive(Default)]
+pub(crate) struct Windows {
+    term: u64,
+    peers: BTreeMap<u64, Window>,
+}
+
+/// What is known about the path to one peer.
+#[derive(Clone, Copy, Default)]
+struct Window {
+    /// Payload bytes at once; none: nothing was lost lately.
+    bytes: Option<u64>,
+    /// First entry of the last probe.
+    probed: u64,
+    /// What has been sent of the present burst.
+    burst: Burst,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Burst {
+    bytes: u64,
+    /// The last entry that was sent, if later ones were held back.
+    cut_at: Option<u64>,
+}
+
+impl Window {
+    fn narrow(&mut self, widest: u64, divisor: u64) {
+        let bytes = self.bytes.unwrap_or(widest) / divisor;
+        self.bytes = Some(bytes.max(LEAST_BYTES));
+    }
+
+    fn widen(&mut self, widest: u64) {
+        let wider = self.bytes.map(|bytes| bytes + bytes / PARTS);
+        self.bytes = wider.filter(|bytes| *bytes < widest);
+    }
+
+    /// Takes away the entries that the window has no room for; answers whether any were.
+    fn cut(&mut self, message: &mut Message, view: &LogView) -> bool {
+        let Some(room) = self.bytes else {
+            return false;
+        };
+        let mut kept = 0;
+        for entry in &message.entries {
+            let len = view.payload_len(entry.index, entry.term).unwrap_or(0);
+            let bytes = self.burst.bytes + u64::from(len);
+            if bytes > room && self.burst.bytes > 0 {
+                break;
+            }
+            self.burst.bytes = bytes;
+            kept += 1;
+        }
+        let cut = kept < message.entries.len();
+        if cut {
+            self.burst.cut_at = match message.get_entries()[..kept].last() {
+                Some(last) => Some(last.index),
+                None => message.entries.first().map(|first| first.index - 1),
+            };
+            message.mut_entries().truncate(kept);
+        }
+        cut
+    }
+}
+
+/// Where a peer stands, as far as its leader knows.
+pub(crate) struct Standing {
+    state: ProgressState,
+    matched: u64,
+}
+
+impl Group {
+    fn window(&mut self, peer: u64) -> &mut Window {
+        let term = self.term();
+        if self.windows.term != term {
+            self.windows.peers.clear();
+            self.windows.term = term;
+        }
+        self.windows.peers.entry(peer).or_default()
+    }
+
+    fn widest(&self) -> u64 {
+        self.config
+            .max_append_bytes
+            .min(self.config.max_message_bytes)
+    }
+
+    /// Where the sender of an answer stands before the answer is taken.
+    pub(crate) fn standing(&self, message: &RaftMessage) -> Option<Standing> {
+        if message.kind != RaftKind::AppendResponse || !self.is_leader() {
+            return None;
+        }
+        let progress = self.raw.raft.prs().get(message.from)?;
+        Some(Standing {
+            state: progress.state,
+            matched: progress.matched,
+        })
+    }
+
+    /// Learns from an answer whether what was sent has arrived.
+    pub(crate) fn learn_of_path(&mut self, message: &RaftMessage, before: Option<Standing>) {
+        let (Some(before), Some(now)) = (before, self.standing(message)) else {
+            return;
+        };
+        let lost = before.state == ProgressState::Replicate && now.state == ProgressState::Probe;
+        let widest = self.widest();
+        if now.matched > before.matched {
+            self.window(message.from).widen(widest);
+        } else if lost {
+            self.window(message.from).narrow(widest, 2);
+        }
+    }
+
+    /// A burst of messages begins.
+    pub(crate) fn open_windows(&mut self) {
+        for window in self.windows.peers.values_mut() {
+            window.burst = Burst::default();
+        }
+    }
+
+    /// Cuts an append to what the path to its receiver carries. Answers the payload bytes that one message may have; none:
+    /// the message is not to be sent, as it follows what was cut.
+    pub(crate) fn narrow(&mut self, message: &mut Message) -> Option<u64> {
+        let most = self.config.max_message_bytes;
+        if message.get_msg_type() != MessageType::MsgAppend {
+            return Some(most);
+        }
+        let (peer, widest) = (message.to, self.widest());
+        let first = message.entries.first().map(|entry| entry.index);
+        let state = self.raw.raft.prs().get(peer).map(|progress| progress.state);
+        let probing = state == Some(ProgressState::Probe);
+        let mut window = *self.window(peer);
+        if window.burst.cut_at.is_some() {
+            return None;
+        }
+        if let Some(first) = first.filter(|_| probing) {
+            if window.probed == first {
+                window.narrow(widest, 4);
+            }
+            window.probed = first;
+        }
+        let cut = window.cut(message, self.raw.store());
+        *self.window(peer) = window;
+        let progress = self.raw.raft.mut_prs().get_mut(peer);
+        // What was held back is next; raft-rs asks for it with the next acknowledgement.
+        if let (true, false, Some(progress), Some(last)) =
+            (cut, probing, progress, window.burst.cut_at)
+            && progress.state == ProgressState::Replicate
+        {
+            progress.next_idx = (last + 1).max(progress.matched + 1);
+            progress.ins.reset();
+        }
+        let message_bytes = window.bytes.map_or(most, |bytes| bytes / PARTS);
+        Some(message_bytes.min(most)).filter(|_| first.is_none() || !message.entries.is_empty())
+    }
+}
