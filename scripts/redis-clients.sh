@@ -54,7 +54,7 @@ same() {
 }
 
 # Calm: one leader throughout, also on a busy machine. Failovers are the kill test's business.
-"$bin" cluster start --directory "$work/cluster" --first-port 7301 --election-ms 2000 >"$work/cluster.json"
+"$bin" cluster start --directory "$work/cluster" --first-port 7301 --election-ms 2000 --logs 4 >"$work/cluster.json"
 mapfile -t nodes < <(describe "node['redis'] for node in cluster['nodes']")
 leader=$(describe "node['redis'].split(':')[1] for node in cluster['nodes'] if node['leads']")
 follower=$(describe "[node['redis'].split(':')[1] for node in cluster['nodes'] if not node['leads']][:1]")

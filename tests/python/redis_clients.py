@@ -9,6 +9,7 @@ one Redis would give; a real Redis with all slots (cluster-enabled) passes too.
 
 import argparse
 import sys
+import threading
 import time
 import traceback
 
@@ -315,6 +316,62 @@ def read_modes(r):
     r.delete("{r}k")
 
 
+def held_scans(r, writer):
+    """SCAN over a snapshot: tokens that move between slots all the while are found exactly once each."""
+    tokens = 200
+    homes = ["{scan:%d}" % n for n in range(8)]
+    for n in range(tokens):
+        r.set(f"{homes[0]}{n}", "x")
+    moving, broken = True, []
+
+    def move():
+        at, n = [0] * tokens, 0
+        try:
+            while moving:
+                n = (n + 61) % tokens
+                old, at[n] = homes[at[n]], (at[n] + 1) % len(homes)
+                with writer.pipeline(transaction=True) as pipeline:
+                    pipeline.delete(f"{old}{n}").set(f"{homes[at[n]]}{n}", "x").execute()
+        except Exception as error:
+            broken.append(error)
+
+    connection = r.connection_pool.get_connection()
+
+    def ask(*words):
+        connection.send_command(*words)
+        return connection.read_response()
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    try:
+        same("SCANMODE, at first", ask("CLIENT", "SCANMODE"), b"live")
+        same("SCANMODE SNAPSHOT", ask("CLIENT", "SCANMODE", "SNAPSHOT"), b"OK")
+        same("SCANMODE, then", ask("CLIENT", "SCANMODE"), b"snapshot")
+        for _ in range(10):
+            cursor, found = "0", []
+            while True:
+                cursor, page = ask("SCAN", cursor, "MATCH", "{scan:*", "COUNT", "7")
+                found += [int(key.split(b"}")[1]) for key in page]
+                if cursor == b"0":
+                    break
+            same("SCAN of a snapshot", sorted(found), list(range(tokens)))
+        cursor, _ = ask("SCAN", "0", "COUNT", "5")
+        held = r.info("cyclone")["cyclone_scan_snapshots"]
+        true("scans that hold a snapshot", held == 1, held)
+        gone = "the snapshot of this cursor is gone (another leader, or not used for 60 s): begin again with cursor 0"
+        refused("SCAN with another's cursor", gone, lambda: ask("SCAN", str(int(cursor) + 1)))
+        same("SCANMODE LIVE", ask("CLIENT", "SCANMODE", "live"), b"OK")
+        refused("SCANMODE, wrong", "syntax error", lambda: ask("CLIENT", "SCANMODE", "frozen"))
+        # A cursor says itself what it belongs to.
+        true("SCAN goes on", len(ask("SCAN", cursor, "COUNT", "5")[1]) >= 5)
+    finally:
+        moving = False
+        mover.join()
+        r.connection_pool.release(connection)
+    same("the mover", broken, [])
+    r.flushall()
+
+
 def large_values(r):
     for length in (1_000, 4_095, 4_096, 60_000, 65_536, 300_000, MIB - 1, MIB):
         value = bytes((i * 31 + length) % 251 for i in range(1_000)) * (length // 1_000 + 1)
@@ -427,8 +484,10 @@ def main():
             run(f"RESP{protocol}: connection", lambda: connection_commands(r, protocol, options))
             for name, step in steps:
                 run(f"RESP{protocol}: {name}", lambda step=step: step(r))
-    if b"cyclone_id" in node_client(leader, options).execute_command("INFO", "cyclone"):
+    if "cyclone_id" in node_client(leader, options).info("cyclone"):
         run("read modes", lambda: read_modes(node_client(leader, options)))
+        both = lambda: (node_client(leader, options), node_client(leader, options))
+        run("scans of a snapshot", lambda: held_scans(*both()))
     run("redirects", lambda: redirects(addresses, leader, options))
     print(f"{checks - failures} passed, {failures} failed")
     sys.exit(1 if failures else 0)

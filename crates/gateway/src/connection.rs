@@ -116,6 +116,8 @@ pub(crate) struct Session {
     pub(crate) readonly: bool,
     /// CLIENT READMODE; `None`: as configured.
     pub(crate) read_mode: Option<ReadMode>,
+    /// CLIENT SCANMODE SNAPSHOT.
+    pub(crate) holds_scans: bool,
     pub(crate) no_evict: bool,
     pub(crate) no_touch: bool,
     /// Answer what is pending, then hang up.
@@ -162,6 +164,7 @@ impl Session {
             reply_mode: ReplyMode::On,
             readonly: false,
             read_mode: None,
+            holds_scans: false,
             no_evict: false,
             no_touch: false,
             closing: false,

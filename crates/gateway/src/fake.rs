@@ -272,6 +272,7 @@ impl MemoryBackend {
                 cursor,
                 pattern,
                 count,
+                ..
             } => {
                 let (from, count) = (*cursor as usize, *count as usize);
                 let page = self.data.keys().skip(from).take(count);

@@ -501,6 +501,7 @@ impl Node {
         }
         self.end_weak_reads();
         self.keep_time();
+        self.store.keep_time(self.now.steady_us);
         self.note_mark();
         if self.membership_upkeep() {
             // What was proposed is durable when the step is over, as everything is.

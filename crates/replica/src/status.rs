@@ -85,6 +85,8 @@ pub struct Status {
     pub region: String,
     /// Per physical log.
     pub logs: Vec<LogStatus>,
+    /// Scans that hold a snapshot now.
+    pub held_snapshots: u64,
     /// Events since the start.
     pub counters: Counters,
 }
@@ -141,6 +143,7 @@ impl Node {
             survives: self.survives.to_string(),
             region: self.region_description.clone(),
             logs: logs.collect(),
+            held_snapshots: self.store.held_snapshots() as u64,
             counters: self.counters,
         }
     }

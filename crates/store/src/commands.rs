@@ -415,9 +415,23 @@ pub(crate) fn query(
     if mode == Mode::NonBlocking && !kv.scans_without_blocking() {
         return Err(ApplyError::WouldBlock);
     }
-    queries::walked(query, &mut |from, visit| {
+    let scan = |from: &[u8], visit: &mut Visit<'_>| kv.scan(from, visit);
+    queries::walked(query, &mut walk(&scan, at))
+}
+
+/// What a scan shows each stored key and value to.
+pub(crate) type Visit<'v> = dyn FnMut(&[u8], &[u8]) -> bool + 'v;
+/// A scan of the map, or of a view of it.
+pub(crate) type Scan<'s> = dyn Fn(&[u8], &mut Visit<'_>) -> Result<(), ApplyError> + 's;
+
+/// A walk over the visible data keys of a map.
+pub(crate) fn walk<'w>(
+    scan: &'w Scan<'w>,
+    at: &'w dyn Fn(u16) -> At,
+) -> impl FnMut(&[u8], &mut dyn FnMut(&[u8]) -> bool) -> Result<(), ApplyError> + 'w {
+    |from, visit| {
         let mut failed = None;
-        kv.scan(from, &mut |stored, value| {
+        scan(from, &mut |stored, value| {
             if stored[0] != space::DATA {
                 return false;
             }
@@ -432,7 +446,7 @@ pub(crate) fn query(
             }
         })?;
         failed.map_or(Ok(()), Err)
-    })
+    }
 }
 
 fn named(

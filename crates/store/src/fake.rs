@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::kv::{Change, Kv};
+use crate::kv::{Change, Kv, View};
 use crate::machine::{ApplyError, Mode};
 use crate::memory::{self, Map};
 
@@ -188,13 +188,7 @@ impl Kv for FakeKv {
         from: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError> {
-        let state = self.disk.lock();
-        for (key, value) in state.current.range(from.to_vec()..) {
-            if !visit(key, value) {
-                break;
-            }
-        }
-        Ok(())
+        self.disk.lock().current.scan(from, visit)
     }
 
     fn scans_without_blocking(&self) -> bool {
@@ -210,6 +204,10 @@ impl Kv for FakeKv {
             edit.carry_out(durable, key);
         }
         Ok(true)
+    }
+
+    fn hold(&self) -> Result<Box<dyn View>, ApplyError> {
+        Ok(Box::new(memory::data_of(&self.disk.lock().current)))
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {

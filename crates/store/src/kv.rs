@@ -37,8 +37,20 @@ pub(crate) trait Kv: Send + Sync {
     fn scans_without_blocking(&self) -> bool;
     /// Makes what is written survive; answers whether it does. `false`: this map keeps nothing, the log must.
     fn flush(&self) -> Result<bool, ApplyError>;
+    /// Keeps this moment's state readable. Blocks. What is installed later is not to be waited for by it: views are let go before.
+    fn hold(&self) -> Result<Box<dyn View>, ApplyError>;
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError>;
     fn install(&self, directory: &Path) -> Result<(), ApplyError>;
+}
+
+/// The map as of one moment.
+pub(crate) trait View: Send {
+    /// As [`Kv::scan`].
+    fn scan(
+        &self,
+        from: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), ApplyError>;
 }
 
 /// Key spaces, by first byte. Ordered: a scan of the data ends where the next space begins.

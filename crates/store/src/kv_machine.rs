@@ -11,12 +11,13 @@ use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::books::{self, Books};
-use crate::commands::{self, Overlay, number};
+use crate::commands::{self, Overlay, Visit, number};
 use crate::deadlines::{self, Records};
+use crate::held::{self, HeldViews};
 use crate::kv::{Change, Kv, space};
 use crate::machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, StateMachine};
 use crate::migrate;
-use crate::queries::At;
+use crate::queries::{self, At};
 use crate::session::{SessionChanges, Sessions, Verdict};
 
 /// Limits that are part of what commands mean: all replicas must have the same.
@@ -55,6 +56,7 @@ pub struct KvMachine<K> {
     /// Per log a time before which no key has a deadline; `u64::MAX`: none has one.
     deadlines: Vec<AtomicU64>,
     books: Books,
+    held: HeldViews,
 }
 
 fn meta_key(log: u16) -> [u8; 3] {
@@ -110,6 +112,7 @@ impl<K: Kv> KvMachine<K> {
             clocks: (0..logs).map(|_| AtomicU64::new(0)).collect(),
             deadlines: (0..logs).map(|_| AtomicU64::new(u64::MAX)).collect(),
             books: Books::new(logs),
+            held: HeldViews::default(),
         };
         machine.load(!planted::has(Bug::SessionsForgotten))?;
         if planted::has(Bug::AppliedTwice) {
@@ -187,6 +190,33 @@ impl<K: Kv> KvMachine<K> {
             now_ms: now_ms.max(clock_ms),
             ..At::clock(clock_ms)
         }
+    }
+
+    /// One page of a scan that holds a snapshot. Its time is the logs' own at that moment.
+    fn held_scan(
+        &self,
+        cursor: u64,
+        pattern: Option<&[u8]>,
+        count: u32,
+        mode: Mode,
+    ) -> Result<Reply, ApplyError> {
+        if mode == Mode::NonBlocking {
+            return Err(ApplyError::WouldBlock);
+        }
+        let begin = || {
+            // The clocks before the values, as for every read.
+            let clocks = self
+                .clocks
+                .iter()
+                .map(|clock| clock.load(Ordering::Acquire));
+            Ok((clocks.collect(), self.kv.hold()?))
+        };
+        // Of all terms' leaders only one answers in this term: no other's cursor begins with the same name.
+        let (_, term) = self.applied(0);
+        self.held.page(cursor, term, &begin, &|view, place, at| {
+            let scan = |from: &[u8], visit: &mut Visit<'_>| view.scan(from, visit);
+            queries::page(&mut commands::walk(&scan, at), place, pattern, count)
+        })
     }
 
     fn load(&self, sessions: bool) -> Result<(), ApplyError> {
@@ -465,7 +495,23 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     }
 
     fn query_at(&self, query: &Query<'_>, now_ms: u64, mode: Mode) -> Result<Reply, ApplyError> {
-        commands::query(&self.kv, query, &|slot| self.at(slot, now_ms), mode)
+        match *query {
+            Query::Scan {
+                cursor,
+                pattern,
+                count,
+                held,
+            } if held || held::names_a_view(cursor) => self.held_scan(cursor, pattern, count, mode),
+            _ => commands::query(&self.kv, query, &|slot| self.at(slot, now_ms), mode),
+        }
+    }
+
+    fn keep_time(&self, now_us: u64) {
+        self.held.keep_time(now_us);
+    }
+
+    fn held_snapshots(&self) -> usize {
+        self.held.count()
     }
 
     fn members(&self, log: u16) -> Option<(u64, Vec<u8>)> {
@@ -537,7 +583,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     }
 
     fn install(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
-        self.kv.install(directory)?;
+        self.held.without(|| self.kv.install(directory))?;
         self.load(!planted::has(Bug::SessionsNotInstalled))?;
         let applied: Vec<(u64, u64)> = (0..self.logs.len() as u16)
             .map(|log| self.applied(log))

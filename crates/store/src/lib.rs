@@ -5,6 +5,7 @@
 //!   KvMachine      commands, sessions, applied indexes over any Kv     kv_machine.rs, commands.rs, queries.rs, session.rs
 //!     Books        memberships and the cluster's record                books.rs
 //!     Item, Records  values with versions and deadlines                value.rs, deadlines.rs, migrate.rs
+//!     HeldViews    scans that hold a snapshot                          held.rs
 //!   Kv             an ordered map with atomic batches                  kv.rs
 //!     RocksKv      RocksDB without its log                             rocks.rs
 //!     MemoryKv     a BTreeMap                                          memory.rs
@@ -22,6 +23,7 @@ mod deadlines;
 mod decimal;
 mod echo;
 mod fake;
+mod held;
 mod kv;
 mod kv_machine;
 mod machine;

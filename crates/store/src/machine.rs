@@ -103,6 +103,14 @@ pub trait StateMachine: Send + Sync {
         None
     }
 
+    /// Lets time pass: snapshots that scans hold are let go when they have not been used for a while. Does not wait.
+    fn keep_time(&self, _now_us: u64) {}
+
+    /// How many scans hold a snapshot.
+    fn held_snapshots(&self) -> usize {
+        0
+    }
+
     /// The last membership entry of a log that was applied: its index, and the membership in wire form.
     fn members(&self, _log: u16) -> Option<(u64, Vec<u8>)> {
         None

@@ -6,7 +6,7 @@ use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
-use crate::kv::{Change, Kv};
+use crate::kv::{Change, Kv, View, space};
 use crate::machine::{ApplyError, Mode};
 
 const MAGIC: &[u8; 8] = b"CYMEMKV1";
@@ -101,6 +101,28 @@ pub(crate) fn change_map(map: &mut Map, change: Change<'_>) {
     }
 }
 
+/// A copy of the user data: a map that changes in place has no cheaper view.
+pub(crate) fn data_of(map: &Map) -> Map {
+    let data = map.range(vec![space::DATA]..vec![space::DATA_END]);
+    data.map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
+}
+
+impl View for Map {
+    fn scan(
+        &self,
+        from: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), ApplyError> {
+        for (key, value) in self.range(from.to_vec()..) {
+            if !visit(key, value) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Replaces the state file.
 pub(crate) fn write(path: &Path, map: &Map) -> Result<(), ApplyError> {
     let attempt = || -> std::io::Result<()> {
@@ -189,12 +211,7 @@ impl Kv for MemoryKv {
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError> {
         let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
-        for (key, value) in map.range(from.to_vec()..) {
-            if !visit(key, value) {
-                break;
-            }
-        }
-        Ok(())
+        map.scan(from, visit)
     }
 
     fn scans_without_blocking(&self) -> bool {
@@ -205,6 +222,11 @@ impl Kv for MemoryKv {
         self.file
             .as_ref()
             .map_or(Ok(false), |file| self.write_to(file).map(|()| true))
+    }
+
+    fn hold(&self) -> Result<Box<dyn View>, ApplyError> {
+        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(Box::new(data_of(&map)))
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {

@@ -7,8 +7,9 @@ use cyclone_wire::command::Operation;
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::commands::Overlay;
-use crate::kv::{Change, DATA_PREFIX, Kv, read_item, space};
+use crate::kv::{Change, DATA_PREFIX, Kv, View, read_item, space};
 use crate::machine::{ApplyError, Mode};
+use crate::memory::Map;
 use crate::value::encode;
 
 /// How an engine gives the value of a key.
@@ -51,6 +52,10 @@ impl Kv for Point<'_> {
 
     fn flush(&self) -> Result<bool, ApplyError> {
         Ok(false)
+    }
+
+    fn hold(&self) -> Result<Box<dyn View>, ApplyError> {
+        Ok(Box::new(Map::new()))
     }
 
     fn checkpoint(&self, _directory: &Path) -> Result<(), ApplyError> {

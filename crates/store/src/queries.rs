@@ -127,7 +127,14 @@ pub(crate) fn walked(query: &Query<'_>, walk: &mut Walk<'_>) -> Result<Reply, Ap
             cursor,
             pattern,
             count,
-        } => scan(walk, cursor, pattern, count),
+            ..
+        } => {
+            let (next, keys) = page(walk, cursor, pattern, count)?;
+            Ok(Reply::Array(vec![
+                Reply::Bytes(next.to_string().into_bytes()),
+                Reply::Array(keys),
+            ]))
+        }
         Query::Keys { pattern } => {
             let mut keys = Vec::new();
             walk(&[space::DATA], &mut |stored| {
@@ -150,35 +157,31 @@ pub(crate) fn walked(query: &Query<'_>, walk: &mut Walk<'_>) -> Result<Reply, Ap
     }
 }
 
-/// One page: whole places, so that the cursor that names the next one neither skips nor repeats a key.
-fn scan(
+/// One page, and the place of the next, 0 at the end: whole places, so that the cursor that names the next one neither skips nor
+/// repeats a key.
+pub(crate) fn page(
     walk: &mut Walk<'_>,
-    cursor: u64,
+    from: u64,
     pattern: Option<&[u8]>,
     count: u32,
-) -> Result<Reply, ApplyError> {
+) -> Result<(u64, Vec<Reply>), ApplyError> {
     // A page of nothing would answer its own cursor, and a client would ask for ever.
     let count = count.max(1);
     let mut keys = Vec::new();
     let (mut seen, mut place, mut next) = (0u32, None, 0);
-    if cursor < 1 << 48 {
-        walk(&place_key(cursor), &mut |stored| {
-            let here = stored_place(stored);
-            if seen >= count && place != Some(here) {
-                next = here;
-                return false;
-            }
-            place = Some(here);
-            seen += 1;
-            let key = &stored[DATA_PREFIX..];
-            if pattern.is_none_or(|pattern| glob::matches(pattern, key)) {
-                keys.push(Reply::Bytes(key.to_vec()));
-            }
-            true
-        })?;
-    }
-    Ok(Reply::Array(vec![
-        Reply::Bytes(next.to_string().into_bytes()),
-        Reply::Array(keys),
-    ]))
+    walk(&place_key(from), &mut |stored| {
+        let here = stored_place(stored);
+        if seen >= count && place != Some(here) {
+            next = here;
+            return false;
+        }
+        place = Some(here);
+        seen += 1;
+        let key = &stored[DATA_PREFIX..];
+        if pattern.is_none_or(|pattern| glob::matches(pattern, key)) {
+            keys.push(Reply::Bytes(key.to_vec()));
+        }
+        true
+    })?;
+    Ok((next, keys))
 }

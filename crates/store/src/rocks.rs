@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use rocksdb::checkpoint::Checkpoint;
 use rocksdb::{
@@ -12,7 +12,7 @@ use rocksdb::{
 };
 use rustix::process::{Pid, setpriority_process};
 
-use crate::kv::{Change, Kv};
+use crate::kv::{Change, Kv, View};
 use crate::machine::{ApplyError, Mode};
 
 /// What RocksDB's threads for compactions are called; those for flushes are `rocksdb:high`.
@@ -40,7 +40,7 @@ impl Default for RocksOptions {
 /// The database and the directory of its generations: an installed checkpoint becomes a new generation, and the file `CURRENT_GENERATION`,
 /// replaced atomically, says which one counts.
 pub struct RocksKv {
-    db: RwLock<Option<(DB, u64)>>,
+    db: RwLock<Option<(Arc<DB>, u64)>>,
     directory: PathBuf,
     options: RocksOptions,
 }
@@ -71,14 +71,14 @@ impl RocksKv {
         let db = open_db(&path_of(directory, generation), options, named.is_none())?;
         remove_others(directory, generation);
         Ok(RocksKv {
-            db: RwLock::new(Some((db, generation))),
+            db: RwLock::new(Some((Arc::new(db), generation))),
             directory: directory.to_owned(),
             options: options.clone(),
         })
     }
 
     /// The database; the event loop does not wait for an installation that has it.
-    fn guard(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Option<(DB, u64)>>, ApplyError> {
+    fn guard(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Option<(Arc<DB>, u64)>>, ApplyError> {
         match (mode, self.db.try_read()) {
             (_, Ok(guard)) => Ok(guard),
             (_, Err(TryLockError::Poisoned(poisoned))) => Ok(poisoned.into_inner()),
@@ -92,7 +92,7 @@ impl RocksKv {
     fn with<T>(
         &self,
         mode: Mode,
-        call: impl FnOnce(&DB) -> Result<T, ApplyError>,
+        call: impl FnOnce(&Arc<DB>) -> Result<T, ApplyError>,
     ) -> Result<T, ApplyError> {
         match &*self.guard(mode)? {
             Some((db, _)) => call(db),
@@ -174,6 +174,50 @@ fn give_way() {
     }
 }
 
+type DbSnapshot<'db> = rocksdb::Snapshot<'db>;
+
+self_cell::self_cell!(
+    /// A snapshot, and the database that it is of.
+    struct HeldDb {
+        owner: Arc<DB>,
+        #[covariant]
+        dependent: DbSnapshot,
+    }
+);
+
+impl View for HeldDb {
+    fn scan(
+        &self,
+        from: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), ApplyError> {
+        let (start, options) = walk_from(from);
+        visit_all(self.borrow_dependent().iterator_opt(start, options), visit)
+    }
+}
+
+/// Where a walk begins, and that it leaves the cache to others.
+fn walk_from(from: &[u8]) -> (IteratorMode<'_>, ReadOptions) {
+    let mut options = ReadOptions::default();
+    options.fill_cache(false);
+    (IteratorMode::From(from, Direction::Forward), options)
+}
+
+type Stored = Result<(Box<[u8]>, Box<[u8]>), rocksdb::Error>;
+
+fn visit_all(
+    items: impl Iterator<Item = Stored>,
+    visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+) -> Result<(), ApplyError> {
+    for item in items {
+        let (key, value) = item.map_err(fatal)?;
+        if !visit(&key, &value) {
+            break;
+        }
+    }
+    Ok(())
+}
+
 impl Kv for RocksKv {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
         self.with(mode, |db| {
@@ -230,15 +274,8 @@ impl Kv for RocksKv {
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError> {
         self.with(Mode::Blocking, |db| {
-            let mut options = ReadOptions::default();
-            options.fill_cache(false);
-            for item in db.iterator_opt(IteratorMode::From(from, Direction::Forward), options) {
-                let (key, value) = item.map_err(fatal)?;
-                if !visit(&key, &value) {
-                    break;
-                }
-            }
-            Ok(())
+            let (start, options) = walk_from(from);
+            visit_all(db.iterator_opt(start, options), visit)
         })
     }
 
@@ -253,9 +290,16 @@ impl Kv for RocksKv {
         Ok(true)
     }
 
+    fn hold(&self) -> Result<Box<dyn View>, ApplyError> {
+        self.with(Mode::Blocking, |db| {
+            let held = HeldDb::new(Arc::clone(db), |db| db.snapshot());
+            Ok(Box::new(held) as Box<dyn View>)
+        })
+    }
+
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
         self.with(Mode::Blocking, |db| {
-            Checkpoint::new(db)
+            Checkpoint::new(&**db)
                 .and_then(|checkpoint| checkpoint.create_checkpoint(directory))
                 .map_err(fatal)
         })
@@ -281,7 +325,7 @@ impl Kv for RocksKv {
             fs::File::open(&self.directory)?.sync_all()
         };
         switch().map_err(fatal)?;
-        *guard = Some((db, next));
+        *guard = Some((Arc::new(db), next));
         remove_others(&self.directory, next);
         Ok(())
     }

@@ -5,7 +5,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::fs;
 
-use cyclone_store::{Echo, KvMachine, Limits, MemoryKv, Mode, StateMachine};
+use cyclone_store::{ApplyError, Echo, KvMachine, Limits, MemoryKv, Mode, StateMachine};
 use cyclone_wire::command::{Operation, Query};
 use cyclone_wire::reply::{Failure, Reply};
 use support::{ENGINES, command, entry, incr, operations, payload, set, tag};
@@ -359,6 +359,7 @@ fn cursors_survive_a_failover() {
                 cursor,
                 pattern: None,
                 count,
+                held: false,
             };
             let page = replicas[pages % replicas.len()]
                 .query(&query, Mode::Blocking)
@@ -400,22 +401,140 @@ fn cursors_survive_a_failover() {
         )
         .unwrap();
     assert!(matches!(some, Reply::Array(keys) if keys.len() == 10));
-    for cursor in [1 << 48, u64::MAX] {
-        let page = replica
-            .query(
-                &Query::Scan {
-                    cursor,
-                    pattern: None,
-                    count: 10,
-                },
-                Mode::Blocking,
-            )
-            .unwrap();
+    for (cursor, held) in [(1 << 48, false), (u64::MAX, false), (1 << 48, true)] {
+        let query = Query::Scan {
+            cursor,
+            pattern: None,
+            count: 10,
+            held,
+        };
+        let page = replica.query(&query, Mode::Blocking).unwrap();
+        assert_eq!(page, Reply::Failed(Failure::SnapshotGone));
+    }
+}
+
+/// One page of a scan that holds a snapshot: the next cursor, and the keys.
+fn held_page(
+    machine: &dyn StateMachine,
+    cursor: u64,
+    count: u32,
+) -> Result<(u64, Vec<Vec<u8>>), Failure> {
+    let query = Query::Scan {
+        cursor,
+        pattern: None,
+        count,
+        held: true,
+    };
+    assert!(matches!(
+        machine.query(&query, Mode::NonBlocking),
+        Err(ApplyError::WouldBlock)
+    ));
+    let parts = match machine.query(&query, Mode::Blocking).unwrap() {
+        Reply::Array(parts) => parts,
+        Reply::Failed(failure) => return Err(failure),
+        other => panic!("{other:?}"),
+    };
+    let [Reply::Bytes(next), Reply::Array(names)] = &parts[..] else {
+        panic!("{parts:?}")
+    };
+    let next = std::str::from_utf8(next).unwrap().parse().unwrap();
+    let names = names.iter().map(|name| match name {
+        Reply::Bytes(name) => name.clone(),
+        other => panic!("{other:?}"),
+    });
+    Ok((next, names.collect()))
+}
+
+/// Every page of a held scan shows the moment of the first, though all logs go on between them.
+#[test]
+fn a_held_scan_shows_one_moment() {
+    for engine in ENGINES {
+        let root = tempfile::tempdir().unwrap();
+        let machine = engine.open(&root.path().join("home"), 2);
+        let keys: Vec<Vec<u8>> = (0..200).map(|n| format!("key:{n}").into_bytes()).collect();
+        let sets: Vec<_> = keys.iter().map(|key| set(key, b"v")).collect();
+        let all = operations(&sets);
+        let gang = |index: u64, payload: &[u8]| {
+            let parts = [(0, entry(index, payload)), (1, entry(index, &[]))];
+            machine.apply_gang(&parts, Mode::Blocking).unwrap();
+        };
+        gang(1, &all);
+        let (mut cursor, mut found) = held_page(&*machine, 0, 10).unwrap();
+        assert_eq!(machine.held_snapshots(), 1);
+        let mut index = 1;
+        while cursor != 0 {
+            // What is still to come goes, and something new comes in its place.
+            index += 1;
+            let fresh = format!("fresh:{index}").into_bytes();
+            let gone: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+            let change = operations(&[Operation::Del { keys: gone }, set(&fresh, b"v")]);
+            gang(index, &change);
+            machine.flush().unwrap();
+            let (next, page) = held_page(&*machine, cursor, 10).unwrap();
+            // A client that has not got the answer asks again.
+            assert_eq!(held_page(&*machine, cursor, 10), Ok((next, page.clone())));
+            found.extend(page);
+            cursor = next;
+        }
+        found.sort();
+        let mut wanted = keys.clone();
+        wanted.sort();
+        assert_eq!(found, wanted, "{engine:?}");
+        assert_eq!(machine.held_snapshots(), 0, "the scan is over");
+    }
+}
+
+/// Views are few, are let go, and never stand in for one another.
+#[test]
+fn held_scans_end() {
+    for engine in ENGINES {
+        let root = tempfile::tempdir().unwrap();
+        let machine = engine.open(&root.path().join("home"), 1);
+        let keys: Vec<Vec<u8>> = (0..50).map(|n| format!("key:{n}").into_bytes()).collect();
+        let sets: Vec<_> = keys.iter().map(|key| set(key, b"v")).collect();
+        one_batch(&*machine, &sets);
+        machine.keep_time(1_000_000);
+        let begun: Vec<u64> = (0..16)
+            .map(|_| held_page(&*machine, 0, 10).unwrap().0)
+            .collect();
+        assert_eq!(held_page(&*machine, 0, 10), Err(Failure::TooManySnapshots));
+        let (mut cursor, mut last) = (begun[0], 0);
+        while cursor != 0 {
+            last = cursor;
+            cursor = held_page(&*machine, cursor, 10).unwrap().0;
+        }
+        // The last page can be had again, and its view makes room when it is wanted.
+        assert!(held_page(&*machine, last, 10).is_ok());
+        assert!(held_page(&*machine, begun[1] ^ 1, 10) == Err(Failure::SnapshotGone));
+        let again = held_page(&*machine, 0, 10).unwrap().0;
+        assert_eq!(held_page(&*machine, last, 10), Err(Failure::SnapshotGone));
+        machine.keep_time(60_500_000);
+        assert!(held_page(&*machine, begun[2], 10).is_ok());
+        machine.keep_time(61_500_000);
         assert_eq!(
-            page,
-            Reply::Array(vec![Reply::Bytes(b"0".to_vec()), Reply::Array(Vec::new())])
+            held_page(&*machine, begun[3], 10),
+            Err(Failure::SnapshotGone)
+        );
+        assert_eq!(held_page(&*machine, again, 10), Err(Failure::SnapshotGone));
+        let kept = held_page(&*machine, begun[2], 10).map(|(next, _)| next);
+        assert!(kept.is_ok(), "used a second ago");
+        let files = root.path().join("files");
+        machine.checkpoint(&files).unwrap();
+        machine.install(&files).unwrap();
+        let gone = held_page(&*machine, kept.unwrap(), 10);
+        assert_eq!(
+            gone,
+            Err(Failure::SnapshotGone),
+            "of a state that was replaced"
         );
     }
+}
+
+fn one_batch(machine: &dyn StateMachine, sets: &[Operation<'_>]) {
+    let payload = operations(sets);
+    machine
+        .apply(0, &[entry(1, &payload)], Mode::Blocking)
+        .unwrap();
 }
 
 /// Trimming the log up to what a map without files has "flushed" would lose it all at the next restart.

@@ -280,6 +280,9 @@ pub enum Query<'a> {
         pattern: Option<&'a [u8]>,
         /// How many keys to look at, at least 1.
         count: u32,
+        /// Whether all pages are to show one moment. Then a cursor names what the replica that answered holds: it is refused
+        /// after a failover, and when it has not been used for a minute.
+        held: bool,
     },
     /// Answers an array of all keys that match the glob pattern.
     Keys {

@@ -48,4 +48,12 @@ pub enum Failure {
     /// An expectation of the batch does not hold; nothing was done.
     #[error("condition failed")]
     ConditionFailed,
+    /// The cursor's snapshot is not held here: it was not used for a minute, the leader or its state has changed, or the scan is over.
+    #[error(
+        "the snapshot of this cursor is gone (another leader, or not used for 60 s): begin again with cursor 0"
+    )]
+    SnapshotGone,
+    /// As many scans hold a snapshot as may.
+    #[error("too many scans hold a snapshot: finish one, or wait 60 s after it was used last")]
+    TooManySnapshots,
 }

@@ -13,7 +13,7 @@ const BYTES: u8 = 3;
 const ARRAY: u8 = 4;
 const FAILED: u8 = 5;
 
-const FAILURES: [Failure; 9] = [
+const FAILURES: [Failure; 11] = [
     Failure::NotInteger,
     Failure::NotFloat,
     Failure::Overflow,
@@ -23,6 +23,8 @@ const FAILURES: [Failure; 9] = [
     Failure::StaleSequence,
     Failure::Unsupported,
     Failure::ConditionFailed,
+    Failure::SnapshotGone,
+    Failure::TooManySnapshots,
 ];
 
 fn failure_number(failure: Failure) -> u8 {
@@ -36,6 +38,8 @@ fn failure_number(failure: Failure) -> u8 {
         Failure::StaleSequence => 6,
         Failure::Unsupported => 7,
         Failure::ConditionFailed => 8,
+        Failure::SnapshotGone => 9,
+        Failure::TooManySnapshots => 10,
     }
 }
 

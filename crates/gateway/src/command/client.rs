@@ -68,6 +68,7 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
             }
         }
         b"readmode" => return read_mode(context),
+        b"scanmode" => return scan_mode(context),
         b"info" => {
             let mut text = String::new();
             line(&mut text, context.session, context.now_us);
@@ -80,6 +81,7 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
                 "ID | GETNAME | SETNAME <name> | SETINFO <LIB-NAME|LIB-VER> <value>",
                 "INFO | LIST [TYPE NORMAL] [ID <id> ...] | REPLY (ON|OFF|SKIP)",
                 "NO-EVICT (ON|OFF) | NO-TOUCH (ON|OFF) | READMODE [INDEX|LOG|LEASE|WEAK|DEFAULT]",
+                "SCANMODE [LIVE|SNAPSHOT]",
             ];
             encode::array(context.out, lines.len());
             lines
@@ -117,6 +119,27 @@ fn read_mode(context: &mut Context<'_, '_>) -> Flow {
             context.ok()
         }
         _ => context.wrong_arity("client|readmode"),
+    }
+}
+
+/// CLIENT SCANMODE [LIVE | SNAPSHOT], our own: whether the scans that this connection begins show one moment. Without a mode it
+/// answers the one in force.
+fn scan_mode(context: &mut Context<'_, '_>) -> Flow {
+    match context.args.len() {
+        2 => {
+            let holds = context.session.holds_scans;
+            encode::bulk(context.out, if holds { "snapshot" } else { "live" });
+            Flow::Replied
+        }
+        3 => {
+            let holds = context.is(2, "snapshot");
+            if !holds && !context.is(2, "live") {
+                return context.error(SYNTAX);
+            }
+            context.session.holds_scans = holds;
+            context.ok()
+        }
+        _ => context.wrong_arity("client|scanmode"),
     }
 }
 

@@ -97,6 +97,7 @@ fn scan(context: &mut Context<'_, '_>) -> Option<Flow> {
             cursor,
             pattern,
             count,
+            held: context.session.holds_scans,
         },
     ))
 }

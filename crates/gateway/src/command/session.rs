@@ -45,6 +45,7 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
             session.reply_mode = ReplyMode::On;
             session.readonly = false;
             session.read_mode = None;
+            session.holds_scans = false;
             session.no_evict = false;
             session.no_touch = false;
             super::transaction::forget(session);

@@ -441,6 +441,7 @@ impl Worker {
                 cursor,
                 pattern,
                 count,
+                held: false,
             } => self.scan(cursor, pattern, count as usize),
             _ => Reply::Failed(Failure::Unsupported),
         }

@@ -36,6 +36,13 @@ pub fn of_node(sheet: &mut Sheet, node: &Node) {
     );
     of_logs(sheet, &status.logs);
     of_counters(sheet, &status.counters);
+    sheet.add(
+        Kind::Gauge,
+        "scan_snapshots",
+        "Scans that hold a snapshot now.",
+        &[],
+        status.held_snapshots,
+    );
     for (name, value) in node.packet_stats() {
         let kind = match PACKET_GAUGES.contains(&name) {
             true => Kind::Gauge,

@@ -16,6 +16,7 @@ mod tag {
     pub const KEYS: u8 = 8;
     pub const TTL: u8 = 9;
     pub const VERSIONS: u8 = 10;
+    pub const HELD_SCAN: u8 = 11;
 }
 
 impl<'a> Query<'a> {
@@ -53,8 +54,9 @@ impl<'a> Query<'a> {
                 cursor,
                 pattern,
                 count,
+                held,
             } => {
-                out.put_u8(tag::SCAN);
+                out.put_u8(if *held { tag::HELD_SCAN } else { tag::SCAN });
                 out.put_u64(*cursor);
                 match pattern {
                     None => out.put_u8(0),
@@ -120,7 +122,7 @@ impl<'a> Query<'a> {
                 key: reader.bytes()?,
             },
             tag::DB_SIZE => Query::DbSize,
-            tag::SCAN => {
+            scan @ (tag::SCAN | tag::HELD_SCAN) => {
                 let cursor = reader.u64()?;
                 let pattern = if reader.bool("pattern flag")? {
                     Some(reader.bytes()?)
@@ -138,6 +140,7 @@ impl<'a> Query<'a> {
                     cursor,
                     pattern,
                     count,
+                    held: scan == tag::HELD_SCAN,
                 }
             }
             tag::KEYS => Query::Keys {

@@ -49,6 +49,7 @@ fn query(raw: &Raw) -> Query<'_> {
                 cursor: *cursor,
                 pattern,
                 count: 1 + (*start as u32 >> 1),
+                held: which & 32 != 0,
             }
         }
         8 => Query::Keys { pattern },
@@ -247,6 +248,7 @@ fn infinite_increments_and_empty_scans_are_refused() {
         cursor: 0,
         pattern: None,
         count: 0,
+        held: false,
     }
     .encode(&mut bytes);
     assert!(matches!(

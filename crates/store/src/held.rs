@@ -1,0 +1,191 @@
+//! Scans that hold a snapshot: every page shows the moment of the first (cyclone §2, reads over several logs). A view is taken behind
+//! a linearizable read of all logs, and what a gang writes is in it as a whole or not at all.
+//!
+//! Views live in this process only. A cursor names its view in the bits above a place, so that one whose view is gone
+//! is told so, and never continues in another's: a view answers only for the places that it has handed out last.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cyclone_wire::reply::{Failure, Reply};
+
+use crate::kv::View;
+use crate::machine::ApplyError;
+use crate::queries::At;
+
+/// Views at once: each keeps what has been overwritten since from being removed.
+pub(crate) const MAX_VIEWS: usize = 16;
+/// How long a view waits for the next page, in µs.
+const IDLE_US: u64 = 60_000_000;
+/// How long it waits after the last page, for a client that has not got the answer and asks again.
+const FINISHED_US: u64 = 2_000_000;
+/// Bits of a cursor that name a place.
+const PLACE_BITS: u32 = 48;
+/// Names of views: the lower bits of a term and of a count. Cursors so stay positive as signed numbers too.
+const NAMES: u64 = 1 << 15;
+const COUNTS: u64 = 1 << 8;
+
+/// Whether a cursor belongs to a view.
+pub(crate) fn names_a_view(cursor: u64) -> bool {
+    cursor >> PLACE_BITS != 0
+}
+
+/// What one scan holds.
+struct Held {
+    /// None after it was let go.
+    view: Option<Box<dyn View>>,
+    /// The state's clock per log at that moment.
+    clocks: Vec<u64>,
+    /// Places that may be asked for: the last page again, or the next.
+    places: [u64; 2],
+}
+
+struct Entry {
+    held: Arc<Mutex<Held>>,
+    used_us: u64,
+    finished: bool,
+}
+
+/// The views of a store.
+#[derive(Default)]
+pub(crate) struct HeldViews {
+    views: Mutex<BTreeMap<u64, Entry>>,
+    begun: AtomicU64,
+    now_us: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One page: from a place on, as of this moment; the reply and the next place.
+pub(crate) type Page<'p> =
+    dyn Fn(&dyn View, u64, &dyn Fn(u16) -> At) -> Result<(u64, Vec<Reply>), ApplyError> + 'p;
+
+impl HeldViews {
+    /// Answers a page. A cursor that names no view begins one. Blocks.
+    ///
+    /// # Errors
+    /// What the view's scan says.
+    pub(crate) fn page(
+        &self,
+        cursor: u64,
+        term: u64,
+        begin: &dyn Fn() -> Result<(Vec<u64>, Box<dyn View>), ApplyError>,
+        page: &Page<'_>,
+    ) -> Result<Reply, ApplyError> {
+        let (mut name, place) = (cursor >> PLACE_BITS, cursor & ((1 << PLACE_BITS) - 1));
+        if name == 0 {
+            match self.begin(term, place, begin)? {
+                Some(begun) => name = begun,
+                None => return Ok(Reply::Failed(Failure::TooManySnapshots)),
+            }
+        }
+        let gone = Ok(Reply::Failed(Failure::SnapshotGone));
+        let held = lock(&self.views)
+            .get(&name)
+            .map(|entry| Arc::clone(&entry.held));
+        let Some(held) = held else {
+            return gone;
+        };
+        let mut held = lock(&held);
+        if !held.places.contains(&place) {
+            return gone;
+        }
+        let Some(view) = &held.view else {
+            return gone;
+        };
+        let logs = held.clocks.len().max(1);
+        //= cyclone §5
+        let at = |slot: u16| {
+            At::clock(
+                held.clocks
+                    .get(usize::from(slot) % logs)
+                    .copied()
+                    .unwrap_or(0),
+            )
+        };
+        let (next, keys) = page(&**view, place, &at)?;
+        held.places = [place, if next == 0 { place } else { next }];
+        drop(held);
+        if let Some(entry) = lock(&self.views).get_mut(&name) {
+            entry.used_us = self.now_us.load(Ordering::Acquire);
+            entry.finished = next == 0;
+        }
+        let cursor = if next == 0 {
+            0
+        } else {
+            name << PLACE_BITS | next
+        };
+        Ok(Reply::Array(vec![
+            Reply::Bytes(cursor.to_string().into_bytes()),
+            Reply::Array(keys),
+        ]))
+    }
+
+    /// Takes a view, unless there are too many.
+    fn begin(
+        &self,
+        term: u64,
+        place: u64,
+        begin: &dyn Fn() -> Result<(Vec<u64>, Box<dyn View>), ApplyError>,
+    ) -> Result<Option<u64>, ApplyError> {
+        // Locked while the view is taken: none may come from a state that is being replaced.
+        let mut views = lock(&self.views);
+        if views.len() >= MAX_VIEWS {
+            views.retain(|_, entry| !entry.finished);
+        }
+        if views.len() >= MAX_VIEWS {
+            return Ok(None);
+        }
+        let name = loop {
+            let count = self.begun.fetch_add(1, Ordering::AcqRel);
+            let name = (term * COUNTS + count % COUNTS) % NAMES;
+            if name != 0 && !views.contains_key(&name) {
+                break name;
+            }
+        };
+        let (clocks, view) = begin()?;
+        let held = Held {
+            view: Some(view),
+            clocks,
+            places: [place; 2],
+        };
+        let entry = Entry {
+            held: Arc::new(Mutex::new(held)),
+            used_us: self.now_us.load(Ordering::Acquire),
+            finished: false,
+        };
+        views.insert(name, entry);
+        Ok(Some(name))
+    }
+
+    /// Lets views go that nobody asks for any more. Does not wait.
+    pub(crate) fn keep_time(&self, now_us: u64) {
+        self.now_us.store(now_us, Ordering::Release);
+        if let Ok(mut views) = self.views.try_lock() {
+            views.retain(|_, entry| {
+                let most = if entry.finished { FINISHED_US } else { IDLE_US };
+                now_us.saturating_sub(entry.used_us) < most
+            });
+        }
+    }
+
+    /// Lets all views go, waits for pages under way, and lets none begin while `replace` replaces the state.
+    pub(crate) fn without<T>(&self, replace: impl FnOnce() -> T) -> T {
+        let mut views = lock(&self.views);
+        for entry in std::mem::take(&mut *views).into_values() {
+            lock(&entry.held).view = None;
+        }
+        replace()
+    }
+
+    /// How many there are, finished ones left out.
+    pub(crate) fn count(&self) -> usize {
+        let views = self.views.try_lock();
+        views.map_or(0, |views| {
+            views.values().filter(|entry| !entry.finished).count()
+        })
+    }
+}
