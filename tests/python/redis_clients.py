@@ -316,6 +316,16 @@ def read_modes(r):
     r.delete("{r}k")
 
 
+def limits(r):
+    """What no entry can hold is refused, and nothing waits behind it."""
+    long = {f"long:{i}": b"v" * 3_000 for i in range(2_000)}
+    for _ in range(3):
+        refused("MSET of 6 MB", "command is longer than the node's limit", lambda: r.mset(long))
+        same("SET behind it", r.set("long:0", "short"), True)
+    same("EXISTS", r.exists(*list(long)[:10]), 1)
+    same("DEL", r.delete("long:0"), 1)
+
+
 def held_scans(r, writer):
     """SCAN over a snapshot: tokens that move between slots all the while are found exactly once each."""
     tokens = 200
@@ -486,6 +496,7 @@ def main():
                 run(f"RESP{protocol}: {name}", lambda step=step: step(r))
     if "cyclone_id" in node_client(leader, options).info("cyclone"):
         run("read modes", lambda: read_modes(node_client(leader, options)))
+        run("limits", lambda: limits(node_client(leader, options)))
         both = lambda: (node_client(leader, options), node_client(leader, options))
         run("scans of a snapshot", lambda: held_scans(*both()))
     run("redirects", lambda: redirects(addresses, leader, options))

@@ -392,6 +392,11 @@ impl Port {
         sizes::chunk_per_frame(&*self.driver, &self.pool)
     }
 
+    /// The longest message, in bytes.
+    pub fn max_message(&self) -> usize {
+        self.max_message
+    }
+
     /// The port's counters.
     pub fn stats(&self) -> PortStats {
         PortStats {

@@ -153,9 +153,9 @@ impl Config {
     /// Default size of the log region.
     pub const DEFAULT_NVM_BYTES: u64 = 128 << 20;
 
-    /// Largest batch in bytes: a sixteenth of a log's share of the region, at most what the format allows.
+    /// Largest batch in bytes: an eighth of a log's share of the region, at most what the format allows.
     pub fn max_batch_bytes(&self) -> usize {
-        let share = self.nvm_bytes / u64::from(self.logs.max(1)) / 16;
+        let share = self.nvm_bytes / u64::from(self.logs.max(1)) / 8;
         (share as usize).min(cyclone_wire::command::MAX_BATCH_BYTES)
     }
 

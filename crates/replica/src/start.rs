@@ -513,7 +513,9 @@ impl Node {
             group.max_append_bytes = group.max_append_bytes.min(message_bytes);
             // A batch of many values may be longer than the longest value.
             let half = (u64::from(pool.count()) / 2).saturating_sub(2) * port.chunk_bytes() as u64;
-            group.max_entry_bytes = group.max_entry_bytes.min(half);
+            // What cannot be sent must not be accepted: the log would stand still behind it for ever.
+            let sendable = port.max_message().saturating_sub(MESSAGE_SLACK / 2) as u64;
+            group.max_entry_bytes = group.max_entry_bytes.min(half).min(sendable);
             let lease = match config.lease_reads {
                 true => Lease::new(
                     u64::from(group.election_ticks),

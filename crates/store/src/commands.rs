@@ -416,7 +416,7 @@ pub(crate) fn query(
         return Err(ApplyError::WouldBlock);
     }
     let scan = |from: &[u8], visit: &mut Visit<'_>| kv.scan(from, visit);
-    queries::walked(query, &mut walk(&scan, at))
+    queries::walked(query, &mut |from, visit| walk(&scan, at, from, visit))
 }
 
 /// What a scan shows each stored key and value to.
@@ -424,29 +424,29 @@ pub(crate) type Visit<'v> = dyn FnMut(&[u8], &[u8]) -> bool + 'v;
 /// A scan of the map, or of a view of it.
 pub(crate) type Scan<'s> = dyn Fn(&[u8], &mut Visit<'_>) -> Result<(), ApplyError> + 's;
 
-/// A walk over the visible data keys of a map.
-pub(crate) fn walk<'w>(
-    scan: &'w Scan<'w>,
-    at: &'w dyn Fn(u16) -> At,
-) -> impl FnMut(&[u8], &mut dyn FnMut(&[u8]) -> bool) -> Result<(), ApplyError> + 'w {
-    |from, visit| {
-        let mut failed = None;
-        scan(from, &mut |stored, value| {
-            if stored[0] != space::DATA {
-                return false;
+/// Visits the visible data keys of a map in order, from one on, until told to stop.
+pub(crate) fn walk(
+    scan: &Scan<'_>,
+    at: &dyn Fn(u16) -> At,
+    from: &[u8],
+    visit: &mut dyn FnMut(&[u8]) -> bool,
+) -> Result<(), ApplyError> {
+    let mut failed = None;
+    scan(from, &mut |stored, value| {
+        if stored[0] != space::DATA {
+            return false;
+        }
+        let slot = u16::from_be_bytes([stored[1], stored[2]]);
+        match read_item(Cow::Borrowed(value)).and_then(|item| at(slot).sees(&item)) {
+            Ok(true) => visit(stored),
+            Ok(false) => true,
+            Err(error) => {
+                failed = Some(error);
+                false
             }
-            let slot = u16::from_be_bytes([stored[1], stored[2]]);
-            match read_item(Cow::Borrowed(value)).and_then(|item| at(slot).sees(&item)) {
-                Ok(true) => visit(stored),
-                Ok(false) => true,
-                Err(error) => {
-                    failed = Some(error);
-                    false
-                }
-            }
-        })?;
-        failed.map_or(Ok(()), Err)
-    }
+        }
+    })?;
+    failed.map_or(Ok(()), Err)
 }
 
 fn named(

@@ -59,6 +59,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Takes a view: the logs' clocks, and what there is.
+pub(crate) type Begin<'b> = dyn Fn() -> Result<(Vec<u64>, Box<dyn View>), ApplyError> + 'b;
+
 /// One page: from a place on, as of this moment; the reply and the next place.
 pub(crate) type Page<'p> =
     dyn Fn(&dyn View, u64, &dyn Fn(u16) -> At) -> Result<(u64, Vec<Reply>), ApplyError> + 'p;
@@ -72,7 +75,7 @@ impl HeldViews {
         &self,
         cursor: u64,
         term: u64,
-        begin: &dyn Fn() -> Result<(Vec<u64>, Box<dyn View>), ApplyError>,
+        begin: &Begin<'_>,
         page: &Page<'_>,
     ) -> Result<Reply, ApplyError> {
         let (mut name, place) = (cursor >> PLACE_BITS, cursor & ((1 << PLACE_BITS) - 1));
@@ -125,12 +128,7 @@ impl HeldViews {
     }
 
     /// Takes a view, unless there are too many.
-    fn begin(
-        &self,
-        term: u64,
-        place: u64,
-        begin: &dyn Fn() -> Result<(Vec<u64>, Box<dyn View>), ApplyError>,
-    ) -> Result<Option<u64>, ApplyError> {
+    fn begin(&self, term: u64, place: u64, begin: &Begin<'_>) -> Result<Option<u64>, ApplyError> {
         // Locked while the view is taken: none may come from a state that is being replaced.
         let mut views = lock(&self.views);
         if views.len() >= MAX_VIEWS {

@@ -215,7 +215,10 @@ impl<K: Kv> KvMachine<K> {
         let (_, term) = self.applied(0);
         self.held.page(cursor, term, &begin, &|view, place, at| {
             let scan = |from: &[u8], visit: &mut Visit<'_>| view.scan(from, visit);
-            queries::page(&mut commands::walk(&scan, at), place, pattern, count)
+            let mut walk = |from: &[u8], visit: &mut dyn FnMut(&[u8]) -> bool| {
+                commands::walk(&scan, at, from, visit)
+            };
+            queries::page(&mut walk, place, pattern, count)
         })
     }
 

@@ -37,10 +37,13 @@ impl Default for RocksOptions {
     }
 }
 
+/// A database, and the number of its generation.
+type Generation = (Arc<DB>, u64);
+
 /// The database and the directory of its generations: an installed checkpoint becomes a new generation, and the file `CURRENT_GENERATION`,
 /// replaced atomically, says which one counts.
 pub struct RocksKv {
-    db: RwLock<Option<(Arc<DB>, u64)>>,
+    db: RwLock<Option<Generation>>,
     directory: PathBuf,
     options: RocksOptions,
 }
@@ -78,7 +81,7 @@ impl RocksKv {
     }
 
     /// The database; the event loop does not wait for an installation that has it.
-    fn guard(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Option<(Arc<DB>, u64)>>, ApplyError> {
+    fn guard(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Option<Generation>>, ApplyError> {
         match (mode, self.db.try_read()) {
             (_, Ok(guard)) => Ok(guard),
             (_, Err(TryLockError::Poisoned(poisoned))) => Ok(poisoned.into_inner()),

@@ -40,6 +40,10 @@ impl Kv for Slow {
     fn flush(&self) -> Result<bool, ApplyError> {
         Ok(false)
     }
+    fn hold(&self) -> Result<Box<dyn crate::kv::View>, ApplyError> {
+        Ok(Box::new(crate::memory::Map::new()))
+    }
+
     fn checkpoint(&self, _directory: &Path) -> Result<(), ApplyError> {
         Ok(())
     }
