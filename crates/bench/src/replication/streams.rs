@@ -64,18 +64,29 @@ impl Cell {
 
 impl Experiment<'_> {
     pub(super) fn many_streams(&mut self) -> Result<()> {
-        let slowed = self.calibrated()?;
         let mut points = Vec::new();
         for variant in VARIANTS {
-            if variant != Variant::Slowed || slowed.is_some() {
-                points.extend(self.protocols().into_iter().map(|of| (of, variant)));
-            }
+            points.extend(self.protocols().into_iter().map(|of| (of, variant)));
         }
+        // By repetition: what a core can do changes within minutes where others share it.
+        let mut slowed: Option<(usize, Option<MediaParameters>)> = None;
         let runs = interleaved(
             &points,
             self.repetitions(),
             |(protocol, variant), repetition| {
-                let metering = metering(*variant, slowed);
+                let device = match (*variant, slowed) {
+                    (Variant::Slowed, Some((of, device))) if of == repetition => device,
+                    (Variant::Slowed, _) => {
+                        let device = self.calibrated()?;
+                        slowed = Some((repetition, device));
+                        device
+                    }
+                    _ => Some(MediaParameters::default()),
+                };
+                let Some(device) = device else {
+                    return Ok(None);
+                };
+                let metering = metering(*variant, device);
                 let what = format!(
                     "{protocol}: {WORKERS} workers × {SERVERS} servers, {}",
                     variant.name()
@@ -249,7 +260,7 @@ impl Variant {
     }
 }
 
-fn metering(variant: Variant, slowed: Option<MediaParameters>) -> Metering {
+fn metering(variant: Variant, slowed: MediaParameters) -> Metering {
     let plain = Metering::plain();
     match variant {
         Variant::Free => plain,
@@ -263,7 +274,7 @@ fn metering(variant: Variant, slowed: Option<MediaParameters>) -> Metering {
         },
         Variant::Slowed => Metering {
             charged: true,
-            parameters: slowed.unwrap_or_default(),
+            parameters: slowed,
             ..plain
         },
     }
