@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod members;
+mod mistakes;
 
 use cyclone_pmem::Payload;
 use cyclone_wal::flash::{FlashLog, FlashMode};
@@ -333,25 +334,6 @@ impl Group {
         Ok(())
     }
 
-    /// The planted bugs of this place.
-    fn planted_step(&mut self, message: &mut RaftMessage, payloads: &Payload) {
-        let raft = &mut self.raw.raft;
-        let append = message.kind == RaftKind::Append;
-        if planted::has(Bug::OldTermAccepted) && append && message.term < raft.term {
-            message.term = raft.term;
-            raft.leader_id = message.from;
-        }
-        if planted::has(Bug::VoteTwice)
-            && message.kind == RaftKind::Vote
-            && message.term == raft.term
-        {
-            (raft.vote, raft.leader_id) = (0, 0);
-        }
-        if planted::has(Bug::FramesLeaked) && append && message.index < raft.raft_log.committed {
-            std::mem::forget(payloads.clone());
-        }
-    }
-
     /// Keeps the payloads of the entries that raft-rs has just appended.
     fn stage(&mut self, message: &RaftMessage, new: usize, payloads: Payload) {
         let entries = &message.entries[new..];
@@ -408,19 +390,6 @@ impl Group {
         self.planted_tick();
         let raft = &self.raw.raft;
         self.commit_due = raft.raft_log.committed > raft.store().ring.hard_state().commit;
-    }
-
-    /// The planted bugs of this place.
-    fn planted_tick(&mut self) {
-        if !planted::has(Bug::AckInvented) || !self.is_leader() {
-            return;
-        }
-        let (own, raft) = (self.config.id, &mut self.raw.raft);
-        let peer = raft.prs().iter().map(|(id, _)| *id).find(|id| *id != own);
-        let persisted = raft.raft_log.persisted;
-        if let Some(progress) = peer.and_then(|peer| raft.mut_prs().get_mut(peer)) {
-            progress.maybe_update(persisted);
-        }
     }
 
     /// Follows up on what raft-rs did by itself. The entry a new leader begins its term with needs its (empty) place in

@@ -1,5 +1,7 @@
 //! The state machine over any ordered map: commands, sessions and applied indexes become one atomic batch per call.
 
+mod scan;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -190,36 +192,6 @@ impl<K: Kv> KvMachine<K> {
             now_ms: now_ms.max(clock_ms),
             ..At::clock(clock_ms)
         }
-    }
-
-    /// One page of a scan that holds a snapshot. Its time is the logs' own at that moment.
-    fn held_scan(
-        &self,
-        cursor: u64,
-        pattern: Option<&[u8]>,
-        count: u32,
-        mode: Mode,
-    ) -> Result<Reply, ApplyError> {
-        if mode == Mode::NonBlocking {
-            return Err(ApplyError::WouldBlock);
-        }
-        let begin = || {
-            // The clocks before the values, as for every read.
-            let clocks = self
-                .clocks
-                .iter()
-                .map(|clock| clock.load(Ordering::Acquire));
-            Ok((clocks.collect(), self.kv.hold()?))
-        };
-        // Of all terms' leaders only one answers in this term: no other's cursor begins with the same name.
-        let (_, term) = self.applied(0);
-        self.held.page(cursor, term, &begin, &|view, place, at| {
-            let scan = |from: &[u8], visit: &mut Visit<'_>| view.scan(from, visit);
-            let mut walk = |from: &[u8], visit: &mut dyn FnMut(&[u8]) -> bool| {
-                commands::walk(&scan, at, from, visit)
-            };
-            queries::page(&mut walk, place, pattern, count)
-        })
     }
 
     fn load(&self, sessions: bool) -> Result<(), ApplyError> {
