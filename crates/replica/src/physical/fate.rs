@@ -34,12 +34,15 @@ impl PhysicalLog {
         // ever, where this replica has been removed since. Nothing is decided by telling their clients.
         let stands = stop.is_some() && stop == self.apply_queue.front().map(|e| e.entry.index);
         if stands && self.applying == 0 {
-            for waiting in &mut self.apply_queue {
-                if now_us.saturating_sub(waiting.since_us) > OUTCOME_TIMEOUT_US {
-                    self.pending -= waiting.origins.len();
-                    let origins = waiting.origins.drain(..);
-                    answers.extend(origins.map(|origin| (origin, Outcome::Unknown)));
+            let ours = self.apply_queue.iter_mut();
+            for waiting in ours.filter(|waiting| !waiting.origins.is_empty()) {
+                if now_us.saturating_sub(waiting.since_us) <= OUTCOME_TIMEOUT_US {
+                    // Those behind it came later.
+                    break;
                 }
+                self.pending -= waiting.origins.len();
+                let origins = waiting.origins.drain(..);
+                answers.extend(origins.map(|origin| (origin, Outcome::Unknown)));
             }
         }
         if planted::has(Bug::WaitersForgotten) {
