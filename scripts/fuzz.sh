@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Fresh random input for everything that reads bytes from others, for so many minutes (10): packets, fragments, commands,
-# the Redis protocol, records in memory that others write. `make test` runs the same tests with few cases each.
+# Fresh random input for so many minutes (10): everything that reads bytes from others (packets, fragments, commands, the Redis
+# protocol, records in memory that others write), and the logs, pools and engines against their models. `make test` runs the same
+# tests with few cases each.
 # A failure prints the smallest input found, and the seed in a file beside the test (proptest-regressions).
 set -euo pipefail
 
 minutes=${1:-10}
-crates=(wire packet consensus gateway replication fabric pmkv pmkv-cm wal)
+crates=(wire packet consensus gateway replication fabric pmkv pmkv-cm pmem wal store)
 # Parts of the tests' names.
-names=(any_ garbage no_bytes nearly_right damaged hostile parse survived scan attributes fragments what_parses)
+names=(any_ garbage no_bytes nearly_right damaged hostile parse survived scan attributes fragments what_parses
+    come_back come_apart engines_ retried_ bad_bytes like_a_vector keeps_count images_hold ropes_ accepts_exactly agrees_with
+    parts_cut checksums prefix mutated written noticed header)
 
 flags=()
 for crate in "${crates[@]}"; do flags+=(-p "cyclone-$crate"); done

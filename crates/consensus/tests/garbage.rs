@@ -237,7 +237,7 @@ fn drain(cluster: &mut Cluster) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, max_shrink_iters: 20000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases * 12, max_shrink_iters: 20000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_message_brings_a_replica_down(acts in vec(act(), 1..60)) {

@@ -249,15 +249,18 @@ fn is_in_order(some: &[Vec<u8>], all: &[Vec<u8>]) -> bool {
     some.iter().all(|record| rest.any(|other| other == record))
 }
 
-fn with_cases(cases: u32) -> ProptestConfig {
+/// As many cases as usual, or more.
+fn cases() -> ProptestConfig {
+    let usual = ProptestConfig::default();
     ProptestConfig {
+        cases: usual.cases + usual.cases / 6,
         failure_persistence: None,
-        ..ProptestConfig::with_cases(cases)
+        ..usual
     }
 }
 
 proptest! {
-    #![proptest_config(with_cases(300))]
+    #![proptest_config(cases())]
 
     /// Logs with holes: what is found was appended. Contiguous ones: and in order.
     #[test]

@@ -308,7 +308,7 @@ fn run(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.div_ceil(5), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn engines_do_what_the_model_does(

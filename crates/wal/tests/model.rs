@@ -124,7 +124,7 @@ fn run(steps: Vec<Step>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases * 6, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn behaves_like_a_vector(steps in prop::collection::vec(step(), 1..60)) {

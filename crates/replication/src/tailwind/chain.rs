@@ -311,7 +311,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(512))]
+        #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases * 2, ..ProptestConfig::default() })]
 
         #[test]
         fn any_bytes_are_scanned_within_bounds(bytes in proptest::collection::vec(any::<u8>(), 0..512), epoch in any::<u64>()) {
