@@ -353,7 +353,7 @@ impl Endpoint for Metered {
         self.inner.used_segments(queue, used)
     }
 
-    fn close_append(&mut self, queue: &AppendKey) -> Result<(), FabricError> {
+    fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError> {
         self.inner.close_append(queue)
     }
 

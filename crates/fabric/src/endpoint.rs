@@ -38,14 +38,16 @@ pub trait Endpoint: Send {
     /// Opens an append queue; senders may use the key once segments are posted.
     fn open_append(&mut self, spec: AppendSpec) -> Result<AppendKey, FabricError>;
 
-    /// Posts zeroed segments for appends, in this order. Offsets count from the first byte of the endpoint's memory.
+    /// Posts segments for appends, in this order: their first 64 bytes are zero. Offsets count from the first byte of the
+    /// endpoint's memory.
     fn post_segments(&mut self, queue: &AppendKey, offsets: &[u64]) -> Result<(), FabricError>;
 
     /// Takes the segments that no append will touch again, in the order in which they were posted.
     fn used_segments(&mut self, queue: &AppendKey, used: &mut Vec<u64>) -> Result<(), FabricError>;
 
     /// Closes an append queue: once this returns, no append takes effect, and every posted segment counts as used.
-    fn close_append(&mut self, queue: &AppendKey) -> Result<(), FabricError>;
+    /// Answers how many of those posted last were certainly never touched, as far as the provider knows.
+    fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError>;
 
     /// Connects to a peer. Authority is in the keys, not in the connection.
     fn connect(&mut self, to: &Address) -> Result<ConnectionId, FabricError>;

@@ -236,7 +236,7 @@ fn a_closed_queue_is_never_touched_again() {
             others[1].kill();
         }
         let victim = &others[0];
-        let refused = until_done(|| owner.close_append(&queue), || victim.resume());
+        let refused = until_done(|| owner.close_append(&queue).map(drop), || victim.resume());
         refusals += u32::from(refused);
         let after = snapshot(owner.memory());
         if is_paused {

@@ -107,7 +107,7 @@ fn register(owner: &mut ShmEndpoint) -> Work {
 
 fn end(owner: &mut ShmEndpoint, work: Work) {
     let ended = match work {
-        Work::Append(queue) => owner.close_append(&queue),
+        Work::Append(queue) => owner.close_append(&queue).map(drop),
         Work::Write(key) => owner.revoke(&key),
     };
     ended.expect("nobody stands still");

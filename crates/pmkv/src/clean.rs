@@ -10,6 +10,7 @@
 
 use std::collections::HashSet;
 
+use cyclone_replication::rowan::posted_and_empty;
 use cyclone_replication::{Owner, Protocol, SegmentState};
 
 use crate::control::Control;
@@ -108,35 +109,15 @@ impl Control {
     /// committed tombstone comes later.
     fn oldest_epoch_but(&self, segment: u32) -> u64 {
         let table = self.table();
-        let empty = self.posted_and_empty();
+        let empty = match table.protocol() {
+            Protocol::Rowan => posted_and_empty(table),
+            _ => HashSet::new(),
+        };
         let others = table.entries().filter(|(number, entry)| {
             *number != segment && entry.state != SegmentState::Free && !empty.contains(number)
         });
         let oldest = others.map(|(_, entry)| entry.epoch).min();
         oldest.unwrap_or(u64::MAX)
-    }
-
-    /// They are zeros before they are posted, and are filled in order. A sender that dies may leave a hole in front, so
-    /// the first one that looks empty is looked through.
-    fn posted_and_empty(&self) -> HashSet<u32> {
-        let table = self.table();
-        if table.protocol() != Protocol::Rowan {
-            return HashSet::new();
-        }
-        let posted =
-            table.in_order(|it| it.state == SegmentState::Using && it.owner == Owner::BackupLog);
-        let area = table.area();
-        let is_begun = |&segment: &u32| area.load_u64(table.segment_offset(segment)) != 0;
-        let begun = posted.iter().rposition(is_begun).map_or(0, |at| at + 1);
-        let is_zero = |&segment: &u32| {
-            let (start, len) = (table.segment_offset(segment), table.segment_bytes());
-            (start..start + len).step_by(4096).all(|at| {
-                let bytes = area.read_vec(at, 4096.min(start + len - at));
-                bytes.iter().all(|&byte| byte == 0)
-            })
-        };
-        let holes = usize::from(posted.get(begun).is_some_and(|it| !is_zero(it)));
-        posted.into_iter().skip(begun + holes).collect()
     }
 
     /// Copies one entry if it is live; `false` if there was no room.

@@ -9,7 +9,8 @@ use crate::memory::{MAX_SEGMENT_BYTES, decode_protocol, encode_protocol};
 use crate::protocol::{Protocol, SenderId};
 
 const MAGIC: u16 = 0x4343;
-const VERSION: u8 = 1;
+/// 2: backups of Rowan tell of further queues.
+const VERSION: u8 = 2;
 
 /// Bytes of a message before its fields.
 pub const PREFIX_BYTES: usize = 4;
@@ -44,11 +45,11 @@ pub enum ToBackup<'a> {
         /// For a segment that all share: the epoch of the one that is full. Otherwise 0.
         after: u64,
     },
-    /// The sender will not write this segment again.
+    /// The sender will not write this segment again; in Rowan, to this queue.
     Done {
-        /// Its number.
+        /// Its number; of a queue, 0.
         segment: u32,
-        /// The epoch it was granted with.
+        /// The epoch it was granted with; of a queue, its number.
         epoch: u64,
     },
     /// A record to append (`rpc` only).
@@ -68,7 +69,8 @@ pub enum ToSender {
         /// The stream for the names of its records.
         stream: u32,
     },
-    /// A segment to write.
+    /// A segment to write. In Rowan a queue to append to from now on; the one before is answered with
+    /// [`ToBackup::Done`] when nothing is under way there any more.
     Segment(Grant),
     /// Whether the sender still has this segment? Who does not answers [`ToBackup::Done`] (`share` only: a connection
     /// of the server's ended, and may have carried a grant or a `Done`).

@@ -167,6 +167,17 @@ pub fn encode_block(
     into.resize(start + block_bytes(payload.len()), 0);
 }
 
+/// Gives a block that was written with another seed this one; `block` is what [`encode_block`] wrote.
+pub fn reseed_block(seed: u64, block: &mut [u8]) {
+    let Some(len) = word(block, 8).map(u32::from_le_bytes) else {
+        return;
+    };
+    if let Some(sealed) = block.get(..HEADER_BYTES + len as usize) {
+        let crc = checksum(seed, sealed);
+        block[4..8].copy_from_slice(&crc.to_le_bytes());
+    }
+}
+
 /// Over the seed and everything but the checksum itself.
 fn checksum(seed: u64, block: &[u8]) -> u32 {
     crc32c([&seed.to_le_bytes()[..], &block[..4], &block[8..]].into_iter())

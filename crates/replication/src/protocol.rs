@@ -111,7 +111,8 @@ pub trait Sender: Send {
         context: u64,
     ) -> Result<(), ReplicationError>;
 
-    /// Makes progress and takes outcomes. Never waits. `now_us` never goes back.
+    /// Makes progress and takes outcomes. Never waits. `now_us` never goes back. Who has nothing to append polls too, at
+    /// least every 100 ms: a backup gives up a sender that does not answer it.
     fn poll(&mut self, now_us: u64, outcomes: &mut Vec<Outcome>);
 
     /// Sleeps until `poll` may have something to do, at most `timeout`.
@@ -210,6 +211,10 @@ pub struct BackupStats {
     pub segments_posted: u64,
     /// Segments found used.
     pub segments_used: u64,
+    /// Append queues opened (only `rowan`).
+    pub queues_opened: u64,
+    /// Segments zeroed from end to end (only `rowan`).
+    pub segments_zeroed: u64,
 }
 
 /// Why a protocol refused a call.

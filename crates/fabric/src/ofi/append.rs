@@ -219,14 +219,16 @@ impl Core {
         Ok(())
     }
 
-    /// Closes a queue. Its port ends here: nothing lands in its segments any more.
-    pub fn close_append(&mut self, key: &AppendKey) -> Result<(), FabricError> {
+    /// Closes a queue. Its port ends here: nothing lands in its segments any more. The segments that the provider had not
+    /// taken are untouched.
+    pub fn close_append(&mut self, key: &AppendKey) -> Result<u64, FabricError> {
         self.queue(key)?;
         let id = key.0.id;
         // What has arrived and was not looked at yet is answered.
         self.progress();
         let queue = self.queue(key)?;
         queue.port = None;
+        let untouched = queue.unsent.len() as u64;
         queue.unsent.clear();
         for (_, used) in &mut queue.posted {
             *used = true;
@@ -237,6 +239,6 @@ impl Core {
         for connection in granted {
             self.tell(connection, Kind::Revoked, [id, 1, 0, 0, 0], Vec::new());
         }
-        Ok(())
+        Ok(untouched)
     }
 }

@@ -265,7 +265,7 @@ impl Endpoint for OfiEndpoint {
         {
             let mut core = self.shared.lock();
             if core.queues.contains_key(&key.id) {
-                return core.close_append(&AppendKey(*key));
+                return core.close_append(&AppendKey(*key)).map(drop);
             }
             core.begin_revoke(key)?;
         }
@@ -295,7 +295,7 @@ impl Endpoint for OfiEndpoint {
         self.shared.lock().used_segments(queue, used)
     }
 
-    fn close_append(&mut self, queue: &AppendKey) -> Result<(), FabricError> {
+    fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError> {
         self.shared.lock().close_append(queue)
     }
 

@@ -26,16 +26,6 @@ pub enum Stalled {
     Kill,
 }
 
-/// How [`post_segments`](crate::Endpoint::post_segments) assures itself that segments are zeroed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ZeroCheck {
-    /// Every byte.
-    Whole,
-    /// The first line, and one word of every 64 KiB: finds a segment that nobody zeroed, and reads next to nothing of
-    /// what has just been stored past the caches.
-    Sampled,
-}
-
 /// What an endpoint is made of. All limits hold for the life of the endpoint.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
@@ -80,8 +70,6 @@ pub struct ShmConfig {
     pub stalled_wait: Duration,
     /// What then happens to it.
     pub stalled: Stalled,
-    /// How posted segments are checked.
-    pub zero_check: ZeroCheck,
 }
 
 impl ShmConfig {
@@ -107,7 +95,6 @@ impl ShmConfig {
             peer_check: Duration::from_millis(20),
             stalled_wait: Duration::from_secs(1),
             stalled: Stalled::Report,
-            zero_check: ZeroCheck::Sampled,
         }
     }
 }

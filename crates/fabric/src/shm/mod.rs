@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 
 use cyclone_pmem::{SharedArea, Survives};
 
-pub use self::config::{Memory, ShmConfig, Stalled, ZeroCheck};
+pub use self::config::{Memory, ShmConfig, Stalled};
 
 use self::chain::{Chain, MAX_MEMBERS};
 use self::connection::{Connection, Pending};
@@ -329,7 +329,8 @@ impl Endpoint for ShmEndpoint {
 
     fn revoke(&mut self, key: &MemoryKey) -> Result<(), FabricError> {
         if key.id & QUEUE_BIT != 0 {
-            return self.queues.close(key.id, &mut self.initiators, true);
+            self.queues.close(key.id, &mut self.initiators, true)?;
+            return Ok(());
         }
         self.registrations.revoke(key, &mut self.initiators)
     }
@@ -347,7 +348,7 @@ impl Endpoint for ShmEndpoint {
         self.queues.used(queue.0.id, &mut self.initiators, used)
     }
 
-    fn close_append(&mut self, queue: &AppendKey) -> Result<(), FabricError> {
+    fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError> {
         self.queues.close(queue.0.id, &mut self.initiators, false)
     }
 

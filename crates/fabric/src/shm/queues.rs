@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use cyclone_pmem::SharedArea;
 
-use super::config::{ShmConfig, ZeroCheck};
+use super::config::ShmConfig;
 use super::layout::{Control, Tail, absolute, queue};
 use super::owner::Initiators;
 use super::{QUEUE_BIT, epoch_of, index_of};
@@ -26,6 +26,8 @@ struct Queue {
     posted: u64,
     offsets: VecDeque<u64>,
     phase: Phase,
+    /// When it was closed: the segments that an append had a place in by then. The others are untouched.
+    begun: u64,
 }
 
 /// This endpoint's append queues.
@@ -33,7 +35,6 @@ pub(super) struct Queues {
     control: Control,
     queues: Vec<Option<Queue>>,
     max_posted: u32,
-    zero_check: ZeroCheck,
 }
 
 impl Queues {
@@ -43,7 +44,6 @@ impl Queues {
             control,
             queues,
             max_posted: config.max_posted,
-            zero_check: config.zero_check,
         }
     }
 
@@ -107,6 +107,7 @@ impl Queues {
             posted: 0,
             offsets: VecDeque::new(),
             phase: Phase::Open,
+            begun: 0,
         });
         Ok(AppendKey(MemoryKey {
             id,
@@ -129,7 +130,7 @@ impl Queues {
         offsets: &[u64],
         memory: &SharedArea,
     ) -> Result<(), FabricError> {
-        let (control, check) = (self.control.clone(), self.zero_check);
+        let control = self.control.clone();
         let (_, at, queue) = self.find(id)?;
         if queue.phase != Phase::Open {
             return Err(FabricError::Unknown("open append queue"));
@@ -155,7 +156,8 @@ impl Queues {
                     memory: memory.len(),
                 });
             }
-            if let Some(dirty) = first_not_zero(memory, offset, spec.segment_bytes, check) {
+            let mut line = (offset..offset + 64).step_by(8);
+            if let Some(dirty) = line.find(|&at| memory.load_u64(at) != 0) {
                 return Err(FabricError::System {
                     what: format!("post segment {offset}: it is not zero at {dirty}"),
                     source: std::io::ErrorKind::InvalidData.into(),
@@ -220,13 +222,14 @@ impl Queues {
         Ok(())
     }
 
-    /// Closes a queue; with `forget` its key is unknown afterwards.
+    /// Closes a queue; with `forget` its key is unknown afterwards. Answers how many of the segments posted last are
+    /// untouched.
     pub(super) fn close(
         &mut self,
         id: u64,
         initiators: &mut Initiators,
         forget: bool,
-    ) -> Result<(), FabricError> {
+    ) -> Result<u64, FabricError> {
         let control = self.control.clone();
         let (index, at, queue) = self.find(id)?;
         if queue.phase == Phase::Open {
@@ -240,6 +243,10 @@ impl Queues {
                 }
                 tail = before;
             }
+            let last = Tail(tail);
+            let passed = absolute(last.segment(), queue.posted);
+            let begun = passed.wrapping_add((last.next() > 0).into());
+            queue.begun = begun.min(queue.posted);
         }
         if forget {
             control.store(at + queue::ID, 0);
@@ -247,24 +254,10 @@ impl Queues {
         let what = format!("close append queue {id:#x}");
         initiators.wait_out(&what, |mark| mark.names_queue(index))?;
         queue.phase = Phase::Closed;
+        let untouched = (queue.posted - queue.begun).min(queue.offsets.len() as u64);
         if forget {
             self.queues[index as usize] = None;
         }
-        Ok(())
-    }
-}
-
-/// The first offset found where the range is not zero.
-fn first_not_zero(memory: &SharedArea, offset: u64, len: u64, check: ZeroCheck) -> Option<u64> {
-    const STEP: usize = 64 << 10;
-    match check {
-        ZeroCheck::Whole => (offset..offset + len)
-            .step_by(8)
-            .find(|&at| memory.load_u64(at) != 0),
-        ZeroCheck::Sampled => {
-            let line = (offset..offset + 64).step_by(8);
-            let samples = (offset..offset + len).step_by(STEP);
-            line.chain(samples).find(|&at| memory.load_u64(at) != 0)
-        }
+        Ok(untouched)
     }
 }

@@ -120,7 +120,7 @@ impl Drop for Stopped {
     }
 }
 
-fn is_stalled(result: Result<(), FabricError>) -> bool {
+fn is_stalled<T>(result: Result<T, FabricError>) -> bool {
     matches!(result, Err(FabricError::System { source, .. })
         if source.kind() == std::io::ErrorKind::TimedOut)
 }

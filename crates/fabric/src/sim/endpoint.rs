@@ -157,7 +157,7 @@ impl Endpoint for SimEndpoint {
         target.used_segments(queue, rule, now_ns, used)
     }
 
-    fn close_append(&mut self, queue: &AppendKey) -> Result<(), FabricError> {
+    fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError> {
         self.live()?.lives[self.life].target.close_append(queue)
     }
 

@@ -275,10 +275,13 @@ impl Target {
         Ok(())
     }
 
-    pub(super) fn close_append(&mut self, key: &AppendKey) -> Result<(), FabricError> {
+    pub(super) fn close_append(&mut self, key: &AppendKey) -> Result<u64, FabricError> {
         let queue = self.queues.get_mut(&key.0.id);
-        queue.ok_or(FabricError::Unknown("append queue"))?.closed = true;
-        Ok(())
+        let queue = queue.ok_or(FabricError::Unknown("append queue"))?;
+        queue.closed = true;
+        let segments = queue.segments.iter().rev();
+        let untouched = segments.take_while(|segment| segment.filled == 0 && !segment.passed);
+        Ok(untouched.count() as u64)
     }
 
     fn queue(&mut self, key: &AppendKey) -> Result<&mut Queue, FailureKind> {

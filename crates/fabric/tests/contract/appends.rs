@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cyclone_fabric::{AppendKey, AppendSpec, FabricError, FailureKind, Operation, Token};
+use cyclone_fabric::{AppendBy, AppendKey, AppendSpec, FabricError, FailureKind, Operation, Token};
 
 use crate::group::{Group, SEGMENT, TOKEN, pattern};
 
@@ -70,7 +70,13 @@ pub fn appends_are_packed_in_posted_segments(group: &mut Group) {
         group.poll();
     }
     assert_eq!(used, offsets[..at.0]);
-    group.endpoints[1].close_append(&queue).expect("close");
+    let untouched = group.endpoints[1].close_append(&queue).expect("close");
+    let behind = (offsets.len() - at.0 - 1) as u64;
+    if group.endpoints[1].capabilities().append == Some(AppendBy::Reservation) {
+        assert_eq!(untouched, behind);
+    } else {
+        assert!(untouched <= behind, "{untouched} of {behind}");
+    }
     let rest = group.endpoints[1].used_segments(&queue, &mut used);
     rest.expect("all");
     assert_eq!(used, offsets);

@@ -8,7 +8,7 @@ mod group;
 mod libfabric;
 mod memory;
 
-use cyclone_fabric::shm::{Memory, ShmConfig, ShmEndpoint, ZeroCheck};
+use cyclone_fabric::shm::{Memory, ShmConfig, ShmEndpoint};
 use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{AppendBy, ChainShape, Endpoint, FlushBy, WriteOrder};
 use cyclone_pmem::{FlushPolicy, Region, RegionOptions};
@@ -146,7 +146,6 @@ fn shm_with_tight_limits() {
         max_append: 512,
         max_transfer: 8192,
         no_segment_wait: std::time::Duration::ZERO,
-        zero_check: ZeroCheck::Whole,
         ..ShmConfig::new(MEMORY)
     });
 }

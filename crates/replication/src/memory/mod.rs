@@ -62,6 +62,8 @@ pub struct FormatOptions {
 pub enum Content {
     /// Zeros, at the price of writing them.
     Zeroed,
+    /// What it held before, but for 64 zero bytes in front.
+    Begun,
     /// What it held before. Records of its earlier life fail their checksums, which are seeded with its epoch.
     Stale,
 }
@@ -474,18 +476,34 @@ impl BackupMemory {
     /// Takes a free segment: its content prepared durably first, then its entry with a new epoch made durable. `None`
     /// when there is none, or the epochs are used up.
     pub fn allocate(&mut self, owner: Owner, term: u32, tag: u64, content: Content) -> Option<u32> {
-        if owner.is_remote() && self.free <= self.reserved {
+        self.allocate_where(owner, term, tag, content, |_| true)
+    }
+
+    /// As [`BackupMemory::allocate`], one of those that are `wanted`.
+    pub fn allocate_where(
+        &mut self,
+        owner: Owner,
+        term: u32,
+        tag: u64,
+        content: Content,
+        wanted: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
+        if self.free == 0 || owner.is_remote() && self.free <= self.reserved {
             return None;
         }
         let count = self.shape.segments;
         let segment = (0..count)
             .map(|step| (self.search_from + step) % count)
-            .find(|&n| self.entries[n as usize].state == SegmentState::Free)?;
+            .find(|&n| self.entries[n as usize].state == SegmentState::Free && wanted(n))?;
         let after = self.next_epoch.checked_add(1)?;
         let (at, len) = (self.segment_offset(segment), self.shape.segment_bytes);
-        if content == Content::Zeroed {
+        match content {
             // Past the caches: nobody reads these bytes before a sender writes them.
-            self.area.zero_streaming(at, len);
+            Content::Zeroed => self.area.zero_streaming(at, len),
+            Content::Begun => self.area.zero_streaming(at, LINE_BYTES as u64),
+            Content::Stale => {}
+        }
+        if content != Content::Stale {
             self.area.fence();
         }
         self.area.zero(self.word_offset(segment), LINE_BYTES as u64);

@@ -1,18 +1,19 @@
-//! The keeping side: the control thread's work, and the queue's life.
+//! The keeping side: the control thread's work, and the life of its queues.
 //!
-//! A queue lives from one opening to the next fencing or restart. It has a token and a number of its own; the number
-//! stands in the table beside every segment posted to it, so that each can be scanned whatever came later.
+//! A queue has a token and a number of its own; the number stands in the table beside every segment posted to it, so that
+//! each can be scanned whatever came later. Where the provider says which segments are used, a queue lives until it has had
+//! every segment once (see `queue`); else segments are zeroed, and it lives until the next fencing or restart.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use cyclone_fabric::{
-    Address, AppendBy, AppendKey, AppendSpec, ConnectionId, Endpoint, Event, FabricError, Token,
+    Address, AppendBy, AppendSpec, ConnectionId, Endpoint, Event, FabricError, Token,
 };
 use cyclone_pmem::SharedArea;
 
-use super::detect::FirstWords;
 use super::mix;
+use super::queue::{MOVE_US, Queue, retire_all};
 use crate::control::{Grant, ToBackup, ToSender};
 use crate::memory::{BackupMemory, Content, FormatOptions, Owner, SegmentState};
 use crate::outbox::Outbox;
@@ -65,18 +66,21 @@ impl RowanBackupConfig {
     }
 }
 
-/// How many segments a step zeroes: control messages wait behind it.
-const ZEROED_PER_STEP: usize = 8;
+/// How many segments a step prepares: control messages wait behind it.
+const PREPARED_PER_STEP: usize = 8;
 
-struct Queue {
-    key: AppendKey,
-    /// Its number, which seeds its records' checksums.
-    number: u64,
-    /// Zeroed and marked in use, but not yet taken by the fabric.
-    ready: VecDeque<u32>,
-    /// In the fabric's hands, in order.
-    posted: VecDeque<u32>,
-    words: FirstWords,
+/// Another queue is opened when this part of the segments that one once had ready is left, and no free one that it has
+/// not had.
+const MOVE_AT: usize = 2;
+
+/// Free segments that a queue has had are zeroed for it when this part is left, and the queue before is not closed yet.
+const ZERO_AT: usize = 4;
+
+/// The queue that senders are leaving.
+struct Former {
+    queue: Queue,
+    /// The first clock read since.
+    since_us: Option<u64>,
 }
 
 /// A server's side of Rowan. One thread, the control thread, owns it.
@@ -85,6 +89,11 @@ pub struct RowanBackup {
     config: RowanBackupConfig,
     memory: BackupMemory,
     queue: Option<Queue>,
+    former: Option<Former>,
+    /// Which queue's number each sender was told and has not left, by its connection.
+    senders: HashMap<ConnectionId, u64>,
+    /// Used segments of the queue that wait until the former's are all handed over: a record's blocks may lie in both.
+    behind: VecDeque<u32>,
     handed_over: VecDeque<u32>,
     answers: Outbox,
     events: Vec<Event>,
@@ -117,10 +126,7 @@ impl RowanBackup {
         };
         let mut memory = BackupMemory::open_or_format(endpoint.memory().clone(), &options)?;
         memory.reserve(config.reserved_segments);
-        let in_use = memory.in_order(|entry| {
-            entry.state == SegmentState::Using && entry.owner == Owner::BackupLog
-        });
-        retire(&mut memory, &mut in_use.into())?;
+        retire_all(&mut memory)?;
         let handed_over: VecDeque<u32> = memory
             .in_order(|entry| entry.state == SegmentState::Used && entry.owner == Owner::BackupLog)
             .into();
@@ -129,6 +135,9 @@ impl RowanBackup {
             config,
             memory,
             queue: None,
+            former: None,
+            senders: HashMap::new(),
+            behind: VecDeque::new(),
             stats: BackupStats {
                 segments_used: handed_over.len() as u64,
                 ..BackupStats::default()
@@ -171,92 +180,185 @@ impl RowanBackup {
             max_posted: self.config.max_posted,
             token: Token(mix(number ^ mix(!self.config.secret))),
         };
-        self.queue = Some(Queue {
-            key: self.endpoint.open_append(spec)?,
-            number,
-            ready: VecDeque::new(),
-            posted: VecDeque::new(),
-            words: FirstWords::default(),
-        });
+        let key = self.endpoint.open_append(spec)?;
+        self.queue = Some(Queue::new(key, number));
+        self.stats.queues_opened += 1;
         Ok(())
     }
 
-    /// Zeroes free segments and marks them in use, durably in this order, before the fabric hears of them.
+    /// Prepares free segments and marks them in use, durably in this order, before the fabric hears of them.
     fn prepare(&mut self, limit: usize) -> bool {
         let Some(queue) = &mut self.queue else {
             return false;
         };
-        let known = queue.ready.len() + queue.posted.len();
-        let room = (self.config.max_posted as usize).saturating_sub(known);
+        let room = (self.config.max_posted as usize).saturating_sub(queue.unused());
         let term = self.config.term.max(self.memory.min_term());
         for done in 0..room.min(limit) {
-            let Some(segment) =
-                self.memory
-                    .allocate(Owner::BackupLog, term, queue.number, Content::Zeroed)
-            else {
+            let mut segment = None;
+            if !self.config.first_words {
+                let is_new = |segment| !queue.had.contains(&segment);
+                let (owner, content) = (Owner::BackupLog, Content::Begun);
+                let memory = &mut self.memory;
+                segment = memory.allocate_where(owner, term, queue.number, content, is_new);
+            }
+            if segment.is_none() && (self.config.first_words || queue.is_down_to(ZERO_AT)) {
+                let (owner, content) = (Owner::BackupLog, Content::Zeroed);
+                segment = self.memory.allocate(owner, term, queue.number, content);
+                self.stats.segments_zeroed += u64::from(segment.is_some());
+            }
+            let Some(segment) = segment else {
                 return done > 0;
             };
-            queue.ready.push_back(segment);
+            queue.add(segment);
         }
         room.min(limit) > 0
     }
 
-    /// Gives prepared segments to the fabric, a batch at a time.
-    //= rowan §4.3
-    fn post_ready(&mut self) -> Result<(), ReplicationError> {
-        let Some(queue) = &mut self.queue else {
-            return Ok(());
+    /// Opens another queue if this one has had every segment, and closes the one before if its senders have left it.
+    fn move_on(&mut self, now_us: u64) -> Result<bool, ReplicationError> {
+        if let Some(former) = &mut self.former {
+            let since = *former.since_us.get_or_insert(now_us);
+            let number = former.queue.number;
+            let is_needed = self.senders.values().any(|&at| at == number);
+            if !is_needed || now_us.saturating_sub(since) > MOVE_US {
+                self.close_former()?;
+                return Ok(true);
+            }
+            // An append may wait for a segment there, and its sender with it.
+            if former.queue.unused() == 0 {
+                let term = self.config.term.max(self.memory.min_term());
+                let (owner, content) = (Owner::BackupLog, Content::Zeroed);
+                let segment = self.memory.allocate(owner, term, number, content);
+                self.stats.segments_zeroed += u64::from(segment.is_some());
+                former.queue.ready.extend(segment);
+                self.post_ready()?;
+            }
+            return Ok(false);
+        }
+        let Some(queue) = &self.queue else {
+            return Ok(false);
         };
-        while !queue.ready.is_empty() {
-            let count = queue.ready.len().min((self.config.batch as usize).max(1));
-            let offsets: Vec<u64> = queue
-                .ready
-                .range(..count)
-                .map(|&segment| self.memory.segment_offset(segment))
-                .collect();
-            match self.endpoint.post_segments(&queue.key, &offsets) {
-                Ok(()) => {}
-                Err(FabricError::Busy) => return Ok(()),
-                Err(error) => return Err(error.into()),
+        // What is free now it has had, or `prepare` would have taken it.
+        if self.config.first_words
+            || self.memory.free_segments() <= self.config.reserved_segments
+            || !queue.is_down_to(MOVE_AT)
+        {
+            return Ok(false);
+        }
+        let old = self.queue.take();
+        if let Err(error) = self.open_queue() {
+            self.queue = old;
+            return Err(error);
+        }
+        self.former = old.map(|queue| Former {
+            queue,
+            since_us: None,
+        });
+        self.prepare(self.config.batch as usize);
+        self.post_ready()?;
+        self.call_on();
+        Ok(true)
+    }
+
+    /// Tells all senders which queue to append to.
+    fn call_on(&mut self) {
+        let Some(grant) = self.grant() else {
+            return;
+        };
+        let message = ToSender::Segment(grant).encode();
+        let (answers, endpoint) = (&mut self.answers, &mut self.endpoint);
+        self.senders.retain(|&connection, _| {
+            let is_taken = answers.push(connection, message.clone());
+            if !is_taken {
+                answers.forget(connection);
+                endpoint.disconnect(connection);
             }
-            for segment in queue.ready.drain(..count) {
-                queue.posted.push_back(segment);
-                queue.words.posted(segment);
+            is_taken
+        });
+    }
+
+    /// What senders need to append to the queue.
+    fn grant(&self) -> Option<Grant> {
+        let queue = self.queue.as_ref()?;
+        Some(Grant {
+            segment: 0,
+            epoch: queue.number,
+            seed: self.memory.seed(queue.number),
+            key: queue.key.0,
+            tail: None,
+        })
+    }
+
+    /// Nobody appends to the former queue any more, and its segments are used or free.
+    fn close_former(&mut self) -> Result<(), ReplicationError> {
+        if let Some(former) = &self.former {
+            let untouched = self.endpoint.close_append(&former.queue.key)?;
+            if let Some(former) = self.former.take() {
+                let used = former.queue.end(&mut self.memory, untouched)?;
+                self.stats.segments_used += used.len() as u64;
+                self.handed_over.extend(used);
             }
-            self.stats.segments_posted += count as u64;
+        }
+        self.handed_over.append(&mut self.behind);
+        Ok(())
+    }
+
+    /// Gives prepared segments to the fabric.
+    fn post_ready(&mut self) -> Result<(), ReplicationError> {
+        let batch = self.config.batch as usize;
+        let former = self.former.iter_mut().map(|former| &mut former.queue);
+        for queue in former.chain(&mut self.queue) {
+            let posted = queue.post(&mut *self.endpoint, &self.memory, batch)?;
+            self.stats.segments_posted += posted;
         }
         Ok(())
     }
 
     /// Takes note of the segments that are used by now, and hands them over.
     fn find_used(&mut self, now_us: u64) -> Result<bool, ReplicationError> {
-        let Some(queue) = &mut self.queue else {
-            return Ok(false);
-        };
-        let memory = &self.memory;
-        let (mut used, mut offsets) = (Vec::new(), Vec::new());
-        // Also where the provider cannot really tell: it may count what it has posted.
-        self.endpoint.used_segments(&queue.key, &mut offsets)?;
-        if self.config.first_words {
-            let first_word = |segment| memory.area().load_u64(memory.segment_offset(segment));
-            queue.words.look(now_us, first_word, &mut used);
-        } else {
-            let segment_at = |&offset: &u64| memory.segment_at(offset);
-            used.extend(offsets.iter().filter_map(segment_at));
+        let mut found = false;
+        let by_words = self.config.first_words.then_some(now_us);
+        if let Some(former) = &mut self.former {
+            let used = former.queue.used(&mut *self.endpoint, &self.memory, None)?;
+            found |= self.note_used(used, false)?;
         }
-        used.retain(|segment| queue.posted.contains(segment));
-        queue.posted.retain(|segment| !used.contains(segment));
-        for &segment in &used {
+        if let Some(queue) = &mut self.queue {
+            let used = queue.used(&mut *self.endpoint, &self.memory, by_words)?;
+            found |= self.note_used(used, self.former.is_some())?;
+        }
+        Ok(found)
+    }
+
+    fn note_used(&mut self, used: Vec<u32>, is_behind: bool) -> Result<bool, ReplicationError> {
+        let found = !used.is_empty();
+        for segment in used {
             self.memory.transition(segment, SegmentState::Used)?;
-            self.handed_over.push_back(segment);
+            let handed = if is_behind {
+                &mut self.behind
+            } else {
+                &mut self.handed_over
+            };
+            handed.push_back(segment);
             self.stats.segments_used += 1;
         }
-        Ok(!used.is_empty())
+        Ok(found)
     }
 
     fn answer(&mut self, connection: ConnectionId, bytes: &[u8]) {
+        if let Ok(ToBackup::Done { epoch, .. }) = ToBackup::decode(bytes)
+            && let Some(at) = self.senders.get_mut(&connection)
+        {
+            if let Some(queue) = &self.queue
+                && *at == epoch
+            {
+                *at = queue.number;
+            }
+            return;
+        }
         let taken = match self.admit(bytes) {
             Ok((opened, grant)) => {
+                self.senders.insert(connection, grant.epoch);
+                let grant = ToSender::Segment(grant);
                 self.answers.push(connection, opened.encode())
                     && self.answers.push(connection, grant.encode())
             }
@@ -267,12 +369,17 @@ impl RowanBackup {
             }
         };
         if !taken {
-            self.answers.forget(connection);
+            self.forget(connection);
             self.endpoint.disconnect(connection);
         }
     }
 
-    fn admit(&mut self, bytes: &[u8]) -> Result<(ToSender, ToSender), &'static str> {
+    fn forget(&mut self, connection: ConnectionId) {
+        self.answers.forget(connection);
+        self.senders.remove(&connection);
+    }
+
+    fn admit(&mut self, bytes: &[u8]) -> Result<(ToSender, Grant), &'static str> {
         let Ok(ToBackup::Open {
             protocol: Protocol::Rowan,
             term,
@@ -288,46 +395,10 @@ impl RowanBackup {
         if term < self.memory.min_term() {
             return Err("the server's term is over");
         }
-        let queue = self.queue.as_ref().ok_or("no queue is open")?;
-        let grant = Grant {
-            segment: 0,
-            epoch: queue.number,
-            seed: self.memory.seed(queue.number),
-            key: queue.key.0,
-            tail: None,
-        };
+        let grant = self.grant().ok_or("no queue is open")?;
         let stream = self.memory.next_stream();
-        Ok((ToSender::Opened { stream }, ToSender::Segment(grant)))
+        Ok((ToSender::Opened { stream }, grant))
     }
-}
-
-/// Ends the use of segments that nobody can write any more, given in order of posting: those that something was written
-/// to become used; those behind the last of them, which are still zeros, become free. Leaves the used ones.
-fn retire(memory: &mut BackupMemory, segments: &mut VecDeque<u32>) -> Result<(), ReplicationError> {
-    let mut clean = Vec::new();
-    while let Some(&segment) = segments.back()
-        && is_zero(memory, segment)
-    {
-        clean.push(segment);
-        segments.pop_back();
-    }
-    for &segment in clean.iter().chain(segments.iter()) {
-        memory.transition(segment, SegmentState::Used)?;
-    }
-    for segment in clean {
-        memory.transition(segment, SegmentState::Free)?;
-    }
-    Ok(())
-}
-
-fn is_zero(memory: &BackupMemory, segment: u32) -> bool {
-    const CHUNK: u64 = 64 << 10;
-    let start = memory.segment_offset(segment);
-    let end = start + memory.segment_bytes();
-    (start..end).step_by(CHUNK as usize).all(|at| {
-        let bytes = memory.area().read_vec(at, CHUNK.min(end - at));
-        bytes.iter().all(|&byte| byte == 0)
-    })
 }
 
 impl Backup for RowanBackup {
@@ -349,7 +420,7 @@ impl Backup for RowanBackup {
                     self.stats.control_messages += 1;
                 }
                 Event::Disconnected { connection } | Event::Failed { connection, .. } => {
-                    self.answers.forget(connection);
+                    self.forget(connection);
                 }
                 _ => {}
             }
@@ -359,9 +430,11 @@ impl Backup for RowanBackup {
         // What fails here is a broken queue: its senders find no segment, and fencing or a restart ends it.
         let found = self.find_used(now_us);
         busy |= self.note(found);
-        busy |= self.prepare(ZEROED_PER_STEP);
+        busy |= self.prepare(PREPARED_PER_STEP);
         let posted = self.post_ready().map(|()| false);
-        busy | self.note(posted)
+        busy |= self.note(posted);
+        let moved = self.move_on(now_us);
+        busy | self.note(moved)
     }
 
     fn wait(&mut self, timeout: Duration) {
@@ -376,7 +449,7 @@ impl Backup for RowanBackup {
     }
 
     fn release(&mut self, segment: u32) -> Result<(), ReplicationError> {
-        if self.handed_over.contains(&segment) {
+        if self.handed_over.contains(&segment) || self.behind.contains(&segment) {
             return Err(ReplicationError::Segment {
                 segment,
                 state: "used, but not taken".to_owned(),
@@ -390,17 +463,19 @@ impl Backup for RowanBackup {
     //= rowan §4.5
     fn fence_off(&mut self, _server: u32, term: u32) -> Result<(), ReplicationError> {
         self.memory.raise_min_term(term);
-        if let Some(queue) = &mut self.queue {
-            self.endpoint.close_append(&queue.key)?;
-            let mut segments: VecDeque<u32> = queue.posted.drain(..).collect();
-            segments.extend(queue.ready.drain(..));
-            self.queue = None;
-            retire(&mut self.memory, &mut segments)?;
-            self.stats.segments_used += segments.len() as u64;
-            self.handed_over.extend(segments);
+        // Nobody is told of another queue who was let in before.
+        self.senders.clear();
+        self.close_former()?;
+        if let Some(queue) = &self.queue {
+            let untouched = self.endpoint.close_append(&queue.key)?;
+            if let Some(queue) = self.queue.take() {
+                let used = queue.end(&mut self.memory, untouched)?;
+                self.stats.segments_used += used.len() as u64;
+                self.handed_over.extend(used);
+            }
         }
         self.open_queue()?;
-        self.prepare(ZEROED_PER_STEP);
+        self.prepare(PREPARED_PER_STEP);
         self.post_ready()
     }
 

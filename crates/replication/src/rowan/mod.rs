@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   sender     cuts records into blocks, appends them to every backup's queue      sender.rs, peer.rs
-//!   backup     the control thread: posts segments ahead, finds used ones           backup.rs
+//!   backup     the control thread: posts segments ahead, finds used ones           backup.rs, queue.rs
 //!   detect     which segments are used, for NICs that do not tell                  detect.rs
 //! ```
 //!
@@ -10,8 +10,10 @@
 //! the epoch, its append key, its seed.
 //!
 //! No record waits for the backup's CPU. What its control thread does, in batches: a segment goes from free to posted
-//! (zeroed durably, its entry durable with a new epoch, then given to the provider), to used (no append will touch it;
-//! handed over for digestion), and after its release back to free.
+//! (its first line zeroed durably, its entry durable with a new epoch, then given to the provider), to used (no append will
+//! touch it; handed over for digestion), and after its release back to free. When the queue has had every segment, there is
+//! another queue, with another seed; the senders are told, go on there, and say when they have nothing under way at the
+//! old one.
 //!
 //! Fencing closes the queue and opens another, with another token and seed: the fenced server's key is dead, and
 //! so are the keys of the living, who open their logs again in the new term. Records say in which term they were sent; digestion
@@ -22,9 +24,10 @@
 //! log: a number that a memory never uses for two queues that received anything, and that no author of payloads knows.
 //! The table keeps, beside each segment, the queue that it was posted to. The argument, threat by threat:
 //!
-//! - *Bytes of a segment's earlier life*: a segment is zeroed, durably, before its entry says that it is in use, and it
-//!   is not zeroed before no append can touch it any more. Between the two it holds zeros and what was appended
-//!   to it since. Bytes of an earlier queue would fail their checksum besides.
+//! - *Bytes of a segment's earlier life*: they were sealed with other seeds, which differ in their lower halves, so a CRC32
+//!   tells them apart with certainty. A segment that this very queue has had before is zeroed, durably, before its entry says
+//!   that it is in use: while senders are slow to leave the queue before, and always where the provider does not
+//!   tell which segments are used. It is not posted before no append to its earlier life can touch it any more.
 //! - *A sender that was paused and wakes after its server was fenced off*: its queue is closed, so the fabric takes nothing
 //!   from it, and it knows only the old seed.
 //! - *Holes*: a dead sender's append, or lines that a power failure took. The scan goes on at the next multiple of 64.
@@ -44,9 +47,11 @@
 pub mod backup;
 pub mod detect;
 mod peer;
+mod queue;
 pub mod sender;
 
 pub use backup::{RowanBackup, RowanBackupConfig};
+pub use queue::posted_and_empty;
 pub use sender::{RowanSender, RowanSenderConfig};
 
 /// Spreads a number over 64 bits; one to one.

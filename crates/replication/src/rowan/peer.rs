@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 
 use cyclone_fabric::{AppendKey, ConnectionId, Endpoint, FabricError, Operation};
 
-use crate::control::Grant;
+use crate::control::{Grant, ToBackup};
+use crate::frame::reseed_block;
+use crate::outbox::CONTROL;
 
 /// How far the numbers of records under way at one backup may lie apart.
 const WINDOW: u64 = 1024;
@@ -13,10 +15,15 @@ const _: () = assert!(WINDOW < crate::assemble::WINDOW);
 /// Buffers kept for reuse.
 const MAX_SPARE: usize = 64;
 
+/// The most queues that a backup may have told of and still expects an answer about.
+const MAX_LEFT: usize = 8;
+
 /// What a backup granted.
 #[derive(Clone, Copy)]
 pub(super) struct Log {
     pub(super) key: AppendKey,
+    /// The number of the queue.
+    pub(super) queue: u64,
     pub(super) seed: u64,
     pub(super) stream: u32,
 }
@@ -26,6 +33,8 @@ pub(super) struct Piece {
     pub(super) record: u32,
     pub(super) seq: u64,
     pub(super) bytes: Vec<u8>,
+    /// The queue whose seed its checksum has.
+    pub(super) queue: u64,
     pub(super) posted_us: u64,
     /// Since when there has been no segment for it.
     pub(super) hungry_since: Option<u64>,
@@ -38,6 +47,8 @@ pub(super) struct Peer {
     pub(super) stream: Option<u32>,
     pub(super) grant: Option<Grant>,
     pub(super) log: Option<Log>,
+    /// Queues that nothing is appended to any more, about which the backup has not been told.
+    left: Vec<u64>,
     pub(super) waiting: VecDeque<Piece>,
     next_seq: u64,
     /// Blocks left of the records before `next_seq`, the newest last.
@@ -59,6 +70,7 @@ impl Peer {
             stream: None,
             grant: None,
             log: None,
+            left: Vec::new(),
             waiting: VecDeque::new(),
             next_seq: 0,
             unfinished: VecDeque::new(),
@@ -67,6 +79,64 @@ impl Peer {
             spare: Vec::new(),
             allowed: max_blocks.max(1),
         }
+    }
+
+    /// Takes note of a queue to append to; `false` if this is no answer to anything. They may come in any order.
+    pub(super) fn granted(&mut self, grant: Grant) -> bool {
+        let Some(known) = self.grant else {
+            self.grant = Some(grant);
+            return true;
+        };
+        let is_newer = grant.epoch.wrapping_sub(known.epoch) < u64::MAX / 2;
+        if grant.epoch == known.epoch || self.left.len() >= MAX_LEFT {
+            return false;
+        }
+        self.left
+            .push(if is_newer { known.epoch } else { grant.epoch });
+        if is_newer {
+            self.grant = Some(grant);
+        }
+        true
+    }
+
+    /// Opens the log, or moves it to another queue, with what was granted. Whether it is open for the first time.
+    pub(super) fn open(&mut self) -> bool {
+        let (Some(stream), Some(grant)) = (self.stream, self.grant) else {
+            return false;
+        };
+        let log = Log {
+            key: AppendKey(grant.key),
+            queue: grant.epoch,
+            seed: grant.seed,
+            stream,
+        };
+        self.log.replace(log).is_none()
+    }
+
+    /// Tells the backup which queues nothing is under way to any more.
+    pub(super) fn take_leave(&mut self, endpoint: &mut dyn Endpoint) -> Result<(), FabricError> {
+        while let Some(&queue) = self.left.first() {
+            let mut posted = self.posted.iter().flatten();
+            if posted.any(|piece| piece.queue == queue) {
+                return Ok(());
+            }
+            let done = ToBackup::Done {
+                segment: 0,
+                epoch: queue,
+            };
+            let bytes = &done.encode();
+            match endpoint.post(self.connection, Operation::Send { bytes }, CONTROL) {
+                Ok(()) => self.left.remove(0),
+                Err(FabricError::Busy) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+        }
+        Ok(())
+    }
+
+    /// Whether something may be to be posted.
+    pub(super) fn has_work(&self) -> bool {
+        !self.waiting.is_empty() || !self.left.is_empty()
     }
 
     /// Whether another record may get a sequence number.
@@ -140,6 +210,10 @@ impl Peer {
         while self.posted.len() - self.free.len() < self.allowed
             && let Some(piece) = self.waiting.front_mut()
         {
+            if piece.queue != log.queue {
+                reseed_block(log.seed, &mut piece.bytes);
+                piece.queue = log.queue;
+            }
             let context = self.free.last().copied().map(u64::from);
             let context = context.unwrap_or(self.posted.len() as u64);
             let operation = Operation::Append {

@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use cyclone_fabric::{
-    Address, AppendKey, ConnectionId, Endpoint, Event, FabricError, Failure, FailureKind,
-    Operation, Token,
+    Address, ConnectionId, Endpoint, Event, FabricError, Failure, FailureKind, Operation, Token,
 };
 
 use super::detect;
-use super::peer::{Log, Peer, Piece};
+use super::peer::{Peer, Piece};
 use crate::control::{ToBackup, ToSender};
 use crate::frame::{Cut, Origin, RecordName, encode_block};
+use crate::outbox::CONTROL;
 use crate::protocol::{BackupId, Outcome, Protocol, ReplicationError, Sender, SenderId};
 use crate::records::Records;
 
@@ -55,9 +55,6 @@ impl RowanSenderConfig {
         }
     }
 }
-
-/// The context of control messages; blocks' contexts count up from 0.
-const CONTROL: u64 = u64::MAX;
 
 /// A worker's side of Rowan. One thread owns it.
 pub struct RowanSender {
@@ -116,7 +113,9 @@ impl RowanSender {
         let Some(peer) = self.peers.get_mut(&backup) else {
             return;
         };
-        let pumped = peer.pump(&mut *self.endpoint, self.now_us);
+        let pumped = peer
+            .take_leave(&mut *self.endpoint)
+            .and_then(|()| peer.pump(&mut *self.endpoint, self.now_us));
         if let Err(error) = pumped {
             self.lose(backup, &error.to_string());
         }
@@ -212,16 +211,11 @@ impl RowanSender {
         // The two parts of the answer come in any order where the provider keeps none.
         match ToSender::decode(bytes) {
             Ok(ToSender::Opened { stream }) if peer.stream.is_none() => peer.stream = Some(stream),
-            Ok(ToSender::Segment(grant)) if peer.grant.is_none() => peer.grant = Some(grant),
+            Ok(ToSender::Segment(grant)) if peer.granted(grant) => {}
             Ok(ToSender::Refused { why }) => return self.lose(backup, &why),
             _ => return self.lose(backup, "an answer that makes no sense"),
         }
-        if let (Some(stream), Some(grant)) = (peer.stream, peer.grant) {
-            peer.log = Some(Log {
-                key: AppendKey(grant.key),
-                seed: grant.seed,
-                stream,
-            });
+        if peer.open() {
             self.outcomes.push(Outcome::Opened { backup });
         }
     }
@@ -359,6 +353,7 @@ impl Sender for RowanSender {
                     record: number,
                     seq,
                     bytes,
+                    queue: log.queue,
                     posted_us: 0,
                     hungry_since: None,
                 });
@@ -383,7 +378,7 @@ impl Sender for RowanSender {
         let waiting: Vec<BackupId> = self
             .peers
             .iter()
-            .filter(|(_, peer)| !peer.waiting.is_empty())
+            .filter(|(_, peer)| peer.has_work())
             .map(|(&backup, _)| backup)
             .collect();
         for backup in waiting {

@@ -94,6 +94,9 @@ struct Keeper {
     /// Records of segments that were digested and given back.
     digested: HashSet<Vec<u8>>,
     assembler: Assembler,
+    /// Used segments that hold blocks of records that were not whole, and what else was found there.
+    kept: Vec<u32>,
+    found: Vec<Vec<u8>>,
 }
 
 pub struct World {
@@ -118,6 +121,8 @@ impl World {
                 backup: Some(start_backup(plan, fabric.endpoint(&backup_name(n)), seed)),
                 digested: HashSet::new(),
                 assembler: Assembler::default(),
+                kept: Vec::new(),
+                found: Vec::new(),
             })
             .collect();
         let mut world = World {
@@ -328,21 +333,19 @@ impl World {
         for used in used {
             let memory = copy(backup.memory());
             let segment = used.segment;
-            let mut whole = true;
-            let mut found = Vec::new();
-            let assembler = &mut keeper.assembler;
+            let (assembler, found) = (&mut keeper.assembler, &mut keeper.found);
             scan_segment(&memory, segment, assembler, |record| {
                 found.push(record.bytes)
             })
             .expect("scan");
-            if self.plan.protocol == Protocol::Rowan {
-                // Blocks of a record that is not whole yet are in this segment, perhaps: it is kept.
-                whole = assembler.incomplete() == 0;
-            }
-            if whole {
-                keeper.digested.extend(found);
-                backup.release(segment).expect("release");
-                self.reused += 1;
+            keeper.kept.push(segment);
+            // Blocks of a record that is not whole yet are in one of these segments, perhaps: they are kept.
+            if self.plan.protocol != Protocol::Rowan || keeper.assembler.incomplete() == 0 {
+                keeper.digested.extend(keeper.found.drain(..));
+                for segment in keeper.kept.drain(..) {
+                    backup.release(segment).expect("release");
+                    self.reused += 1;
+                }
             }
         }
     }
@@ -416,6 +419,8 @@ impl World {
                 let endpoint = self.fabric.restart(&backup_name(n));
                 keeper.backup = Some(start_backup(&self.plan, endpoint, self.random.next()));
                 keeper.assembler = Assembler::default();
+                keeper.kept.clear();
+                keeper.found.clear();
             }
         }
     }
