@@ -256,19 +256,36 @@ impl Group {
             .map_or(u64::MAX, |level| level.log.deadline_us())
     }
 
-    /// Moves the second level on: takes back what the device has done, hands it more, and tells raft-rs what has become
-    /// durable or readable. Call it in every step, before and after [`Group::take_ready`]. Answers how much was done,
-    /// and what may leave now.
+    /// What may go to flash: what is about to be replaced still stands in the ring, and may lie below the commit index.
+    fn committed_in_ring(&self) -> u64 {
+        let log = &self.raw.raft.raft_log;
+        match log.unstable_snapshot() {
+            Some(_) => 0,
+            None => log.committed.min(log.persisted),
+        }
+    }
+
+    /// Hands the second level what has been committed since, if NVM is the first. Call it at the end of every step, when
+    /// all that others wait for is on its way. Answers whether anything moved.
+    //= cyclone §3
+    pub fn drain_flash(&mut self, now_us: u64) -> bool {
+        let committed = self.committed_in_ring();
+        let view = self.raw.mut_store();
+        let level = view.flash.as_mut().filter(|level| !level.is_only());
+        level.is_some_and(|level| {
+            level.now_us = now_us;
+            level.pump(&view.ring, committed)
+        })
+    }
+
+    /// Moves the second level on: takes back what the device has done, as the only durable level hands it more, and tells
+    /// raft-rs what has become durable or readable. Call it in every step, before and after [`Group::take_ready`]. Answers
+    /// how much was done, and what may leave now.
     ///
     /// # Errors
     /// The group is of no further use.
     pub fn poll_flash(&mut self, now_us: u64) -> Result<(usize, Outbox), ConsensusError> {
-        let log = &self.raw.raft.raft_log;
-        // What is about to be replaced still stands in the ring, and may lie below the commit index.
-        let committed = match log.unstable_snapshot() {
-            Some(_) => 0,
-            None => log.committed.min(log.persisted),
-        };
+        let committed = self.committed_in_ring();
         let view = self.raw.mut_store();
         let Some(level) = view.flash.as_mut() else {
             return Ok((0, Outbox::default()));
@@ -276,7 +293,9 @@ impl Group {
         level.now_us = now_us;
         level.begin_fetches(view.ring.first_index(), view.max_append_bytes);
         let mut work = level.log.poll(now_us);
-        work += usize::from(level.pump(&view.ring, committed));
+        if level.is_only() {
+            work += usize::from(level.pump(&view.ring, committed));
+        }
         let go_on = level.take_fetched();
         for asker in go_on {
             self.raw.on_entries_fetched(asker);

@@ -312,6 +312,10 @@ impl Node {
             self.upkeep()?;
         }
         work += self.answer()?;
+        // Now that everybody has what they wait for.
+        for log in &mut self.logs {
+            work += usize::from(log.group.drain_flash(now.steady_us));
+        }
         Ok(work)
     }
 

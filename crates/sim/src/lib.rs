@@ -9,6 +9,7 @@
 //!     Load     the real client, many times over                           load.rs
 //!     Checks   what must hold after every step                            check.rs
 //!     Teller, Inspector   money moved between logs                        bank.rs
+//!     Porter              tokens moved between logs while they are scanned  porter.rs
 //!   hunt       many runs; the smallest plan that still fails              hunt.rs
 //!   history    operations with their times and answers                    history.rs
 //!   interchange  histories for other checkers                           interchange.rs
@@ -38,6 +39,7 @@ pub mod machine;
 mod members;
 pub mod net;
 pub mod plan;
+pub mod porter;
 pub mod random;
 pub mod run;
 pub mod weak;

@@ -15,6 +15,7 @@ use crate::history::{Answer, History, Op, Operation, Outcome};
 use crate::machine::{CLIENT_KEY, address};
 use crate::net::Net;
 use crate::plan::{Kind, Plan};
+use crate::porter::Porter;
 use crate::random::Random;
 use crate::weak::Weak;
 
@@ -64,6 +65,8 @@ pub struct Client {
     teller: Option<Teller>,
     /// Has keys that expire instead.
     expiring: Option<Expiring>,
+    /// Carries tokens and scans instead.
+    porter: Option<Porter>,
 }
 
 /// What a client wants next.
@@ -178,6 +181,8 @@ impl Load {
         let weak = (teller.is_none() && number % 4 == 3).then(|| Weak::new(number));
         let expiring = (self.plan.expiry && number % 8 == 1)
             .then(|| Expiring::new(number, &self.plan, random.fork(number)));
+        let porter = (self.plan.has(Kind::Gangs) && number % 8 == 5)
+            .then(|| Porter::new(number, random.fork(number)));
         Ok(Client {
             number,
             address: from,
@@ -186,6 +191,7 @@ impl Load {
             weak,
             teller,
             expiring,
+            porter,
             chooser: Chooser::new(number, random),
         })
     }
@@ -223,6 +229,9 @@ impl Load {
         }
         if let Some(expiring) = &mut client.expiring {
             return expiring.act(&mut client.steps.core, now_us);
+        }
+        if let Some(porter) = &mut client.porter {
+            return porter.act(&mut client.steps.core, now_us);
         }
         if let Some(weak) = &mut client.weak {
             if let Some(key) = weak.act(&mut client.steps.core, now_us) {
@@ -272,6 +281,13 @@ impl Load {
                 ended += 1;
                 continue;
             }
+            if let Some(porter) = &mut client.porter
+                && porter.ended(ticket, &result)?
+            {
+                self.answered += u64::from(result.is_ok());
+                ended += 1;
+                continue;
+            }
             let Some(pending) = client.pending.remove(&ticket) else {
                 anyhow::bail!("client {} was answered twice", client.number);
             };
@@ -308,7 +324,8 @@ impl Client {
         let weak = self.weak.as_ref().map_or(0, Weak::pending);
         let expiring = self.expiring.as_ref().map_or(0, Expiring::pending);
         let teller = self.teller.as_ref().map_or(0, Teller::pending);
-        self.pending.len() + weak + expiring + teller
+        let porter = self.porter.as_ref().map_or(0, Porter::pending);
+        self.pending.len() + weak + expiring + teller + porter
     }
 
     /// Whether it moves money between logs.

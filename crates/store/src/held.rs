@@ -162,11 +162,26 @@ impl HeldViews {
     /// Lets views go that nobody asks for any more. Does not wait.
     pub(crate) fn keep_time(&self, now_us: u64) {
         self.now_us.store(now_us, Ordering::Release);
-        if let Ok(mut views) = self.views.try_lock() {
-            views.retain(|_, entry| {
-                let most = if entry.finished { FINISHED_US } else { IDLE_US };
-                now_us.saturating_sub(entry.used_us) < most
-            });
+        let Ok(mut views) = self.views.try_lock() else {
+            return;
+        };
+        let late = |_: &u64, entry: &mut Entry| {
+            let most = if entry.finished { FINISHED_US } else { IDLE_US };
+            now_us.saturating_sub(entry.used_us) >= most
+        };
+        let gone: Vec<Arc<Mutex<Held>>> = views
+            .extract_if(.., late)
+            .map(|(_, entry)| entry.held)
+            .collect();
+        drop(views);
+        let is_slow = gone.iter().any(|held| {
+            let held = held.try_lock();
+            held.is_ok_and(|held| held.view.as_ref().is_some_and(|it| it.is_freed_slowly()))
+        });
+        if is_slow {
+            let thread = std::thread::Builder::new().name("views".to_owned());
+            // Where there is no thread to be had, they were dropped with the closure, here.
+            let _ = thread.spawn(move || drop(gone));
         }
     }
 

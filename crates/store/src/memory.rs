@@ -109,6 +109,10 @@ pub(crate) fn data_of(map: &Map) -> Map {
 }
 
 impl View for Map {
+    fn is_freed_slowly(&self) -> bool {
+        self.len() > 10_000
+    }
+
     fn scan(
         &self,
         from: &[u8],

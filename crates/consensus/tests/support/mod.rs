@@ -167,9 +167,10 @@ impl Cluster {
                 idle = false;
             }
             if idle {
-                return;
+                break;
             }
         }
+        self.nodes[at].group.drain_flash(self.now_us);
     }
 
     fn take(&mut self, at: usize, outbox: Outbox) {

@@ -97,7 +97,8 @@ pub trait FlashDevice: Send {
     /// Requests that have not come back.
     fn outstanding(&self) -> usize;
 
-    /// Becomes readable when something is done, where the device has such a thing.
+    /// Becomes readable, again each time, when something is done, where the device has such a thing. To be waited for by
+    /// edges: it may stay readable, and may become so when what was done has already been polled for.
     fn descriptor(&self) -> Option<RawFd> {
         None
     }

@@ -13,7 +13,7 @@ use cyclone_wire::ring::HardState;
 use super::buffer::Buffer;
 use super::device::{Action, Completion, DeviceError, Request};
 use super::log::{Blocked, FlashLog};
-use crate::ring::Ring;
+use crate::ring::{EntryView, Ring};
 
 /// Time between looks at a device that cannot wake its owner.
 const POLL_US: u64 = 200;
@@ -81,7 +81,11 @@ impl FlashLog {
     /// Without a ring there are no entries.
     pub(crate) fn pump_from(&mut self, ring: Option<&Ring>, upto: u64, now_us: u64) -> bool {
         let mut moved = false;
-        while self.current.is_some() || self.next_object(ring, upto) {
+        loop {
+            moved |= self.place_whole_entries(ring, upto);
+            if self.current.is_none() && !self.next_object(ring, upto) {
+                break;
+            }
             let Some(mut current) = self.current.take() else {
                 break;
             };
@@ -176,15 +180,7 @@ impl FlashLog {
         let Some(entry) = ring.and_then(|ring| ring.entry(index)) else {
             return false;
         };
-        let head = EntryHead {
-            index,
-            term: entry.term,
-            prev_term: self.terms.get(index - 1).unwrap_or(0),
-            len: entry.len,
-            // Not computed anew: what has changed in memory since must not look right here.
-            payload_crc: entry.payload_crc(),
-            kind: entry.kind,
-        };
+        let head = entry_head(&entry, index, self.terms.get(index - 1).unwrap_or(0));
         self.current = Some(Current {
             kind: ObjectKind::Entry,
             head: head.encode().to_vec(),
@@ -204,6 +200,48 @@ impl FlashLog {
             && self.hard_told == (state.term, state.vote);
         let owed = self.hard_owed && self.terms.next() > state.commit;
         self.hard_due || owed || (self.hard_version > self.hard_written && !commits_later)
+    }
+
+    /// The usual case, without detours: entries that the open page has room for as a whole. Answers whether there was one.
+    fn place_whole_entries(&mut self, ring: Option<&Ring>, upto: u64) -> bool {
+        let Some(ring) = ring else {
+            return false;
+        };
+        if self.current.is_some() || self.reset_due.is_some() || self.block.mode == FlashMode::Only
+        {
+            return false;
+        }
+        let mut moved = false;
+        while self.terms.next() <= upto
+            && let Some(filling) = self.filling.as_mut().filter(|filling| filling.open)
+            && let Some(entry) = ring.entry(self.terms.next())
+        {
+            let (page, at) = filling.cursor();
+            let len = ENTRY_HEAD_BYTES + entry.len as usize;
+            if at + RECORD_HEAD_BYTES + len > PAGE_BYTES {
+                break;
+            }
+            let index = self.terms.next();
+            let head = entry_head(&entry, index, self.terms.get(index - 1).unwrap_or(0));
+            let place = page * PAGE_BYTES + at;
+            let out = &mut filling.buffer[place..place + RECORD_HEAD_BYTES + len];
+            let (record, rest) = out.split_at_mut(RECORD_HEAD_BYTES);
+            record.copy_from_slice(&record_head(len as u16, true, true, ObjectKind::Entry));
+            let (bytes, mut payload) = rest.split_at_mut(ENTRY_HEAD_BYTES);
+            bytes.copy_from_slice(&head.encode());
+            for segment in entry.segments() {
+                let (now, later) = payload.split_at_mut(segment.len());
+                now.copy_from_slice(segment);
+                payload = later;
+            }
+            filling.used[page] += (RECORD_HEAD_BYTES + len) as u16;
+            self.stats.record_bytes += (RECORD_HEAD_BYTES + len) as u64;
+            self.records_end = self.tail;
+            self.note_begin(index);
+            self.note_end(self.tail - 1, index, head.term);
+            moved = true;
+        }
+        moved
     }
 
     /// Puts as much of an object into pages as there is room for.
@@ -553,6 +591,18 @@ impl Filling {
     fn cursor(&self) -> (usize, usize) {
         let page = self.used.len() - 1;
         (page, PAGE_HEADER_BYTES + usize::from(self.used[page]))
+    }
+}
+
+fn entry_head(entry: &EntryView<'_>, index: u64, prev_term: u64) -> EntryHead {
+    EntryHead {
+        index,
+        term: entry.term,
+        prev_term,
+        len: entry.len,
+        // Not computed anew: what has changed in memory since must not look right here.
+        payload_crc: entry.payload_crc(),
+        kind: entry.kind,
     }
 }
 
