@@ -353,6 +353,10 @@ impl Endpoint for Metered {
         self.inner.used_segments(queue, used)
     }
 
+    fn append_is_under_way(&mut self, queue: &AppendKey) -> bool {
+        self.inner.append_is_under_way(queue)
+    }
+
     fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError> {
         self.inner.close_append(queue)
     }

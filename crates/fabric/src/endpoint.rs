@@ -45,6 +45,11 @@ pub trait Endpoint: Send {
     /// Takes the segments that no append will touch again, in the order in which they were posted.
     fn used_segments(&mut self, queue: &AppendKey, used: &mut Vec<u64>) -> Result<(), FabricError>;
 
+    /// Whether a sender is in the middle of an append, so that closing the queue would wait for it.
+    fn append_is_under_way(&mut self, _queue: &AppendKey) -> bool {
+        false
+    }
+
     /// Closes an append queue: once this returns, no append takes effect, and every posted segment counts as used.
     /// Answers how many of those posted last were certainly never touched, as far as the provider knows.
     fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError>;

@@ -167,6 +167,7 @@ impl Node {
         let snapshots = Snapshots::new(config.data.join("snapshots"), salt & 0xffff_ffff)?;
         let backups = Backups::new(config.data.join("backup"), salt)?;
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
+        store.belong_to(config.id);
         Ok(Node {
             membership: Membership::new(&config),
             began_at: logs.iter().map(|log| log.group.last_index()).collect(),

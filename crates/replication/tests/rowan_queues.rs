@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cyclone_fabric::sim::{SimConfig, SimEndpoint, SimFabric};
-use cyclone_fabric::{Address, Token};
+use cyclone_fabric::{Address, AppendBy, Token};
 use cyclone_replication::rowan::{RowanBackup, RowanBackupConfig, RowanSender, RowanSenderConfig};
 use cyclone_replication::{
     Assembler, Backup, BackupId, BackupMemory, Outcome, Sender, SenderId, scan, scan_segment,
@@ -62,7 +62,10 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> World {
-        let config = SimConfig::calm();
+        let config = SimConfig {
+            append: Some(AppendBy::Reservation),
+            ..SimConfig::calm()
+        };
         let max_block = config.max_append;
         let fabric = SimFabric::new(seed, config);
         let backup = open_backup(fabric.endpoint_with("backup", 128 << 10), seed);

@@ -22,9 +22,11 @@ const IDLE_US: u64 = 60_000_000;
 const FINISHED_US: u64 = 2_000_000;
 /// Bits of a cursor that name a place.
 const PLACE_BITS: u32 = 48;
-/// Names of views: the lower bits of a term and of a count. Cursors so stay positive as signed numbers too.
-const NAMES: u64 = 1 << 15;
-const COUNTS: u64 = 1 << 8;
+/// Names of views: the lower bits of a replica's number, a term and a count. Cursors so stay positive as signed numbers too.
+const REPLICAS: u64 = 1 << 3;
+const TERMS: u64 = 1 << 5;
+const COUNTS: u64 = 1 << 7;
+const _: () = assert!(REPLICAS * TERMS * COUNTS == 1 << (63 - PLACE_BITS));
 
 /// Whether a cursor belongs to a view.
 pub(crate) fn names_a_view(cursor: u64) -> bool {
@@ -51,6 +53,7 @@ struct Entry {
 #[derive(Default)]
 pub(crate) struct HeldViews {
     views: Mutex<BTreeMap<u64, Entry>>,
+    replica: AtomicU64,
     begun: AtomicU64,
     now_us: AtomicU64,
 }
@@ -138,8 +141,9 @@ impl HeldViews {
             return Ok(None);
         }
         let name = loop {
-            let count = self.begun.fetch_add(1, Ordering::AcqRel);
-            let name = (term * COUNTS + count % COUNTS) % NAMES;
+            let replica = self.replica.load(Ordering::Acquire) % REPLICAS;
+            let count = self.begun.fetch_add(1, Ordering::AcqRel) % COUNTS;
+            let name = (replica * TERMS + term % TERMS) * COUNTS + count;
             if name != 0 && !views.contains_key(&name) {
                 break name;
             }
@@ -159,6 +163,11 @@ impl HeldViews {
         Ok(Some(name))
     }
 
+    /// Whose views these are.
+    pub(crate) fn belong_to(&self, replica: u64) {
+        self.replica.store(replica, Ordering::Release);
+    }
+
     /// Lets views go that nobody asks for any more. Does not wait.
     pub(crate) fn keep_time(&self, now_us: u64) {
         self.now_us.store(now_us, Ordering::Release);
@@ -173,15 +182,18 @@ impl HeldViews {
             .extract_if(.., late)
             .map(|(_, entry)| entry.held)
             .collect();
-        drop(views);
-        let is_slow = gone.iter().any(|held| {
+        let is_slow = |held: &Arc<Mutex<Held>>| {
             let held = held.try_lock();
             held.is_ok_and(|held| held.view.as_ref().is_some_and(|it| it.is_freed_slowly()))
-        });
-        if is_slow {
+        };
+        let (slow, others): (Vec<_>, Vec<_>) = gone.into_iter().partition(is_slow);
+        // Before the lock goes: who replaces the state counts on it that no view is left.
+        drop(others);
+        drop(views);
+        if !slow.is_empty() {
             let thread = std::thread::Builder::new().name("views".to_owned());
             // Where there is no thread to be had, they were dropped with the closure, here.
-            let _ = thread.spawn(move || drop(gone));
+            let _ = thread.spawn(move || drop(slow));
         }
     }
 

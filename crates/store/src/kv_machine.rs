@@ -481,6 +481,10 @@ impl<K: Kv> StateMachine for KvMachine<K> {
         }
     }
 
+    fn belong_to(&self, replica: u64) {
+        self.held.belong_to(replica);
+    }
+
     fn keep_time(&self, now_us: u64) {
         self.held.keep_time(now_us);
     }

@@ -103,6 +103,9 @@ pub trait StateMachine: Send + Sync {
         None
     }
 
+    /// Says whose state this is: cursors of scans that hold a snapshot name the replica that holds it.
+    fn belong_to(&self, _replica: u64) {}
+
     /// Lets time pass: snapshots that scans hold are let go when they have not been used for a while. Does not wait.
     fn keep_time(&self, _now_us: u64) {}
 

@@ -530,6 +530,42 @@ fn held_scans_end() {
     }
 }
 
+/// Two replicas of one state, with one history of scans: neither takes the other's cursors for its own.
+#[test]
+fn a_cursor_is_good_at_one_replica() {
+    for engine in ENGINES {
+        let root = tempfile::tempdir().unwrap();
+        let keys: Vec<Vec<u8>> = (0..50).map(|n| format!("key:{n}").into_bytes()).collect();
+        let sets: Vec<_> = keys.iter().map(|key| set(key, b"v")).collect();
+        let begin = |replica: u64| {
+            let machine = engine.open(&root.path().join(replica.to_string()), 1);
+            machine.belong_to(replica);
+            one_batch(&*machine, &sets);
+            let cursor = held_page(&*machine, 0, 10).unwrap().0;
+            (machine, cursor)
+        };
+        let ((one, first), (two, second)) = (begin(1), begin(2));
+        assert_eq!(held_page(&*one, second, 10), Err(Failure::SnapshotGone));
+        assert_eq!(held_page(&*two, first, 10), Err(Failure::SnapshotGone));
+        assert!(held_page(&*one, first, 10).is_ok() && held_page(&*two, second, 10).is_ok());
+    }
+}
+
+/// More than what is freed at once.
+#[test]
+fn large_views_end_too() {
+    let root = tempfile::tempdir().unwrap();
+    let machine = support::Engine::Memory.open(root.path(), 1);
+    let keys: Vec<Vec<u8>> = (0..20_000).map(|n| format!("{n}").into_bytes()).collect();
+    let sets: Vec<_> = keys.iter().map(|key| set(key, b"v")).collect();
+    one_batch(&*machine, &sets);
+    let cursor = held_page(&*machine, 0, 10).unwrap().0;
+    assert_eq!(machine.held_snapshots(), 1);
+    machine.keep_time(61_000_000);
+    assert_eq!(machine.held_snapshots(), 0);
+    assert_eq!(held_page(&*machine, cursor, 10), Err(Failure::SnapshotGone));
+}
+
 fn one_batch(machine: &dyn StateMachine, sets: &[Operation<'_>]) {
     let payload = operations(sets);
     machine

@@ -348,6 +348,10 @@ impl Endpoint for ShmEndpoint {
         self.queues.used(queue.0.id, &mut self.initiators, used)
     }
 
+    fn append_is_under_way(&mut self, queue: &AppendKey) -> bool {
+        self.queues.is_marked(queue.0.id, &mut self.initiators)
+    }
+
     fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError> {
         self.queues.close(queue.0.id, &mut self.initiators, false)
     }

@@ -222,6 +222,13 @@ impl Queues {
         Ok(())
     }
 
+    /// Whether a living sender has announced an append that has not ended.
+    pub(super) fn is_marked(&self, id: u64, initiators: &mut Initiators) -> bool {
+        let index = index_of(id);
+        (0..self.control.claimed())
+            .any(|slot| self.control.mark(slot).names_queue(index) && !initiators.is_done(slot))
+    }
+
     /// Closes a queue; with `forget` its key is unknown afterwards. Answers how many of the segments posted last are
     /// untouched.
     pub(super) fn close(

@@ -157,6 +157,12 @@ impl Endpoint for SimEndpoint {
         target.used_segments(queue, rule, now_ns, used)
     }
 
+    fn append_is_under_way(&mut self, queue: &AppendKey) -> bool {
+        let mut live = self.live();
+        live.as_mut()
+            .is_ok_and(|live| live.lives[self.life].target.append_is_under_way(queue))
+    }
+
     fn close_append(&mut self, queue: &AppendKey) -> Result<u64, FabricError> {
         self.live()?.lives[self.life].target.close_append(queue)
     }

@@ -275,6 +275,11 @@ impl Target {
         Ok(())
     }
 
+    pub(super) fn append_is_under_way(&self, key: &AppendKey) -> bool {
+        let queue = self.queues.get(&key.0.id).filter(|queue| !queue.closed);
+        queue.is_some_and(|queue| queue.segments.iter().any(|segment| segment.under_way > 0))
+    }
+
     pub(super) fn close_append(&mut self, key: &AppendKey) -> Result<u64, FabricError> {
         let queue = self.queues.get_mut(&key.0.id);
         let queue = queue.ok_or(FabricError::Unknown("append queue"))?;

@@ -93,6 +93,8 @@ pub struct BackupMemory {
     counters: Counters,
     entries: Vec<Entry>,
     next_epoch: u64,
+    /// The epoch that was taken last.
+    taken: Option<u64>,
     /// Where the search for a free segment goes on, so that wear is spread.
     search_from: u32,
     free: u32,
@@ -275,6 +277,7 @@ impl BackupMemory {
             counters,
             entries: vec![Entry::UNTOUCHED; shape.segments as usize],
             next_epoch: 1,
+            taken: None,
             search_from: 0,
             free: shape.segments,
             reserved: 0,
@@ -326,6 +329,7 @@ impl BackupMemory {
             next_epoch: newest
                 .checked_add(1)
                 .ok_or_else(|| damaged("epochs are used up"))?,
+            taken: None,
             search_from: 0,
             free: free as u32,
             reserved: 0,
@@ -396,6 +400,16 @@ impl BackupMemory {
         self.next_epoch
     }
 
+    /// Takes an epoch that no segment will have: the same again if no segment was allocated since. So what is allocated in the
+    /// next life, which takes one first, is never older than what [`BackupMemory::next_epoch`] said in this one.
+    pub(crate) fn take_epoch(&mut self) -> Option<u64> {
+        let again = self.taken.filter(|taken| taken + 1 == self.next_epoch);
+        let taken = again.unwrap_or(self.next_epoch);
+        self.next_epoch = taken.checked_add(1)?;
+        self.taken = Some(taken);
+        Some(taken)
+    }
+
     /// What the table says of a segment; `None` beyond its end.
     pub fn entry(&self, segment: u32) -> Option<&Entry> {
         self.entries.get(segment as usize)
@@ -406,15 +420,20 @@ impl BackupMemory {
         self.entries.iter().zip(0..).map(|(entry, n)| (n, entry))
     }
 
-    /// Segments in a state that satisfies `wanted`, in order of allocation.
+    /// Segments in a state that satisfies `wanted`, in order of allocation; those of Rowan's queues queue by queue.
     pub fn in_order(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<u32> {
-        let mut found: Vec<(u64, u32)> = self
+        let is_rowan = self.shape.protocol == Protocol::Rowan;
+        let mut found: Vec<(u64, u64, u32)> = self
             .entries()
             .filter(|(_, entry)| wanted(entry))
-            .map(|(segment, entry)| (entry.epoch, segment))
+            .map(|(segment, entry)| match entry.owner {
+                // A queue that its senders are leaving may get a segment later than the next queue its first.
+                Owner::BackupLog if is_rowan => (entry.tag, entry.epoch, segment),
+                _ => (entry.epoch, entry.epoch, segment),
+            })
             .collect();
         found.sort_unstable();
-        found.into_iter().map(|(_, segment)| segment).collect()
+        found.into_iter().map(|(.., segment)| segment).collect()
     }
 
     /// First byte of a segment. Numbers come from the table: one beyond its end answers a place beyond the memory.

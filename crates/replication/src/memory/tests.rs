@@ -291,3 +291,46 @@ proptest! {
         let _ = BackupMemory::open(from_image(&image));
     }
 }
+
+/// The number of a queue must be no segment's epoch, or a log of the server's own would have the queue's seed; and what is allocated
+/// in the next life must not look older than what was promised in this one.
+#[test]
+fn a_taken_epoch_is_no_segments() {
+    let (area, _) = simulated(64 << 10);
+    let mut memory = BackupMemory::format(area.clone(), &OPTIONS).expect("format");
+    let taken = memory.take_epoch().unwrap();
+    assert_eq!(memory.take_epoch(), Some(taken), "nothing was allocated");
+    let promised = memory.next_epoch();
+    let mut again = BackupMemory::open_or_format(area, &OPTIONS).unwrap();
+    again.take_epoch().unwrap();
+    assert!(again.next_epoch() >= promised);
+    let segment = memory
+        .allocate(Owner::Worker(1), 1, 0, Content::Stale)
+        .unwrap();
+    let epoch = memory.entry(segment).unwrap().epoch;
+    assert!(epoch > taken);
+    assert!(memory.take_epoch().unwrap() > epoch);
+}
+
+/// A queue that is being left may get a segment later than the next queue: its segments come first all the same.
+#[test]
+fn segments_of_queues_come_queue_by_queue() {
+    let (area, _) = simulated(64 << 10);
+    let options = FormatOptions {
+        protocol: Protocol::Rowan,
+        ..OPTIONS
+    };
+    let mut memory = BackupMemory::format(area, &options).expect("format");
+    let allocate = |memory: &mut BackupMemory, tag| {
+        let segment = memory.allocate(Owner::BackupLog, 1, tag, Content::Begun);
+        segment.unwrap()
+    };
+    let (first, second) = (memory.take_epoch().unwrap(), 100);
+    let order = [
+        allocate(&mut memory, first),
+        allocate(&mut memory, second),
+        allocate(&mut memory, first),
+    ];
+    let found = memory.in_order(|entry| entry.owner == Owner::BackupLog);
+    assert_eq!(found, [order[0], order[2], order[1]]);
+}

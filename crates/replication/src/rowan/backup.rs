@@ -92,6 +92,8 @@ pub struct RowanBackup {
     former: Option<Former>,
     /// Which queue's number each sender was told and has not left, by its connection.
     senders: HashMap<ConnectionId, u64>,
+    /// Whether the provider gives addresses itself, and so knows which segments are used and which untouched.
+    takes_turns: bool,
     /// Used segments of the queue that wait until the former's are all handed over: a record's blocks may lie in both.
     behind: VecDeque<u32>,
     handed_over: VecDeque<u32>,
@@ -131,6 +133,7 @@ impl RowanBackup {
             .in_order(|entry| entry.state == SegmentState::Used && entry.owner == Owner::BackupLog)
             .into();
         let mut backup = RowanBackup {
+            takes_turns: capabilities.append == Some(AppendBy::Reservation) && !config.first_words,
             endpoint,
             config,
             memory,
@@ -172,9 +175,11 @@ impl RowanBackup {
     }
 
     fn open_queue(&mut self) -> Result<(), ReplicationError> {
-        // The epoch that the queue's first segment will have: no other queue that received anything has this number.
-        let newest = self.memory.entries().map(|(_, entry)| entry.epoch).max();
-        let number = newest.unwrap_or(0).wrapping_add(1);
+        // From the row of the epochs: no other queue has this number, and no log of the server's own is sealed with it.
+        let number = self
+            .memory
+            .take_epoch()
+            .ok_or_else(|| ReplicationError::Damaged("the epochs are used up".to_owned()))?;
         let spec = AppendSpec {
             segment_bytes: self.memory.segment_bytes(),
             max_posted: self.config.max_posted,
@@ -195,13 +200,18 @@ impl RowanBackup {
         let term = self.config.term.max(self.memory.min_term());
         for done in 0..room.min(limit) {
             let mut segment = None;
-            if !self.config.first_words {
+            if self.takes_turns {
                 let is_new = |segment| !queue.had.contains(&segment);
                 let (owner, content) = (Owner::BackupLog, Content::Begun);
                 let memory = &mut self.memory;
                 segment = memory.allocate_where(owner, term, queue.number, content, is_new);
             }
-            if segment.is_none() && (self.config.first_words || queue.is_down_to(ZERO_AT)) {
+            let is_short = match self.former {
+                Some(_) => queue.is_down_to(ZERO_AT),
+                // There is a next queue as soon as there is a segment for it, unless the provider has none.
+                None => queue.unused() == 0,
+            };
+            if segment.is_none() && (!self.takes_turns || is_short) {
                 let (owner, content) = (Owner::BackupLog, Content::Zeroed);
                 segment = self.memory.allocate(owner, term, queue.number, content);
                 self.stats.segments_zeroed += u64::from(segment.is_some());
@@ -220,7 +230,10 @@ impl RowanBackup {
             let since = *former.since_us.get_or_insert(now_us);
             let number = former.queue.number;
             let is_needed = self.senders.values().any(|&at| at == number);
-            if !is_needed || now_us.saturating_sub(since) > MOVE_US {
+            // Who stands still in the middle of an append is for the fabric to judge, and for fencing to end.
+            let is_late = now_us.saturating_sub(since) > MOVE_US
+                && !self.endpoint.append_is_under_way(&former.queue.key);
+            if !is_needed || is_late {
                 self.close_former()?;
                 return Ok(true);
             }
@@ -239,7 +252,7 @@ impl RowanBackup {
             return Ok(false);
         };
         // What is free now it has had, or `prepare` would have taken it.
-        if self.config.first_words
+        if !self.takes_turns
             || self.memory.free_segments() <= self.config.reserved_segments
             || !queue.is_down_to(MOVE_AT)
         {
@@ -255,8 +268,9 @@ impl RowanBackup {
             since_us: None,
         });
         self.prepare(self.config.batch as usize);
-        self.post_ready()?;
+        // They hear of it after this step at the earliest.
         self.call_on();
+        self.post_ready()?;
         Ok(true)
     }
 

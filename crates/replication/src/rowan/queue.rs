@@ -113,14 +113,17 @@ impl Queue {
         Ok(used)
     }
 
-    /// Ends the use of its segments after it was closed: the last ones, as many as are untouched, become free, the others
-    /// used. Answers those.
+    /// Ends the use of its segments after it was closed: the last ones, as many as are known to be untouched and what else holds
+    /// nothing, become free, the others used. Answers those.
     pub(super) fn end(
         mut self,
         memory: &mut BackupMemory,
         untouched: u64,
     ) -> Result<VecDeque<u32>, ReplicationError> {
-        let touched = self.posted.len().saturating_sub(untouched as usize);
+        let mut touched = self.posted.len().saturating_sub(untouched as usize);
+        while touched > 0 && !holds_anything(memory, self.posted[touched - 1]) {
+            touched -= 1;
+        }
         let mut free = self.posted.split_off(touched);
         free.append(&mut self.ready);
         for &segment in self.posted.iter().chain(&free) {
@@ -177,11 +180,10 @@ pub fn posted_and_empty(memory: &BackupMemory) -> HashSet<u32> {
             .collect();
         let is_begun = |&segment: &u32| first_word(memory, segment) != 0;
         let begun = segments.iter().rposition(is_begun).map_or(0, |at| at + 1);
-        // A sender that died may have left a hole in front, so the first that looks empty is looked through.
-        let holes = segments
-            .get(begun)
-            .is_some_and(|&segment| holds_anything(memory, segment));
-        empty.extend(&segments[begun + usize::from(holes)..]);
+        // A sender that died may have left a hole in front, so those that look empty are looked through.
+        let holds = |&&segment: &&u32| holds_anything(memory, segment);
+        let holes = segments[begun..].iter().take_while(holds).count();
+        empty.extend(&segments[begun + holes..]);
     }
     empty
 }

@@ -23,7 +23,7 @@ impl<K: Kv> KvMachine<K> {
                 .map(|clock| clock.load(Ordering::Acquire));
             Ok((clocks.collect(), self.kv.hold()?))
         };
-        // Of all terms' leaders only one answers in this term: no other's cursor begins with the same name.
+        // One replica's views of several terms are told apart too: it may have been restarted in between.
         let (_, term) = self.applied(0);
         self.held.page(cursor, term, &begin, &|view, place, at| {
             let scan = |from: &[u8], visit: &mut Visit<'_>| view.scan(from, visit);

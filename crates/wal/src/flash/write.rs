@@ -234,6 +234,7 @@ impl FlashLog {
                 now.copy_from_slice(segment);
                 payload = later;
             }
+            debug_assert!(payload.is_empty());
             filling.used[page] += (RECORD_HEAD_BYTES + len) as u16;
             self.stats.record_bytes += (RECORD_HEAD_BYTES + len) as u64;
             self.records_end = self.tail;
