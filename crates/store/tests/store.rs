@@ -557,8 +557,13 @@ fn large_views_end_too() {
     let root = tempfile::tempdir().unwrap();
     let machine = support::Engine::Memory.open(root.path(), 1);
     let keys: Vec<Vec<u8>> = (0..20_000).map(|n| format!("{n}").into_bytes()).collect();
-    let sets: Vec<_> = keys.iter().map(|key| set(key, b"v")).collect();
-    one_batch(&*machine, &sets);
+    for (index, keys) in (1..).zip(keys.chunks(500)) {
+        let sets: Vec<_> = keys.iter().map(|key| set(key, b"v")).collect();
+        let payload = operations(&sets);
+        machine
+            .apply(0, &[entry(index, &payload)], Mode::Blocking)
+            .unwrap();
+    }
     let cursor = held_page(&*machine, 0, 10).unwrap().0;
     assert_eq!(machine.held_snapshots(), 1);
     machine.keep_time(61_000_000);
