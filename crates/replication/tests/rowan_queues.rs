@@ -179,6 +179,30 @@ fn segments_are_used_again_without_being_zeroed() {
     assert!(opened > 300, "{opened}");
 }
 
+/// Power fails within a change of queue: right after the new one was opened, and in each of the next rounds, until the old one has
+/// been closed and its segments are in use again.
+#[test]
+fn power_fails_while_the_queue_changes() {
+    for seed in 0..5 {
+        for rounds in 0..12 {
+            let mut world = World::new(100 + seed);
+            for _ in 0..300 + 40 * seed {
+                world.round(None);
+            }
+            let before = world.backup.stats().queues_opened;
+            while world.backup.stats().queues_opened == before {
+                world.round(None);
+            }
+            (0..rounds).for_each(|_| world.round(None));
+            world.check();
+            world.fabric.crash("backup", 17 * seed + rounds);
+            world.check();
+            world.backup = open_backup(world.fabric.restart("backup"), seed + 100);
+            world.check();
+        }
+    }
+}
+
 /// A sender that has nothing to send is told of every queue all the same, and appends to the newest when it has.
 #[test]
 fn an_idle_sender_goes_along() {
