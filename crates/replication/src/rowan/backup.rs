@@ -212,9 +212,7 @@ impl RowanBackup {
                 None => queue.unused() == 0,
             };
             if segment.is_none() && (!self.takes_turns || is_short) {
-                let (owner, content) = (Owner::BackupLog, Content::Zeroed);
-                segment = self.memory.allocate(owner, term, queue.number, content);
-                self.stats.segments_zeroed += u64::from(segment.is_some());
+                segment = zeroed(&mut self.memory, &mut self.stats, term, queue.number);
             }
             let Some(segment) = segment else {
                 return done > 0;
@@ -240,9 +238,7 @@ impl RowanBackup {
             // An append may wait for a segment there, and its sender with it.
             if former.queue.unused() == 0 {
                 let term = self.config.term.max(self.memory.min_term());
-                let (owner, content) = (Owner::BackupLog, Content::Zeroed);
-                let segment = self.memory.allocate(owner, term, number, content);
-                self.stats.segments_zeroed += u64::from(segment.is_some());
+                let segment = zeroed(&mut self.memory, &mut self.stats, term, number);
                 former.queue.ready.extend(segment);
                 self.post_ready()?;
             }
@@ -307,13 +303,20 @@ impl RowanBackup {
     fn close_former(&mut self) -> Result<(), ReplicationError> {
         if let Some(former) = &self.former {
             let untouched = self.endpoint.close_append(&former.queue.key)?;
-            if let Some(former) = self.former.take() {
-                let used = former.queue.end(&mut self.memory, untouched)?;
-                self.stats.segments_used += used.len() as u64;
-                self.handed_over.extend(used);
-            }
+            let former = self.former.take();
+            self.end(former.map(|former| former.queue), untouched)?;
         }
         self.handed_over.append(&mut self.behind);
+        Ok(())
+    }
+
+    /// Hands over what a closed queue leaves.
+    fn end(&mut self, queue: Option<Queue>, untouched: u64) -> Result<(), ReplicationError> {
+        if let Some(queue) = queue {
+            let used = queue.end(&mut self.memory, untouched)?;
+            self.stats.segments_used += used.len() as u64;
+            self.handed_over.extend(used);
+        }
         Ok(())
     }
 
@@ -415,6 +418,18 @@ impl RowanBackup {
     }
 }
 
+/// A segment that a queue may have had before, or whose use only zeros tell.
+fn zeroed(
+    memory: &mut BackupMemory,
+    stats: &mut BackupStats,
+    term: u32,
+    queue: u64,
+) -> Option<u32> {
+    let segment = memory.allocate(Owner::BackupLog, term, queue, Content::Zeroed)?;
+    stats.segments_zeroed += 1;
+    Some(segment)
+}
+
 impl Backup for RowanBackup {
     fn protocol(&self) -> Protocol {
         Protocol::Rowan
@@ -482,11 +497,8 @@ impl Backup for RowanBackup {
         self.close_former()?;
         if let Some(queue) = &self.queue {
             let untouched = self.endpoint.close_append(&queue.key)?;
-            if let Some(queue) = self.queue.take() {
-                let used = queue.end(&mut self.memory, untouched)?;
-                self.stats.segments_used += used.len() as u64;
-                self.handed_over.extend(used);
-            }
+            let queue = self.queue.take();
+            self.end(queue, untouched)?;
         }
         self.open_queue()?;
         self.prepare(PREPARED_PER_STEP);

@@ -139,8 +139,7 @@ impl Queue {
 /// Ends the use of what queues of an earlier life left in use. Of each queue's segments, those behind the last in which
 /// there is anything of its own become free; the others become used.
 pub(super) fn retire_all(memory: &mut BackupMemory) -> Result<(), ReplicationError> {
-    let in_use = memory
-        .in_order(|entry| entry.state == SegmentState::Using && entry.owner == Owner::BackupLog);
+    let in_use = in_use(memory);
     // Filled in order, but not from the front of each: a sender that died, or a loss of power, leaves holes.
     let mut touched_queues = HashSet::new();
     let mut free = Vec::new();
@@ -167,8 +166,7 @@ pub(super) fn retire_all(memory: &mut BackupMemory) -> Result<(), ReplicationErr
 /// Which posted segments certainly hold nothing: records that land there are newer than anything that is now anywhere.
 /// `memory` must be one of Rowan's, in use or not.
 pub fn posted_and_empty(memory: &BackupMemory) -> HashSet<u32> {
-    let posted = memory
-        .in_order(|entry| entry.state == SegmentState::Using && entry.owner == Owner::BackupLog);
+    let posted = in_use(memory);
     let tag = |segment: u32| memory.entry(segment).map(|entry| entry.tag);
     let mut empty = HashSet::new();
     let tags: HashSet<_> = posted.iter().map(|&segment| tag(segment)).collect();
@@ -186,6 +184,11 @@ pub fn posted_and_empty(memory: &BackupMemory) -> HashSet<u32> {
         empty.extend(&segments[begun + holes..]);
     }
     empty
+}
+
+/// Every queue's segments, queue by queue.
+fn in_use(memory: &BackupMemory) -> Vec<u32> {
+    memory.in_order(|entry| entry.state == SegmentState::Using && entry.owner == Owner::BackupLog)
 }
 
 fn first_word(memory: &BackupMemory, segment: u32) -> u64 {
