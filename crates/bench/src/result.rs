@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::measure::{Percentiles, Spread};
-use crate::plan::{Measure, Plan};
+use crate::plan::{Comparison, Measure, Plan};
 use crate::system::Measured;
 
 /// Everything.
@@ -81,6 +81,9 @@ pub struct PointResult {
     pub latency: Percentiles,
     /// The median latency's spread, µs.
     pub p50_us: Spread,
+    /// By repetition.
+    #[serde(default)]
+    pub each: Vec<Repetition>,
     /// All repetitions' latencies together: share of the operations, and µs that they do not exceed.
     pub distribution: Vec<(f64, f64)>,
     /// Operations refused, of all repetitions.
@@ -95,13 +98,25 @@ pub struct PointResult {
     pub stolen: f64,
 }
 
+/// What ratios are made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Repetition {
+    /// Operations per second.
+    pub ops_s: f64,
+    /// Median latency, µs.
+    pub p50_us: f64,
+}
+
 /// A ratio beside the paper's.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ratio {
     /// In words.
     pub say: String,
-    /// Ours; `None` when something was not measured.
+    /// Ours: the median of the repetitions' quotients; `None` when something was not measured.
     pub ours: Option<f64>,
+    /// The smallest and the largest of them, where there are several.
+    #[serde(default)]
+    pub apart: Option<(f64, f64)>,
     /// The paper's, if it gives one.
     pub paper: Option<f64>,
     /// Its unit; empty for a ratio.
@@ -158,6 +173,13 @@ impl PointResult {
                 p999_us: latency(&|p| p.p999_us).median,
             },
             p50_us,
+            each: repetitions
+                .iter()
+                .map(|one| Repetition {
+                    ops_s: one.per_second(),
+                    p50_us: Percentiles::of(&one.latency_ns).p50_us,
+                })
+                .collect(),
             distribution: distribution(repetitions),
             refused: repetitions.iter().map(|one| one.refused).sum(),
             unfinished: repetitions.iter().map(|one| one.unfinished).sum(),
@@ -165,6 +187,11 @@ impl PointResult {
             foreign: spread(&|one| one.usage.foreign_share()).most,
             stolen: spread(&|one| one.usage.stolen_share()).most,
         }
+    }
+
+    /// Each repetition's median latency, µs.
+    fn latencies(&self) -> Vec<f64> {
+        self.each.iter().map(|one| one.p50_us).collect()
     }
 
     /// CPU time of all roles per operation, µs.
@@ -179,6 +206,16 @@ impl VariantResult {
         self.points
             .iter()
             .max_by(|a, b| a.ops_s.median.total_cmp(&b.ops_s.median))
+    }
+
+    /// Each repetition's highest throughput.
+    fn peaks(&self) -> Option<Vec<f64>> {
+        let count = self.points.iter().map(|point| point.each.len()).min()?;
+        let peak = |at: usize| {
+            let points = self.points.iter();
+            points.map(|point| point.each[at].ops_s).fold(0.0, f64::max)
+        };
+        Some((0..count).map(peak).collect())
     }
 
     /// The first point: the least loaded, or the smallest.
@@ -219,36 +256,43 @@ impl PlanResult {
 
     /// Works out the plan's comparisons.
     pub fn compare(&mut self, plan: &Plan) {
-        self.ratios = plan
-            .comparisons
-            .iter()
-            .map(|comparison| {
-                let of = self.variant(&comparison.of);
-                let over = comparison.over.as_ref().and_then(|name| self.variant(name));
-                let (ours, unit) = match comparison.measure {
-                    Measure::Peak => (ratio(of, over, |v| v.peak().map(|p| p.ops_s.median)), ""),
-                    Measure::Unloaded => {
-                        (ratio(of, over, |v| v.first().map(|p| p.p50_us.median)), "")
-                    }
-                    Measure::Last => (
-                        ratio(of, over, |v| v.points.last().map(|p| p.p50_us.median)),
-                        "",
-                    ),
-                    Measure::Growth => (of.and_then(growth), ""),
-                    Measure::Outage => {
-                        let outages = of.map(|v| v.outages_ms.clone()).unwrap_or_default();
-                        let median = Spread::of(outages.iter().copied()).median;
-                        ((!outages.is_empty()).then_some(median), "ms")
-                    }
-                };
-                Ratio {
-                    say: comparison.say.clone(),
-                    ours,
-                    paper: comparison.paper,
-                    unit: unit.to_owned(),
+        let ratio = |comparison: &Comparison| {
+            let of = self.variant(&comparison.of);
+            let over = comparison.over.as_ref().and_then(|name| self.variant(name));
+            let first = |v: &VariantResult| v.first().map(PointResult::latencies);
+            let last = |v: &VariantResult| v.points.last().map(PointResult::latencies);
+            let (found, unit) = match comparison.measure {
+                Measure::Peak => (quotients(of, over, VariantResult::peaks), ""),
+                Measure::Unloaded => (quotients(of, over, first), ""),
+                Measure::Last => (quotients(of, over, last), ""),
+                Measure::Latency => {
+                    let at = |v: &VariantResult| {
+                        let point = v.points.iter().find(|p| Some(p.x) == comparison.at)?;
+                        Some(point.latencies())
+                    };
+                    (quotients(of, over, at), "")
                 }
-            })
-            .collect();
+                Measure::Growth => {
+                    let of = of.filter(|v| v.points.len() > 1);
+                    (of.and_then(|v| by_repetition(&last(v)?, &first(v)?)), "")
+                }
+                Measure::Outage => {
+                    let outages = of.map(|v| v.outages_ms.clone()).unwrap_or_default();
+                    let spread = Spread::of(outages.iter().copied());
+                    ((!outages.is_empty()).then_some(spread), "ms")
+                }
+            };
+            Ratio {
+                say: comparison.say.clone(),
+                ours: found.map(|spread| spread.median),
+                apart: found
+                    .filter(|spread| spread.least < spread.most)
+                    .map(|spread| (spread.least, spread.most)),
+                paper: comparison.paper,
+                unit: unit.to_owned(),
+            }
+        };
+        self.ratios = plan.comparisons.iter().map(ratio).collect();
     }
 
     /// Whether something that should have run went wrong.
@@ -278,17 +322,17 @@ impl PlanResult {
     }
 }
 
-fn ratio(
+/// What two variants' repetitions give, divided.
+fn quotients(
     of: Option<&VariantResult>,
     over: Option<&VariantResult>,
-    value: impl Fn(&VariantResult) -> Option<f64>,
-) -> Option<f64> {
-    let (of, over) = (value(of?)?, value(over?)?);
-    (over > 0.0).then(|| of / over)
+    values: impl Fn(&VariantResult) -> Option<Vec<f64>>,
+) -> Option<Spread> {
+    by_repetition(&values(of?)?, &values(over?)?)
 }
 
-fn growth(variant: &VariantResult) -> Option<f64> {
-    let first = variant.first()?.p50_us.median;
-    let last = variant.points.last()?.p50_us.median;
-    (first > 0.0 && variant.points.len() > 1).then(|| last / first)
+/// Repetition by repetition: what both met, a slow minute above all, is not in the quotient.
+fn by_repetition(of: &[f64], over: &[f64]) -> Option<Spread> {
+    let fine = !of.is_empty() && of.len() == over.len() && over.iter().all(|value| *value > 0.0);
+    fine.then(|| Spread::of(of.iter().zip(over).map(|(of, over)| of / over)))
 }

@@ -1,4 +1,5 @@
-//! Runs a plan: its variants in turn, each started afresh for every repetition, and all points on what was started.
+//! Runs a plan: its variants in turn, each started afresh for every repetition, and all points on what was started; or all
+//! variants side by side, in turn at every point.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,31 +81,23 @@ pub fn run(plan: &Plan, options: &mut Options<'_>) -> Result<PlanResult> {
     }
     let mut noise = Noise::default();
     for repetition in 0..plan.load.repetitions {
+        if plan.load.together {
+            together(plan, &mut tracks, repetition, options, &mut noise)?;
+            continue;
+        }
         for (variant, track) in plan.variants.iter().zip(&mut tracks) {
             if track.absent.is_some() {
                 continue;
             }
             noise.calibrate();
-            let label = format!(
-                "{} {}, {}/{}",
-                options.stem,
-                variant.name,
-                repetition + 1,
-                plan.load.repetitions
-            );
-            if let Err(error) = once(plan, variant, track, repetition, options, &label) {
-                if options.stop.load(Ordering::Relaxed) {
-                    bail!("stopped");
-                }
-                let why = format!("{error:#}");
-                options
-                    .progress
-                    .say(&format!("{}: failed: {why}", variant.name));
-                track.absent = Some(Absent {
-                    why,
-                    install: String::new(),
-                    failed: true,
-                });
+            let turn = Turn {
+                plan,
+                variant,
+                number: 0,
+                repetition,
+            };
+            if let Err(error) = turn.alone(track, options) {
+                turn.failed(track, &error, options)?;
             }
         }
     }
@@ -153,7 +146,7 @@ struct Places {
 }
 
 impl Places {
-    fn new() -> Result<Places> {
+    fn new(number: usize) -> Result<Places> {
         let shm = Path::new("/dev/shm");
         let memory = if shm.is_dir() {
             shm.to_owned()
@@ -161,7 +154,10 @@ impl Places {
             std::env::temp_dir()
         };
         let made = |below: PathBuf, kind: &str| -> Result<PathBuf> {
-            let path = below.join(format!("cyclone-bench-{}-{kind}", std::process::id()));
+            let path = below.join(format!(
+                "cyclone-bench-{}-{number}-{kind}",
+                std::process::id()
+            ));
             // What an earlier start left is of no use.
             let _ = std::fs::remove_dir_all(&path);
             std::fs::create_dir_all(&path)
@@ -183,53 +179,154 @@ impl Drop for Places {
     }
 }
 
-fn once(
+/// One repetition with all variants running, which take turns at every point.
+fn together(
     plan: &Plan,
-    variant: &Variant,
-    track: &mut Track,
+    tracks: &mut [Track],
     repetition: usize,
     options: &mut Options<'_>,
-    label: &str,
+    noise: &mut Noise,
 ) -> Result<()> {
-    let places = Places::new()?;
-    let workload = plan.workload();
-    let scene = Scene {
-        disk: places.disk.clone(),
-        memory: places.memory.clone(),
-        workload: &workload,
-        stop: options.stop,
-    };
-    let mut running = match track.system.start(&scene)? {
-        Started::Running(running) => running,
-        Started::Skipped { why, install } => {
-            let how = match install.as_str() {
-                "" => String::new(),
-                install => format!(" ({install})"),
-            };
-            options
-                .progress
-                .say(&format!("{}: skipped: {why}{how}", variant.name));
-            track.absent = Some(Absent {
-                why,
-                install,
-                failed: false,
-            });
-            return Ok(());
+    let mut running = Vec::new();
+    for (number, (variant, track)) in plan.variants.iter().zip(tracks.iter_mut()).enumerate() {
+        let turn = Turn {
+            plan,
+            variant,
+            number,
+            repetition,
+        };
+        if track.absent.is_some() {
+            continue;
         }
-    };
-    if plan.workload.preload {
-        options.progress.label(label);
-        let progress = &mut options.progress;
-        running
-            .preload(&workload, plan.seed, &mut |keys| progress.filling(keys))
-            .context("writing all keys before")?;
+        match turn.start(track, options) {
+            Ok(Some((started, places))) => running.push((turn, started, places)),
+            Ok(None) => {}
+            Err(error) => turn.failed(track, &error, options)?,
+        }
     }
-    if let Some(failover) = &plan.failover {
-        options.progress.step(label);
-        return kills(plan, failover, &mut *running, track, options);
+    for point in 0..plan.points().len() {
+        noise.calibrate();
+        // Who is first changes, too.
+        if !running.is_empty() {
+            running.rotate_left(1);
+        }
+        for (turn, started, _) in &mut running {
+            let track = &mut tracks[turn.number];
+            if track.absent.is_none()
+                && let Err(error) = turn.measure(&mut **started, point, track, options)
+            {
+                turn.failed(track, &error, options)?;
+            }
+        }
     }
-    for (point, measured) in plan.points().iter().zip(&mut track.points) {
-        options.progress.step(&format!("{label}: {}", point.x));
+    Ok(())
+}
+
+/// A variant's repetition.
+struct Turn<'a> {
+    plan: &'a Plan,
+    variant: &'a Variant,
+    /// The variant's place in the plan.
+    number: usize,
+    repetition: usize,
+}
+
+impl Turn<'_> {
+    fn label(&self, options: &Options<'_>) -> String {
+        let (repetition, of) = (self.repetition + 1, self.plan.load.repetitions);
+        format!("{} {}, {repetition}/{of}", options.stem, self.variant.name)
+    }
+
+    /// Notes what went wrong; the others go on, unless all was ended.
+    fn failed(
+        &self,
+        track: &mut Track,
+        error: &anyhow::Error,
+        options: &mut Options<'_>,
+    ) -> Result<()> {
+        if options.stop.load(Ordering::Relaxed) {
+            bail!("stopped");
+        }
+        let why = format!("{error:#}");
+        let said = format!("{}: failed: {why}", self.variant.name);
+        options.progress.say(&said);
+        track.absent = Some(Absent {
+            why,
+            install: String::new(),
+            failed: true,
+        });
+        Ok(())
+    }
+
+    /// Starts the system, with all keys if the plan wants them; `None` where it cannot be measured.
+    fn start(
+        &self,
+        track: &mut Track,
+        options: &mut Options<'_>,
+    ) -> Result<Option<(Box<dyn Running>, Places)>> {
+        let places = Places::new(self.number)?;
+        let workload = self.plan.workload();
+        let scene = Scene {
+            disk: places.disk.clone(),
+            memory: places.memory.clone(),
+            workload: &workload,
+            stop: options.stop,
+        };
+        let mut running = match track.system.start(&scene)? {
+            Started::Running(running) => running,
+            Started::Skipped { why, install } => {
+                let how = match install.as_str() {
+                    "" => String::new(),
+                    install => format!(" ({install})"),
+                };
+                let said = format!("{}: skipped: {why}{how}", self.variant.name);
+                options.progress.say(&said);
+                track.absent = Some(Absent {
+                    why,
+                    install,
+                    failed: false,
+                });
+                return Ok(None);
+            }
+        };
+        if self.plan.workload.preload {
+            options.progress.label(&self.label(options));
+            let progress = &mut options.progress;
+            running
+                .preload(&workload, self.plan.seed, &mut |keys| {
+                    progress.filling(keys)
+                })
+                .context("writing all keys before")?;
+        }
+        Ok(Some((running, places)))
+    }
+
+    /// The whole repetition, with nothing else running.
+    fn alone(&self, track: &mut Track, options: &mut Options<'_>) -> Result<()> {
+        let Some((mut running, _places)) = self.start(track, options)? else {
+            return Ok(());
+        };
+        if let Some(failover) = &self.plan.failover {
+            options.progress.step(&self.label(options));
+            return kills(self.plan, failover, &mut *running, track, options);
+        }
+        for point in 0..track.points.len() {
+            self.measure(&mut *running, point, track, options)?;
+        }
+        Ok(())
+    }
+
+    fn measure(
+        &self,
+        running: &mut dyn Running,
+        point: usize,
+        track: &mut Track,
+        options: &mut Options<'_>,
+    ) -> Result<()> {
+        let (plan, measured) = (self.plan, &mut track.points[point]);
+        let point = plan.points().swap_remove(point);
+        let label = format!("{}: {}", self.label(options), point.x);
+        options.progress.step(&label);
         let progress = &mut options.progress;
         let mut job = Job {
             workload: &point.workload,
@@ -238,7 +335,7 @@ fn once(
             warm_up: plan.warm_up(),
             measure: plan.measure(),
             drain: DRAIN,
-            seed: plan.seed.wrapping_add(repetition as u64),
+            seed: plan.seed.wrapping_add(self.repetition as u64),
             track: false,
             event: None,
             stop: options.stop,
@@ -252,8 +349,8 @@ fn once(
             );
         }
         measured.push(seen);
+        Ok(())
     }
-    Ok(())
 }
 
 /// Kills the leader again and again.

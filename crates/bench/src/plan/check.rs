@@ -44,6 +44,15 @@ pub(super) fn check(plan: &Plan) -> Result<()> {
                 );
             }
         }
+        let latency = comparison.measure == Measure::Latency;
+        match (comparison.at, latency) {
+            (None, true) => bail!("compare.at is missing in {:?}", comparison.say),
+            (Some(at), false) => bail!("compare.at = {at}: only for measure = \"latency\""),
+            (Some(at), true) if plan.points().iter().all(|point| point.x != at) => {
+                bail!("compare.at = {at} is no point of the sweep")
+            }
+            _ => {}
+        }
         if comparison.measure == Measure::Outage && plan.failover.is_none() {
             bail!("compare.measure = \"outage\" needs a [failover]");
         }
@@ -92,6 +101,9 @@ fn load(plan: &Plan) -> Result<()> {
     }
     if load.repetitions == 0 {
         bail!("load.repetitions = 0: nothing would be measured");
+    }
+    if load.together && plan.failover.is_some() {
+        bail!("load.together does not fit a [failover]: one variant at a time is killed");
     }
     let Some(sweep) = &plan.sweep else {
         if plan.quick.points.is_some() {

@@ -71,6 +71,8 @@ pub struct Comparison {
     pub over: Option<String>,
     /// Of what.
     pub measure: Measure,
+    /// For `latency`: the sweep's value.
+    pub at: Option<f64>,
     /// The paper's, if it gives one.
     pub paper: Option<f64>,
 }
@@ -212,8 +214,13 @@ impl Plan {
             _ => format!("closed loop, {} in flight", self.load.inflight),
         };
         words.push(begin);
+        let together = if self.load.together {
+            ", side by side"
+        } else {
+            ""
+        };
         words.push(format!(
-            "{} × {} ms after {} ms",
+            "{} × {} ms after {} ms{together}",
             self.load.repetitions, self.load.measure_ms, self.load.warm_up_ms
         ));
         words.join(", ")

@@ -80,6 +80,28 @@ fn every_error_names_its_field() {
             format!("{ONE}[[compare]]\nsay = \"s\"\nof = \"a\"\nmeasure = \"peak\"\n"),
             "compare.over",
         ),
+        (
+            format!(
+                "{ONE}[[compare]]\nsay = \"s\"\nof = \"a\"\nover = \"a\"\nmeasure = \"latency\"\n"
+            ),
+            "compare.at is missing",
+        ),
+        (
+            format!(
+                "{ONE}[[compare]]\nsay = \"s\"\nof = \"a\"\nover = \"a\"\nmeasure = \"latency\"\nat = 7\n"
+            ),
+            "compare.at = 7",
+        ),
+        (
+            format!(
+                "{ONE}[[compare]]\nsay = \"s\"\nof = \"a\"\nover = \"a\"\nmeasure = \"peak\"\nat = 1\n"
+            ),
+            "compare.at = 1",
+        ),
+        (
+            format!("[load]\ntogether = true\n[failover]\n{ONE}"),
+            "load.together",
+        ),
     ] {
         let fault = fault(&text);
         assert!(fault.contains(names), "{names:?} is not in: {fault}");

@@ -152,6 +152,8 @@ pub struct Load {
     pub measure_ms: u64,
     /// How often each variant is started and measured, in turn.
     pub repetitions: usize,
+    /// All variants run side by side and take turns at every point: a slow second meets both sides of a ratio.
+    pub together: bool,
 }
 
 impl Default for Load {
@@ -162,6 +164,7 @@ impl Default for Load {
             warm_up_ms: 1000,
             measure_ms: 4000,
             repetitions: 3,
+            together: false,
         }
     }
 }
@@ -292,6 +295,8 @@ pub enum Measure {
     Unloaded,
     /// Median latency at the last point.
     Last,
+    /// Median latency at the point `at`.
+    Latency,
     /// Median latency at the last point over that at the first, of one variant.
     Growth,
     /// Milliseconds without an answer after the kill: no ratio.

@@ -187,9 +187,12 @@ fn section(text: &mut String, result: &PlanResult) {
                 Some(value) => format!("{} {}", number(value, 2), ratio.unit),
                 None => "–".to_owned(),
             };
+            let apart = ratio.apart.map_or(String::new(), |(least, most)| {
+                format!(" ({} to {})", number(least, 2), number(most, 2))
+            });
             let _ = writeln!(
                 text,
-                "| {} | {} | {} |",
+                "| {} | {}{apart} | {} |",
                 cell(&ratio.say),
                 value(ratio.ours).trim(),
                 value(ratio.paper).trim()

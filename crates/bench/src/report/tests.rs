@@ -1,6 +1,6 @@
 use super::*;
 use crate::measure::{Percentiles, Spread};
-use crate::result::{Absent, PointResult, VariantResult};
+use crate::result::{Absent, PointResult, Repetition, VariantResult};
 
 const PLAN: &str = r#"
 figure = "cyclone fig. 99"
@@ -46,6 +46,10 @@ fn point(x: f64, ops: f64, us: f64) -> PointResult {
         p50_us: Spread::of([us]),
         distribution: vec![(0.5, us), (1.0, us * 9.0)],
         cpu_us: vec![("leader".into(), 1.5), ("clients".into(), 0.5)],
+        each: vec![Repetition {
+            ops_s: ops,
+            p50_us: us,
+        }],
         ..PointResult::default()
     }
 }

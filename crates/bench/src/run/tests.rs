@@ -143,6 +143,7 @@ fn run_plan(plan: &Plan, story: &Story) -> PlanResult {
 /// One test, because the directories are named after the process.
 #[test]
 fn variants_take_turns_and_one_that_is_absent_or_breaks_leaves_the_others_their_results() {
+    side_by_side();
     let story = Story::default();
     let plan = plan(&["a", "absent", "breaks", "b"]);
     let result = run_plan(&plan, &story);
@@ -172,6 +173,35 @@ fn variants_take_turns_and_one_that_is_absent_or_breaks_leaves_the_others_their_
     let broken = result.variant("breaks").expect("a variant").absent.clone();
     assert!(broken.expect("a reason").why.contains("it broke"));
     assert!(result.failed());
+}
+
+/// All are there at once, and the first of a point is the last of the next.
+fn side_by_side() {
+    let story = Story::default();
+    let mut plan = plan(&["a", "absent", "breaks", "b"]);
+    plan.load.together = true;
+    plan.load.repetitions = 1;
+    let result = run_plan(&plan, &story);
+    let expected = [
+        "start a",
+        "start breaks",
+        "start b",
+        "measure b 1",
+        "measure a 1",
+        "measure b 4",
+        "measure a 4",
+    ];
+    assert_eq!(story.borrow()[..expected.len()], expected);
+    assert_eq!(
+        story.borrow().len(),
+        expected.len() + 3,
+        "each is ended once"
+    );
+    let variant = |name: &str| result.variant(name).expect("a variant");
+    assert_eq!(variant("a").points.len(), 2);
+    assert_eq!(variant("b").points[1].each.len(), 1);
+    assert!(variant("breaks").absent.as_ref().is_some_and(|a| a.failed));
+    assert!(variant("absent").absent.as_ref().is_some_and(|a| !a.failed));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use cyclone_bench::measure::Spread;
-use cyclone_pmem::{Payload, Region};
+use cyclone_pmem::{Payload, Pool, Region};
 use cyclone_wal::flash::{
     Action, Buffers, FlashDevice, FlashIdentity, FlashLog, FlashMode, FlashSpec, Request,
     UringFlash,
@@ -38,6 +38,11 @@ const AREA_BYTES: u64 = 256 << 20;
 const RING_BYTES: u64 = 64 << 20;
 /// Bytes of the entries: large values.
 const ENTRY_BYTES: usize = 64 << 10;
+/// Bytes of each frame that such a value arrives in, and what of it a frame holds.
+const FRAME_BYTES: u32 = 9216;
+const PART_BYTES: usize = 8192;
+/// Values that arrive before the second level looks at them, as between two turns of a replica's loop.
+const BURST: u64 = 8;
 /// Writes under way at once, as in the paper.
 const OUTSTANDING: usize = 32;
 
@@ -175,18 +180,37 @@ impl Alone {
     }
 }
 
+/// As many values as there are frames for.
+fn values(pool: &Pool) -> Result<Vec<Payload>> {
+    let parts = ENTRY_BYTES / PART_BYTES;
+    let mut values = Vec::new();
+    for number in 0..pool.count() as usize / parts {
+        let mut value = Payload::default();
+        for _ in 0..parts {
+            let mut frame = pool.alloc().context("a frame")?;
+            frame[..PART_BYTES].fill(number as u8);
+            value.push_frame(frame.freeze(0..PART_BYTES));
+        }
+        values.push(value);
+    }
+    Ok(values)
+}
+
 /// A ring that is kept full, drained by a second level.
 struct Drained {
     ring: Ring,
     flash: FlashLog,
     begun: Instant,
-    entry: Payload,
+    /// Values as packets bring them: in frames of the region, which the ring names instead of copying them.
+    values: Vec<Payload>,
 }
 
 impl Drained {
     fn new(path: &Path) -> Result<Drained> {
-        let region = Region::anonymous(RING_BYTES)?;
+        let region = Region::anonymous(2 * RING_BYTES)?;
         let area = region.take(0, RING_BYTES).context("the ring's memory")?;
+        let frames = region.take(RING_BYTES, RING_BYTES);
+        let pool = Pool::new(frames.context("the frames' memory")?, FRAME_BYTES);
         let hard = HardState {
             term: 1,
             voters: vec![1],
@@ -196,7 +220,7 @@ impl Drained {
             log: 0,
             slots: 1 << 12,
         };
-        let ring = Ring::create(area, shape, None, &hard)?;
+        let ring = Ring::create(area, shape, Some(&pool), &hard)?;
         let device = UringFlash::open(path, AREA_BYTES)
             .with_context(|| format!("io_uring on {}", path.display()))?;
         let spec = FlashSpec {
@@ -213,7 +237,7 @@ impl Drained {
             ring,
             flash,
             begun: Instant::now(),
-            entry: Payload::from_vec(vec![0x5a; ENTRY_BYTES]),
+            values: values(&pool)?,
         };
         // Once round the area, so that it has been written before.
         while drained.flash.durable_index() * (ENTRY_BYTES as u64) < AREA_BYTES {
@@ -222,15 +246,16 @@ impl Drained {
         Ok(drained)
     }
 
-    /// Fills the ring, moves what is in it on, forgets what is on flash.
+    /// A burst of values into the ring, what is in it moved on, what is on flash forgotten.
     fn step(&mut self) -> Result<()> {
         let now_us = self.begun.elapsed().as_micros() as u64 + 1;
-        loop {
+        while self.ring.last_index() < self.flash.last_index() + BURST {
+            let index = self.ring.last_index() + 1;
             let entry = NewEntry {
-                index: self.ring.last_index() + 1,
+                index,
                 term: 1,
                 kind: 0,
-                payload: &self.entry,
+                payload: &self.values[index as usize % self.values.len()],
             };
             match self.ring.persist(Batch {
                 entries: &[entry],

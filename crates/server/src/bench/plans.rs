@@ -247,8 +247,11 @@ fn print(result: &PlanResult) {
     for ratio in &result.ratios {
         let text =
             |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.2}"));
+        let apart = ratio.apart.map_or(String::new(), |(least, most)| {
+            format!("{least:.2} to {most:.2}; ")
+        });
         println!(
-            "{}: {} {} (the paper's: {})",
+            "{}: {} {} ({apart}the paper's: {})",
             ratio.say,
             text(ratio.ours),
             ratio.unit,

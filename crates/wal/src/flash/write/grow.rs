@@ -6,11 +6,18 @@ use super::*;
 const NEAR: u64 = 64;
 /// Time between two pieces of zeros beyond that: the device belongs to the log, and to other replicas' logs.
 const PAUSE_US: u64 = 5_000;
+/// The same while entries are on their way to the device: what they wait for comes first.
+const BUSY_PAUSE_US: u64 = 50_000;
 
 impl FlashLog {
+    /// Pages that are written before they are used.
+    fn ahead(&self) -> u64 {
+        (self.spec.grow_bytes / PAGE_BYTES as u64).max(self.segment_pages())
+    }
+
     /// Whether pieces are missing that should be there by now.
     pub(super) fn wants_to_grow(&self) -> bool {
-        let ahead = (self.spec.grow_bytes / PAGE_BYTES as u64).max(self.segment_pages());
+        let ahead = self.ahead();
         let wanted = ((self.tail + ahead / 2) / ahead + 1).saturating_mul(ahead);
         !self.growing && self.grown < wanted.min(self.block.pages)
     }
@@ -45,7 +52,15 @@ impl FlashLog {
         match completion.result {
             Ok(()) => {
                 self.grown += self.segment_pages();
-                self.grow_due_us = now_us.saturating_add(PAUSE_US);
+                let busy = self.filling.is_some() || !self.writes.is_empty();
+                // The first pieces of a new area: nobody needs the device yet.
+                let new = self.grown < self.ahead();
+                let pause = match (busy, new) {
+                    (true, _) => BUSY_PAUSE_US,
+                    (false, true) => 0,
+                    (false, false) => PAUSE_US,
+                };
+                self.grow_due_us = now_us.saturating_add(pause);
                 self.stats.grown_segments += 1;
                 self.grow_failed = None;
             }
