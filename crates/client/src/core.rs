@@ -228,7 +228,7 @@ impl ClientCore {
         pack.finish(node, out);
         if !out.is_empty() && !self.hunt.is_found() && !self.hunt.is_probing() {
             let patience_us = self.patience_us();
-            self.hunt.probing_until(now_us + patience_us);
+            self.hunt.probe(now_us, patience_us);
         }
     }
 
@@ -350,12 +350,17 @@ impl ClientCore {
         }
         if silent {
             self.hunt.silence(now_us);
-            for position in 0..self.sent.len() {
-                self.enqueue(self.sent[position]);
-            }
-            self.opening.queued = self.session.state == State::Opening;
-            self.ready = true;
+            self.send_all_again();
         }
+    }
+
+    /// Whatever is under way was sent to somebody else, and goes to the new target.
+    fn send_all_again(&mut self) {
+        for position in 0..self.sent.len() {
+            self.enqueue(self.sent[position]);
+        }
+        self.opening.queued = self.session.state == State::Opening;
+        self.ready = true;
     }
 
     /// Asked for a session, and no answer yet.

@@ -7,6 +7,9 @@ const PAUSE_MOST_US: u64 = 8_000;
 /// A node silent twice in a row is not followed to for so long, in microseconds: after the leader's death the others name
 /// it until their own patience ends.
 const SHUN_US: u64 = 100_000;
+/// A node that has just been silent, and is pointed to, has so long to show that it lives, in microseconds: longer only
+/// keeps the client from asking who has taken over.
+const ONCE_MORE_US: u64 = 5_000;
 /// Pointers followed in a row without a pause.
 const MAX_HOPS: u32 = 3;
 /// Nodes known at most; pointers to more are not followed.
@@ -64,8 +67,14 @@ impl Hunt {
         self.probe_ends_us.is_some()
     }
 
-    pub(crate) fn probing_until(&mut self, time_us: u64) {
-        self.probe_ends_us = Some(time_us);
+    /// A message goes to the target, and `patience_us` to wait for an answer.
+    pub(crate) fn probe(&mut self, now_us: u64, patience_us: u64) {
+        let suspect = |node: &Node| node.silences > 0;
+        let patience_us = match self.nodes.get(self.target) {
+            Some(node) if suspect(node) => patience_us.min(ONCE_MORE_US),
+            _ => patience_us,
+        };
+        self.probe_ends_us = Some(now_us + patience_us);
     }
 
     pub(crate) fn probe_ends_us(&self) -> Option<u64> {
@@ -120,6 +129,16 @@ impl Hunt {
             self.found = true;
             self.paused_until_us = now_us;
         }
+    }
+
+    /// This node says that it has begun to lead. Answers whether that helps: nothing does while another one executes.
+    pub(crate) fn is_announced(&mut self, now_us: u64, node: usize) -> bool {
+        if self.found {
+            return false;
+        }
+        self.aim(now_us, node);
+        (self.paused_until_us, self.pause_us, self.hops) = (now_us, 0, 0);
+        true
     }
 
     /// This node has lost the lead, it seems.
@@ -220,6 +239,26 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_was_silent_has_less_time_when_others_name_it() {
+        let nodes = ["10.0.0.1:1", "10.0.0.2:1"].map(str::to_owned);
+        let mut hunt = Hunt::new((1..).zip(nodes.clone()).collect());
+        hunt.probe(0, 25_000);
+        assert_eq!(hunt.probe_ends_us(), Some(25_000));
+        hunt.silence(25_000);
+        hunt.probe(25_000, 25_000);
+        assert_eq!(hunt.probe_ends_us(), Some(50_000), "the other's first");
+        hunt.heard(25_100, 2);
+        hunt.not_leader(25_100, 1, Some((1, nodes[0].clone())));
+        assert_eq!(hunt.target(), Some(1));
+        hunt.probe(25_100, 25_000);
+        assert_eq!(hunt.probe_ends_us(), Some(25_100 + ONCE_MORE_US));
+        // Alive after all: as long as any other.
+        hunt.heard(25_200, 1);
+        hunt.probe(25_200, 25_000);
+        assert_eq!(hunt.probe_ends_us(), Some(50_200));
+    }
 
     #[test]
     fn forgotten_is_what_another_was_asked_or_who_fell_silent() {

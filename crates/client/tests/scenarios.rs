@@ -155,6 +155,49 @@ fn a_dead_leader_is_left_at_once_and_not_returned_to() {
 }
 
 #[test]
+fn who_says_that_it_leads_is_asked_at_once() {
+    let mut stage = Stage::new();
+    stage.warm_up();
+    stage.cluster.leader = None;
+    let ticket = stage.incr(b"k");
+    let announce = |stage: &mut Stage, node: u64, terms: Vec<u64>| {
+        let mut message = vec![envelope::CLIENT_RESPONSE];
+        put_response(&mut message, 0, &Status::Terms(terms));
+        stage.core.on_message(stage.now_us, node, &message);
+    };
+    // Nobody leads: the client pauses, longer each time.
+    for _ in 0..6 {
+        let messages = stage.transmit();
+        stage.answer(&messages, &Status::NotLeader { leader: None });
+        stage.now_us = (stage.now_us + 1).max(stage.core.next_timeout_us().unwrap());
+    }
+    let messages = stage.transmit();
+    stage.answer(&messages, &Status::NotLeader { leader: None });
+    assert!(stage.core.next_timeout_us().unwrap() > stage.now_us + 1_000);
+    assert_eq!(stage.transmit(), []);
+    // Terms that say nothing: none at all, one log of several only.
+    announce(&mut stage, 3, vec![]);
+    announce(&mut stage, 3, vec![0]);
+    announce(&mut stage, 3, vec![7, 0]);
+    assert_eq!(stage.transmit(), []);
+    stage.now_us += 10;
+    announce(&mut stage, 3, vec![8, 9]);
+    let messages = stage.transmit();
+    assert_eq!(messages.len(), 1);
+    assert_eq!(messages[0].0, 3);
+    stage.cluster.lead(3);
+    stage.exchange(messages, || Mood::Executes);
+    assert_eq!(
+        stage.core.completions().next(),
+        Some((ticket, Ok(Reply::Int(1))))
+    );
+    // One that executes is not left for one that says it leads.
+    stage.incr(b"k");
+    announce(&mut stage, 2, vec![20, 20]);
+    assert_eq!(stage.transmit()[0].0, 3);
+}
+
+#[test]
 fn nodes_that_name_each_other_are_not_hammered() {
     let mut stage = Stage::new();
     stage.cluster.leader = None;

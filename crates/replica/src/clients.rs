@@ -1,6 +1,6 @@
 //! Answers to native clients: everything a step answers to one client goes out as one message.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 
 use cyclone_packet::{Outgoing, Peer, Port};
@@ -10,6 +10,10 @@ use cyclone_wire::envelope;
 use crate::config::Member;
 use crate::requests::{Origin, Outcome};
 
+/// Clients remembered that were turned away; beyond that they are forgotten, and ask again when their pause ends.
+const MAX_TURNED_AWAY: usize = 4096;
+/// Of these, how many hear in one step that this replica leads.
+const ANNOUNCED_AT_ONCE: usize = 128;
 /// Bytes after which a client's answers are sent as another message.
 const MESSAGE_BYTES: usize = 32 << 10;
 
@@ -20,6 +24,8 @@ pub(crate) struct ClientReplies {
     /// Which message is being filled for a client.
     open: HashMap<u64, usize>,
     spare: Vec<Vec<u8>>,
+    /// Clients that asked while this replica did not lead.
+    turned_away: BTreeSet<u64>,
     /// One answer per message.
     singly: bool,
 }
@@ -60,6 +66,39 @@ impl ClientReplies {
             return;
         };
         let Peer::Client(client) = peer else { return };
+        let message = self.message_to(client);
+        put_response(message, id, status);
+    }
+
+    /// The client asked, and this replica does not lead: it will hear when that changes.
+    pub(crate) fn turned_away(&mut self, origin: Origin) {
+        if let Origin::Native {
+            peer: Peer::Client(client),
+            ..
+        } = origin
+        {
+            if self.turned_away.len() >= MAX_TURNED_AWAY {
+                self.turned_away.clear();
+            }
+            self.turned_away.insert(client);
+        }
+    }
+
+    /// This replica leads: everyone who was turned away gets a message, if only with the terms in which it has led. They
+    /// need not ask again and again while there is an election, nor wait out a pause after it. Some in each step; answers
+    /// how many now.
+    pub(crate) fn announce(&mut self) -> usize {
+        let mut told = 0;
+        while told < ANNOUNCED_AT_ONCE
+            && let Some(client) = self.turned_away.pop_first()
+        {
+            self.message_to(client);
+            told += 1;
+        }
+        told
+    }
+
+    fn message_to(&mut self, client: u64) -> &mut Vec<u8> {
         let position = match self.open.get(&client) {
             Some(&position) if !self.singly && self.messages[position].1.len() < MESSAGE_BYTES => {
                 position
@@ -68,12 +107,12 @@ impl ClientReplies {
                 let mut message = self.spare.pop().unwrap_or_default();
                 message.clear();
                 message.push(envelope::CLIENT_RESPONSE);
-                self.messages.push((peer, message));
+                self.messages.push((Peer::Client(client), message));
                 self.open.insert(client, self.messages.len() - 1);
                 self.messages.len() - 1
             }
         };
-        put_response(&mut self.messages[position].1, id, status);
+        &mut self.messages[position].1
     }
 
     /// Sends what has been collected, and with it the terms in which this replica has led.

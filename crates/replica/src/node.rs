@@ -527,12 +527,21 @@ impl Node {
 
     /// Hands out answers: to this process as completions, to native clients as one message each.
     fn answer(&mut self) -> Result<usize, NodeError> {
-        let work = self.answers.len();
+        let mut work = self.answers.len();
+        let leads = self.leads();
+        // With the terms: a client tells by them that this is news.
+        let up_to_date = |(log, led): (&PhysicalLog, &u64)| log.group.term() == *led;
+        if leads && self.logs.iter().zip(&self.led).all(up_to_date) {
+            work += self.clients.announce();
+        }
         let mut answers = std::mem::take(&mut self.answers);
         for (origin, outcome) in answers.drain(..) {
             match self.answers_for(origin) {
                 Some(Origin::Local(ticket)) => self.completions.push((ticket, outcome)),
                 Some(origin @ Origin::Native { .. }) => {
+                    if !leads && !matches!(outcome, Outcome::Done(_)) {
+                        self.clients.turned_away(origin);
+                    }
                     self.clients.add(origin, outcome, self.membership.list());
                 }
                 Some(Origin::Joined(_) | Origin::Nobody) | None => {}

@@ -200,7 +200,7 @@ pub enum Status {
     /// The request did not parse; nothing was done.
     Malformed,
     /// Under number 0, no answer to a request: per log the last term in which the sender led, 0 for never. Clients keep the highest
-    /// for their weak reads.
+    /// for their weak reads. A message with nothing else says that the sender has begun to lead, to clients it turned away before.
     Terms(Vec<u64>),
 }
 

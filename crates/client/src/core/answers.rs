@@ -11,12 +11,17 @@ impl ClientCore {
         let Some(node) = self.hunt.heard(now_us, from) else {
             return;
         };
+        let mut answers = 0;
         for response in responses(body) {
             let Ok((id, status)) = response else { return };
             if let Status::Terms(terms) = status {
+                if answers == 0 && self.is_news(&terms) {
+                    self.on_new_leader(now_us, node);
+                }
                 self.learn_terms(&terms);
                 continue;
             }
+            answers += 1;
             let (ticket, attempt) = split_id(id);
             if ticket == Slab::wire_ticket(self.opening.number, MAX_SLOTS) {
                 self.on_opening(now_us, node, status);
@@ -34,6 +39,23 @@ impl ClientCore {
         }
         for (known, term) in self.terms.iter_mut().zip(terms) {
             *known = (*known).max(*term);
+        }
+    }
+
+    /// Whether the sender leads since these terms, and whoever this client knows of led before.
+    fn is_news(&self, terms: &[u64]) -> bool {
+        let known = |log: usize| self.terms.get(log).copied().unwrap_or(0);
+        let mut newer = terms
+            .iter()
+            .enumerate()
+            .map(|(log, term)| *term > known(log));
+        newer.next() == Some(true) && newer.all(|newer| newer)
+    }
+
+    /// A node that turned this client away leads now, and says so unasked.
+    fn on_new_leader(&mut self, now_us: u64, node: usize) {
+        if self.hunt.is_announced(now_us, node) {
+            self.send_all_again();
         }
     }
 
