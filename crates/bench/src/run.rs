@@ -199,17 +199,17 @@ fn together(
             continue;
         }
         match turn.start(track, options) {
-            Ok(Some((started, places))) => running.push((turn, started, places)),
+            Ok(Some((places, started))) => running.push((turn, started, places)),
             Ok(None) => {}
             Err(error) => turn.failed(track, &error, options)?,
         }
     }
+    // Who is first changes from point to point and from repetition to repetition.
+    let count = running.len().max(1);
+    running.rotate_left(repetition % count);
     for point in 0..plan.points().len() {
         noise.calibrate();
-        // Who is first changes, too.
-        if !running.is_empty() {
-            running.rotate_left(1);
-        }
+        running.rotate_left(1 % count);
         for (turn, started, _) in &mut running {
             let track = &mut tracks[turn.number];
             if track.absent.is_none()
@@ -263,7 +263,7 @@ impl Turn<'_> {
         &self,
         track: &mut Track,
         options: &mut Options<'_>,
-    ) -> Result<Option<(Box<dyn Running>, Places)>> {
+    ) -> Result<Option<(Places, Box<dyn Running>)>> {
         let places = Places::new(self.number)?;
         let workload = self.plan.workload();
         let scene = Scene {
@@ -298,12 +298,13 @@ impl Turn<'_> {
                 })
                 .context("writing all keys before")?;
         }
-        Ok(Some((running, places)))
+        Ok(Some((places, running)))
     }
 
     /// The whole repetition, with nothing else running.
     fn alone(&self, track: &mut Track, options: &mut Options<'_>) -> Result<()> {
-        let Some((mut running, _places)) = self.start(track, options)? else {
+        // What runs ends before its directories do.
+        let Some((_places, mut running)) = self.start(track, options)? else {
             return Ok(());
         };
         if let Some(failover) = &self.plan.failover {

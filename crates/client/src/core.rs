@@ -228,7 +228,8 @@ impl ClientCore {
         pack.finish(node, out);
         if !out.is_empty() && !self.hunt.is_found() && !self.hunt.is_probing() {
             let patience_us = self.patience_us();
-            self.hunt.probe(now_us, patience_us);
+            let usual_us = self.response_time.usual_us();
+            self.hunt.probe(now_us, patience_us, usual_us);
         }
     }
 

@@ -7,8 +7,8 @@ const PAUSE_MOST_US: u64 = 8_000;
 /// A node silent twice in a row is not followed to for so long, in microseconds: after the leader's death the others name
 /// it until their own patience ends.
 const SHUN_US: u64 = 100_000;
-/// A node that has just been silent, and is pointed to, has so long to show that it lives, in microseconds: longer only
-/// keeps the client from asking who has taken over.
+/// A node that did not answer when it was asked last, and that another one names as the leader, has so long to show that
+/// it lives, in microseconds, or as long as answers usually take: longer only keeps the client from asking who has taken over.
 const ONCE_MORE_US: u64 = 5_000;
 /// Pointers followed in a row without a pause.
 const MAX_HOPS: u32 = 3;
@@ -32,6 +32,8 @@ pub(crate) struct Hunt {
     since_us: u64,
     /// The target has shown that it leads.
     found: bool,
+    /// The target is who another node named.
+    named: bool,
     /// A message is under way to a target that may not lead; its time ends then.
     probe_ends_us: Option<u64>,
     paused_until_us: u64,
@@ -48,6 +50,7 @@ impl Hunt {
             target: 0,
             since_us: 0,
             found: false,
+            named: false,
             probe_ends_us: None,
             paused_until_us: 0,
             pause_us: 0,
@@ -67,12 +70,13 @@ impl Hunt {
         self.probe_ends_us.is_some()
     }
 
-    /// A message goes to the target, and `patience_us` to wait for an answer.
-    pub(crate) fn probe(&mut self, now_us: u64, patience_us: u64) {
-        let suspect = |node: &Node| node.silences > 0;
-        let patience_us = match self.nodes.get(self.target) {
-            Some(node) if suspect(node) => patience_us.min(ONCE_MORE_US),
-            _ => patience_us,
+    /// A message goes to the target; `patience_us` to wait for an answer, which usually takes `usual_us` at most.
+    pub(crate) fn probe(&mut self, now_us: u64, patience_us: u64, usual_us: u64) {
+        let target = self.nodes.get(self.target);
+        let suspect = self.named && target.is_some_and(|node| node.silences > 0);
+        let patience_us = match suspect {
+            true => patience_us.min(usual_us.max(ONCE_MORE_US)),
+            false => patience_us,
         };
         self.probe_ends_us = Some(now_us + patience_us);
     }
@@ -131,9 +135,11 @@ impl Hunt {
         }
     }
 
-    /// This node says that it has begun to lead. Answers whether that helps: nothing does while another one executes.
-    pub(crate) fn is_announced(&mut self, now_us: u64, node: usize) -> bool {
-        if self.found {
+    /// This node says that it has begun to lead. Answers whether all goes there now: not while another one executes, nor when it
+    /// is being asked already.
+    pub(crate) fn announced(&mut self, now_us: u64, node: usize) -> bool {
+        let asked = node == self.target && !self.is_paused(now_us);
+        if self.found || asked {
             return false;
         }
         self.aim(now_us, node);
@@ -158,6 +164,7 @@ impl Hunt {
             Some(leader) if self.hops < MAX_HOPS && self.may_follow(now_us, node, leader) => {
                 self.hops += 1;
                 self.aim(now_us, leader);
+                self.named = true;
             }
             _ => {
                 self.hops = 0;
@@ -193,7 +200,7 @@ impl Hunt {
     fn aim(&mut self, now_us: u64, node: usize) {
         self.target = node;
         self.since_us = now_us;
-        self.found = false;
+        (self.found, self.named) = (false, false);
         self.probe_ends_us = None;
     }
 
@@ -244,20 +251,49 @@ mod tests {
     fn who_was_silent_has_less_time_when_others_name_it() {
         let nodes = ["10.0.0.1:1", "10.0.0.2:1"].map(str::to_owned);
         let mut hunt = Hunt::new((1..).zip(nodes.clone()).collect());
-        hunt.probe(0, 25_000);
+        hunt.probe(0, 25_000, 100);
         assert_eq!(hunt.probe_ends_us(), Some(25_000));
         hunt.silence(25_000);
-        hunt.probe(25_000, 25_000);
+        hunt.probe(25_000, 25_000, 100);
         assert_eq!(hunt.probe_ends_us(), Some(50_000), "the other's first");
         hunt.heard(25_100, 2);
         hunt.not_leader(25_100, 1, Some((1, nodes[0].clone())));
         assert_eq!(hunt.target(), Some(1));
-        hunt.probe(25_100, 25_000);
+        hunt.probe(25_100, 25_000, 100);
         assert_eq!(hunt.probe_ends_us(), Some(25_100 + ONCE_MORE_US));
+        hunt.probe(25_100, 25_000, 9_000);
+        assert_eq!(
+            hunt.probe_ends_us(),
+            Some(34_100),
+            "answers take longer here"
+        );
         // Alive after all: as long as any other.
         hunt.heard(25_200, 1);
-        hunt.probe(25_200, 25_000);
+        hunt.probe(25_200, 25_000, 100);
         assert_eq!(hunt.probe_ends_us(), Some(50_200));
+        // Nobody answers and nobody is named: no hurry.
+        hunt.silence(50_200);
+        hunt.silence(75_200);
+        hunt.probe(75_200, 25_000, 100);
+        assert_eq!(hunt.target(), Some(1));
+        assert_eq!(hunt.probe_ends_us(), Some(100_200));
+    }
+
+    #[test]
+    fn an_announcement_counts_once_and_not_against_one_that_executes() {
+        let mut hunt = Hunt::new((1..).zip(["a", "b"].map(str::to_owned)).collect());
+        hunt.found(0, 0);
+        assert!(!hunt.announced(10, 1));
+        hunt.silence(100);
+        assert_eq!(hunt.target(), Some(2));
+        hunt.probe(100, 25_000, 100);
+        hunt.heard(150, 2);
+        assert!(!hunt.announced(150, 1), "what it was asked is in its hands");
+        hunt.not_leader(160, 1, None);
+        assert!(hunt.is_paused(160));
+        assert!(hunt.announced(170, 1));
+        assert_eq!(hunt.target(), Some(2));
+        assert!(!hunt.is_paused(170));
     }
 
     #[test]

@@ -19,11 +19,15 @@ impl ResponseTime {
         }
     }
 
+    /// Hardly any answer takes longer; 0 before the first.
+    pub(crate) fn usual_us(&self) -> u64 {
+        self.mean_us + 4 * self.deviation_us
+    }
+
     /// Time after which an answer is missing: `least_us` up to 16 times that, and twice as long after each of the first
     /// three attempts that had no answer.
     pub(crate) fn patience_us(&self, least_us: u64, timeouts: u32) -> u64 {
-        let expected_us = self.mean_us + 4 * self.deviation_us;
-        let bounded_us = expected_us.clamp(least_us, least_us.saturating_mul(16));
+        let bounded_us = self.usual_us().clamp(least_us, least_us.saturating_mul(16));
         bounded_us.saturating_mul(1 << timeouts.min(3))
     }
 }

@@ -175,13 +175,17 @@ fn who_says_that_it_leads_is_asked_at_once() {
     stage.answer(&messages, &Status::NotLeader { leader: None });
     assert!(stage.core.next_timeout_us().unwrap() > stage.now_us + 1_000);
     assert_eq!(stage.transmit(), []);
-    // Terms that say nothing: none at all, one log of several only.
+    // Terms that say nothing: none at all, or some that are known already.
     announce(&mut stage, 3, vec![]);
     announce(&mut stage, 3, vec![0]);
-    announce(&mut stage, 3, vec![7, 0]);
+    stage.core.know_terms(&[7, 4]);
+    announce(&mut stage, 3, vec![7, 4]);
+    announce(&mut stage, 3, vec![8, 3]);
+    stage.core.know_terms(&[8, 4]);
     assert_eq!(stage.transmit(), []);
     stage.now_us += 10;
-    announce(&mut stage, 3, vec![8, 9]);
+    // The first log's term is known: from a refusal while the others were still on their way.
+    announce(&mut stage, 3, vec![8, 5]);
     let messages = stage.transmit();
     assert_eq!(messages.len(), 1);
     assert_eq!(messages[0].0, 3);

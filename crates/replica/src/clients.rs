@@ -77,10 +77,9 @@ impl ClientReplies {
             ..
         } = origin
         {
-            if self.turned_away.len() >= MAX_TURNED_AWAY {
+            if self.turned_away.insert(client) && self.turned_away.len() > MAX_TURNED_AWAY {
                 self.turned_away.clear();
             }
-            self.turned_away.insert(client);
         }
     }
 

@@ -42,19 +42,17 @@ impl ClientCore {
         }
     }
 
-    /// Whether the sender leads since these terms, and whoever this client knows of led before.
+    /// Whether these are terms of a leader after those that this client knows of: later in some log, earlier in none.
     fn is_news(&self, terms: &[u64]) -> bool {
         let known = |log: usize| self.terms.get(log).copied().unwrap_or(0);
-        let mut newer = terms
-            .iter()
-            .enumerate()
-            .map(|(log, term)| *term > known(log));
-        newer.next() == Some(true) && newer.all(|newer| newer)
+        let mut pairs = terms.iter().enumerate();
+        let older = pairs.clone().any(|(log, term)| *term < known(log));
+        !older && pairs.any(|(log, term)| *term > known(log))
     }
 
     /// A node that turned this client away leads now, and says so unasked.
     fn on_new_leader(&mut self, now_us: u64, node: usize) {
-        if self.hunt.is_announced(now_us, node) {
+        if self.hunt.announced(now_us, node) {
             self.send_all_again();
         }
     }

@@ -196,7 +196,7 @@ fn values(pool: &Pool) -> Result<Vec<Payload>> {
     Ok(values)
 }
 
-/// A ring that is kept full, drained by a second level.
+/// A ring into which values come as fast as a second level drains it.
 struct Drained {
     ring: Ring,
     flash: FlashLog,

@@ -6,13 +6,16 @@ use super::*;
 const NEAR: u64 = 64;
 /// Time between two pieces of zeros beyond that: the device belongs to the log, and to other replicas' logs.
 const PAUSE_US: u64 = 5_000;
-/// The same while entries are on their way to the device: what they wait for comes first.
+/// The same while entries are on their way to the device and there is room for many more: what they wait for comes first.
 const BUSY_PAUSE_US: u64 = 50_000;
+/// The same for the first pieces of a new area: as a rule there is nothing yet that needs the device.
+const NEW_PAUSE_US: u64 = 1_000;
 
 impl FlashLog {
     /// Pages that are written before they are used.
     fn ahead(&self) -> u64 {
-        (self.spec.grow_bytes / PAGE_BYTES as u64).max(self.segment_pages())
+        let pages = (self.spec.grow_bytes / PAGE_BYTES as u64).min(self.block.pages);
+        pages.max(self.segment_pages())
     }
 
     /// Whether pieces are missing that should be there by now.
@@ -53,12 +56,13 @@ impl FlashLog {
             Ok(()) => {
                 self.grown += self.segment_pages();
                 let busy = self.filling.is_some() || !self.writes.is_empty();
-                // The first pieces of a new area: nobody needs the device yet.
-                let new = self.grown < self.ahead();
-                let pause = match (busy, new) {
-                    (true, _) => BUSY_PAUSE_US,
-                    (false, true) => 0,
-                    (false, false) => PAUSE_US,
+                let ahead = self.ahead();
+                let pause = if busy && self.grown > self.tail + ahead / 4 {
+                    BUSY_PAUSE_US
+                } else if !busy && self.grown < ahead {
+                    NEW_PAUSE_US
+                } else {
+                    PAUSE_US
                 };
                 self.grow_due_us = now_us.saturating_add(pause);
                 self.stats.grown_segments += 1;
