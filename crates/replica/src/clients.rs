@@ -76,10 +76,10 @@ impl ClientReplies {
             peer: Peer::Client(client),
             ..
         } = origin
+            && self.turned_away.insert(client)
+            && self.turned_away.len() > MAX_TURNED_AWAY
         {
-            if self.turned_away.insert(client) && self.turned_away.len() > MAX_TURNED_AWAY {
-                self.turned_away.clear();
-            }
+            self.turned_away.clear();
         }
     }
 
