@@ -1,16 +1,26 @@
 //! RocksDB without its own log: the replicated log is the log. Data, sessions and applied index lie in one column family, so
-//! that a memtable flush carries all of them or none.
+//! that a memtable flush carries all of them or none. Changes gather in a hash table before they reach it, many at a time and in order
+//! (docs/adr/0051).
+
+mod recent;
+mod table;
+mod view;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::thread::{self, JoinHandle};
 
 use rocksdb::checkpoint::Checkpoint;
 use rocksdb::{
-    BlockBasedOptions, Cache, DB, DBCompressionType, Direction, ErrorKind, FlushOptions,
-    IteratorMode, Options, ReadOptions, ReadTier, WriteBatch, WriteOptions,
+    BlockBasedOptions, Cache, DB, DBCompressionType, ErrorKind, FlushOptions, Options, ReadOptions,
+    ReadTier, WriteBatch, WriteOptions,
 };
 use rustix::process::{Pid, setpriority_process};
+
+use self::recent::Recent;
+use self::table::Frozen;
+use self::view::Moment;
 
 use crate::kv::{Change, Kv, View};
 use crate::machine::{ApplyError, Mode};
@@ -23,13 +33,12 @@ const COMPACTION_THREADS: &str = "rocksdb:low";
 pub struct RocksOptions {
     /// Block cache in bytes.
     pub block_cache_bytes: usize,
-    /// Memtable size in bytes; a flush begins when one is full.
+    /// Bytes of changes that gather before they go to RocksDB, and of its memtable, whose flush begins when it is full.
     pub write_buffer_bytes: usize,
 }
 
 impl Default for RocksOptions {
     fn default() -> Self {
-        // A memtable that fits the CPU's cache takes random keys twice as fast as one of 64 MiB.
         RocksOptions {
             block_cache_bytes: 64 << 20,
             write_buffer_bytes: 16 << 20,
@@ -43,9 +52,17 @@ type Generation = (Arc<DB>, u64);
 /// The database and the directory of its generations: an installed checkpoint becomes a new generation, and the file `CURRENT_GENERATION`,
 /// replaced atomically, says which one counts.
 pub struct RocksKv {
-    db: RwLock<Option<Generation>>,
+    shared: Arc<Shared>,
+    /// Hands full tables over.
+    thread: Option<JoinHandle<()>>,
     directory: PathBuf,
     options: RocksOptions,
+}
+
+/// What the thread needs.
+struct Shared {
+    db: RwLock<Option<Generation>>,
+    recent: Recent,
 }
 
 fn fatal(error: impl std::fmt::Display) -> ApplyError {
@@ -73,13 +90,48 @@ impl RocksKv {
         // A generation that is named but gone is a loss; an empty database in its place would hide it.
         let db = open_db(&path_of(directory, generation), options, named.is_none())?;
         remove_others(directory, generation);
-        Ok(RocksKv {
+        let shared = Arc::new(Shared {
             db: RwLock::new(Some((Arc::new(db), generation))),
+            recent: Recent::new(options.write_buffer_bytes),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("store-writer".to_owned())
+            .spawn(move || of_thread.hand_over())
+            .map_err(fatal)?;
+        Ok(RocksKv {
+            shared,
+            thread: Some(thread),
             directory: directory.to_owned(),
             options: options.clone(),
         })
     }
 
+    fn recent(&self) -> &Recent {
+        &self.shared.recent
+    }
+
+    /// This moment's state.
+    fn moment(&self) -> Result<Moment, ApplyError> {
+        let writing = self.recent().begin(Mode::Blocking)?;
+        self.recent().freeze(&writing);
+        self.shared.with(Mode::Blocking, |db| {
+            let tables = self.recent().tables();
+            Ok(Moment::new(db, tables.frozen()))
+        })
+    }
+}
+
+impl Drop for RocksKv {
+    fn drop(&mut self) {
+        self.recent().stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
     /// The database; the event loop does not wait for an installation that has it.
     fn guard(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Option<Generation>>, ApplyError> {
         match (mode, self.db.try_read()) {
@@ -104,6 +156,43 @@ impl RocksKv {
             )),
         }
     }
+
+    /// The thread: hands full tables over, oldest first.
+    fn hand_over(&self) {
+        while self.recent.await_frozen() {
+            // While the database is held nobody installs another, and discards the tables.
+            let stored = self.with(Mode::Blocking, |db| {
+                if let Some(table) = self.recent.oldest() {
+                    write(db, batch_of(&table), Mode::Blocking)?;
+                    self.recent.stored(table);
+                }
+                Ok(())
+            });
+            if let Err(error) = stored {
+                return self.recent.fail(&error);
+            }
+        }
+    }
+}
+
+/// A table's changes. In the order of keys the memtable takes each without a search.
+fn batch_of(table: &Frozen) -> WriteBatch {
+    let mut batch = WriteBatch::with_capacity_bytes(table.size());
+    for (key, value) in table.walk(&[]) {
+        match value {
+            Some(value) => batch.put(key, value),
+            None => batch.delete(key),
+        }
+    }
+    batch
+}
+
+fn write(db: &DB, batch: WriteBatch, mode: Mode) -> Result<(), ApplyError> {
+    let mut options = WriteOptions::default();
+    options.disable_wal(true);
+    options.set_no_slowdown(mode == Mode::NonBlocking);
+    db.write_opt(batch, &options)
+        .map_err(|error| store_error(error, mode))
 }
 
 fn path_of(directory: &Path, generation: u64) -> PathBuf {
@@ -177,75 +266,42 @@ fn give_way() {
     }
 }
 
-type DbSnapshot<'db> = rocksdb::Snapshot<'db>;
-
-self_cell::self_cell!(
-    /// A snapshot, and the database that it is of.
-    struct HeldDb {
-        owner: Arc<DB>,
-        #[covariant]
-        dependent: DbSnapshot,
-    }
-);
-
-impl View for HeldDb {
-    fn scan(
-        &self,
-        from: &[u8],
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), ApplyError> {
-        let (start, options) = walk_from(from);
-        visit_all(self.borrow_dependent().iterator_opt(start, options), visit)
-    }
-}
-
-/// Where a walk begins, and that it leaves the cache to others.
-fn walk_from(from: &[u8]) -> (IteratorMode<'_>, ReadOptions) {
+/// A read's options: the event loop does not wait for a disk.
+fn read_options(mode: Mode) -> ReadOptions {
     let mut options = ReadOptions::default();
-    options.fill_cache(false);
-    (IteratorMode::From(from, Direction::Forward), options)
-}
-
-type Stored = Result<(Box<[u8]>, Box<[u8]>), rocksdb::Error>;
-
-fn visit_all(
-    items: impl Iterator<Item = Stored>,
-    visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-) -> Result<(), ApplyError> {
-    for item in items {
-        let (key, value) = item.map_err(fatal)?;
-        if !visit(&key, &value) {
-            break;
-        }
+    if mode == Mode::NonBlocking {
+        options.set_read_tier(ReadTier::BlockCache);
     }
-    Ok(())
+    options
 }
 
 impl Kv for RocksKv {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
-        self.with(mode, |db| {
-            let mut options = ReadOptions::default();
-            if mode == Mode::NonBlocking {
-                options.set_read_tier(ReadTier::BlockCache);
+        self.shared.with(mode, |db| {
+            if let Some(found) = self.recent().tables().get(key) {
+                return Ok(found.map(<[u8]>::to_vec));
             }
-            db.get_opt(key, &options)
+            // What leaves the tables from here on is in the database.
+            db.get_opt(key, &read_options(mode))
                 .map_err(|error| store_error(error, mode))
         })
     }
 
     fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
-        self.with(mode, |db| {
-            let snapshot = db.snapshot();
-            let read = |key| {
-                let mut options = ReadOptions::default();
-                if mode == Mode::NonBlocking {
-                    options.set_read_tier(ReadTier::BlockCache);
-                }
-                snapshot
-                    .get_opt(key, options)
-                    .map_err(|error| store_error(error, mode))
+        self.shared.with(mode, |db| {
+            let (found, snapshot) = {
+                let tables = self.recent().tables();
+                let find = |key: &Vec<u8>| tables.get(key).map(|value| value.map(<[u8]>::to_vec));
+                let found: Vec<Option<Option<Vec<u8>>>> = keys.iter().map(find).collect();
+                (found, db.snapshot())
             };
-            keys.iter().map(read).collect()
+            let read = |(key, found): (&Vec<u8>, _)| match found {
+                Some(value) => Ok(value),
+                None => snapshot
+                    .get_opt(key, read_options(mode))
+                    .map_err(|error| store_error(error, mode)),
+            };
+            keys.iter().zip(found).map(read).collect()
         })
     }
 
@@ -254,6 +310,17 @@ impl Kv for RocksKv {
         changes: &mut dyn Iterator<Item = Change<'_>>,
         mode: Mode,
     ) -> Result<(), ApplyError> {
+        let changes: Vec<Change<'_>> = changes.collect();
+        let ranged = |change: &Change<'_>| matches!(change, Change::DeleteRange(..));
+        let writing = self.recent().begin(mode)?;
+        if !changes.iter().any(ranged) {
+            return self.recent().write(&writing, &changes, mode);
+        }
+        // A hash table knows no ranges.
+        if mode == Mode::NonBlocking {
+            return Err(ApplyError::WouldBlock);
+        }
+        self.recent().drain(&writing)?;
         let mut batch = WriteBatch::default();
         for change in changes {
             match change {
@@ -262,13 +329,7 @@ impl Kv for RocksKv {
                 Change::DeleteRange(from, to) => batch.delete_range(from, to),
             }
         }
-        let mut options = WriteOptions::default();
-        options.disable_wal(true);
-        options.set_no_slowdown(mode == Mode::NonBlocking);
-        self.with(mode, |db| {
-            db.write_opt(batch, &options)
-                .map_err(|error| store_error(error, mode))
-        })
+        self.shared.with(mode, |db| write(db, batch, mode))
     }
 
     fn scan(
@@ -276,10 +337,7 @@ impl Kv for RocksKv {
         from: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError> {
-        self.with(Mode::Blocking, |db| {
-            let (start, options) = walk_from(from);
-            visit_all(db.iterator_opt(start, options), visit)
-        })
+        self.moment()?.scan(from, visit)
     }
 
     fn scans_without_blocking(&self) -> bool {
@@ -287,21 +345,26 @@ impl Kv for RocksKv {
     }
 
     fn flush(&self) -> Result<bool, ApplyError> {
+        let last = {
+            let writing = self.recent().begin(Mode::Blocking)?;
+            self.recent().freeze(&writing)
+        };
+        self.recent().await_stored(last)?;
         let mut options = FlushOptions::default();
         options.set_wait(true);
-        self.with(Mode::Blocking, |db| db.flush_opt(&options).map_err(fatal))?;
+        self.shared
+            .with(Mode::Blocking, |db| db.flush_opt(&options).map_err(fatal))?;
         Ok(true)
     }
 
     fn hold(&self) -> Result<Box<dyn View>, ApplyError> {
-        self.with(Mode::Blocking, |db| {
-            let held = HeldDb::new(Arc::clone(db), |db| db.snapshot());
-            Ok(Box::new(held) as Box<dyn View>)
-        })
+        Ok(Box::new(self.moment()?))
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
-        self.with(Mode::Blocking, |db| {
+        let writing = self.recent().begin(Mode::Blocking)?;
+        self.recent().drain(&writing)?;
+        self.shared.with(Mode::Blocking, |db| {
             Checkpoint::new(&**db)
                 .and_then(|checkpoint| checkpoint.create_checkpoint(directory))
                 .map_err(fatal)
@@ -309,7 +372,8 @@ impl Kv for RocksKv {
     }
 
     fn install(&self, directory: &Path) -> Result<(), ApplyError> {
-        let mut guard = self.db.write().unwrap_or_else(PoisonError::into_inner);
+        let writing = self.recent().begin(Mode::Blocking)?;
+        let mut guard = (self.shared.db.write()).unwrap_or_else(PoisonError::into_inner);
         let generation = guard.as_ref().map_or(0, |(_, generation)| *generation);
         let next = generation + 1;
         let target = path_of(&self.directory, next);
@@ -328,6 +392,7 @@ impl Kv for RocksKv {
             fs::File::open(&self.directory)?.sync_all()
         };
         switch().map_err(fatal)?;
+        self.recent().discard(&writing);
         *guard = Some((Arc::new(db), next));
         remove_others(&self.directory, next);
         Ok(())
@@ -347,28 +412,4 @@ fn copy_directory(from: &Path, to: &Path) -> std::io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use rustix::process::getpriority_process;
-
-    use super::*;
-
-    #[test]
-    fn compactions_give_way_and_flushes_do_not() {
-        let place = tempfile::tempdir().unwrap();
-        let _kv = RocksKv::open(place.path(), &RocksOptions::default()).unwrap();
-        let (mut compacting, mut flushing) = (0, 0);
-        for task in fs::read_dir("/proc/self/task").unwrap().flatten() {
-            let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-            let id = task.file_name().to_str().unwrap().parse().unwrap();
-            let nice = || getpriority_process(Pid::from_raw(id)).unwrap();
-            if name.starts_with(COMPACTION_THREADS) {
-                assert_eq!(nice(), COMPACTION_NICE);
-                compacting += 1;
-            } else if name.starts_with("rocksdb:high") {
-                assert_eq!(nice(), 0);
-                flushing += 1;
-            }
-        }
-        assert!(compacting > 0 && flushing > 0);
-    }
-}
+mod tests;

@@ -469,3 +469,43 @@ fn echo_answers_every_command_once() {
     assert_eq!(echo.applied(0), (5, 3));
     assert!(echo.apply(1, &[at(1, 1)], Mode::NonBlocking).is_err());
 }
+
+/// While changes gather, are handed over and flushed, whatever a crash leaves is what the log was at one of its entries.
+#[test]
+fn a_crash_leaves_what_some_entry_made() {
+    for engine in ENGINES {
+        let root = tempfile::tempdir().unwrap();
+        let home = root.path().join("home");
+        let machine = engine.open(&home, 1);
+        let mut applied = BTreeSet::new();
+        for index in 1..=4000u64 {
+            let key = format!("key {index}");
+            let entry = [set(key.as_bytes(), &[b'v'; 60]), incr(b"entries")];
+            one(&*machine, 0, index, &entry.map(|one| command(None, one)));
+            if index % 500 != 0 {
+                continue;
+            }
+            let left = root.path().join(format!("left {index}"));
+            support::crash_copy(&home, &left);
+            let after = engine.open(&left, 1);
+            let (upto, _) = after.applied(0);
+            applied.insert(upto);
+            assert!(upto <= index, "{engine:?}");
+            let get = |key: &str| {
+                let key = key.as_bytes();
+                after.query(&Query::Get { key }, Mode::Blocking).unwrap()
+            };
+            let entries = match upto {
+                0 => Reply::Nil,
+                some => Reply::Bytes(some.to_string().into_bytes()),
+            };
+            assert_eq!(get("entries"), entries, "{engine:?}");
+            for number in 1..=index {
+                let there = get(&format!("key {number}")) != Reply::Nil;
+                assert_eq!(there, number <= upto, "{engine:?}: {number} of {upto}");
+            }
+        }
+        // Something reached the disk by itself, or nobody needs to.
+        assert!(applied.len() > 1 || *engine == support::Engine::Memory);
+    }
+}

@@ -41,7 +41,8 @@ impl Engine {
             Engine::Rocks => {
                 let options = RocksOptions {
                     block_cache_bytes: 1 << 20,
-                    write_buffer_bytes: 1 << 20,
+                    // Small, so that changes are at all stages of their way at once.
+                    write_buffer_bytes: 512,
                 };
                 Box::new(
                     KvMachine::open(RocksKv::open(directory, &options).unwrap(), logs, limits)

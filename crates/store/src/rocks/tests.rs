@@ -1,0 +1,171 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::getpriority_process;
+
+use super::*;
+
+const SMALL: RocksOptions = RocksOptions {
+    block_cache_bytes: 1 << 20,
+    write_buffer_bytes: 256,
+};
+
+fn put(kv: &RocksKv, pairs: &[(&[u8], &[u8])], mode: Mode) -> Result<(), ApplyError> {
+    let mut changes = pairs.iter().map(|(key, value)| Change::Put(key, value));
+    kv.write(&mut changes, mode)
+}
+
+fn all(kv: &RocksKv) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut found = Vec::new();
+    kv.scan(&[], &mut |key, value| {
+        found.push((key.to_vec(), value.to_vec()));
+        true
+    })
+    .unwrap();
+    found
+}
+
+#[test]
+fn compactions_give_way_and_flushes_do_not() {
+    let place = tempfile::tempdir().unwrap();
+    let _kv = RocksKv::open(place.path(), &RocksOptions::default()).unwrap();
+    let (mut compacting, mut flushing) = (0, 0);
+    for task in fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        let id = task.file_name().to_str().unwrap().parse().unwrap();
+        let nice = || getpriority_process(Pid::from_raw(id)).unwrap();
+        if name.starts_with(COMPACTION_THREADS) {
+            assert_eq!(nice(), COMPACTION_NICE);
+            compacting += 1;
+        } else if name.starts_with("rocksdb:high") {
+            assert_eq!(nice(), 0);
+            flushing += 1;
+        }
+    }
+    assert!(compacting > 0 && flushing > 0);
+}
+
+/// Money goes to and fro between accounts, some of it by way of removing one; whoever looks, and however, finds all of it.
+#[test]
+fn one_moment_is_one_moment_at_every_stage() {
+    let place = tempfile::tempdir().unwrap();
+    let kv = RocksKv::open(place.path(), &SMALL).unwrap();
+    let accounts: Vec<Vec<u8>> = (0..8u8).map(|number| vec![b'k', number]).collect();
+    let mut balances = [100u64; 8];
+    let deposit: Vec<_> = balances.iter().map(|sum| sum.to_le_bytes()).collect();
+    let pairs: Vec<(&[u8], &[u8])> = (accounts.iter().zip(&deposit))
+        .map(|(key, value)| (&key[..], &value[..]))
+        .collect();
+    put(&kv, &pairs, Mode::Blocking).unwrap();
+    let number = |value: &[u8]| u64::from_le_bytes(value.try_into().unwrap());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let mut looks = 0;
+            while !over.load(Ordering::Relaxed) {
+                let many = kv.get_many(&accounts, Mode::Blocking).unwrap();
+                let sum: u64 = many.iter().flatten().map(|value| number(value)).sum();
+                assert_eq!(sum, 800);
+                let view = kv.hold().unwrap();
+                for _ in 0..2 {
+                    let mut sum = 0;
+                    view.scan(b"k", &mut |_, value| {
+                        sum += number(value);
+                        true
+                    })
+                    .unwrap();
+                    assert_eq!(sum, 800);
+                }
+                looks += 1;
+            }
+            looks
+        });
+        for step in 0..20_000u64 {
+            let (from, to) = ((step * 7 % 8) as usize, (step * 3 % 8) as usize);
+            let moved = match step % 5 {
+                0 => balances[from],
+                _ => balances[from] / 3,
+            };
+            if from == to {
+                continue;
+            }
+            balances[from] -= moved;
+            balances[to] += moved;
+            let (less, more) = (balances[from].to_le_bytes(), balances[to].to_le_bytes());
+            let giving = match balances[from] {
+                0 => Change::Delete(&accounts[from]),
+                _ => Change::Put(&accounts[from], &less),
+            };
+            let changes = [giving, Change::Put(&accounts[to], &more)];
+            kv.write(&mut changes.into_iter(), Mode::Blocking).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+        assert!(reading.join().unwrap() > 0);
+    });
+    let wanted: Vec<_> = (accounts.into_iter().zip(balances))
+        .filter(|(_, sum)| *sum > 0)
+        .map(|(key, sum)| (key, sum.to_le_bytes().to_vec()))
+        .collect();
+    assert_eq!(all(&kv), wanted);
+    drop(kv);
+    let kv = RocksKv::open(place.path(), &SMALL).unwrap();
+    assert_eq!(all(&kv), wanted, "closing keeps everything");
+}
+
+#[test]
+fn writers_wait_while_the_thread_is_behind() {
+    let place = tempfile::tempdir().unwrap();
+    let kv = RocksKv::open(place.path(), &SMALL).unwrap();
+    let held = kv.shared.db.write().unwrap();
+    let key = |number: u32| number.to_be_bytes();
+    let mut written = 0;
+    while put(&kv, &[(&key(written), &[7; 100])], Mode::NonBlocking).is_ok() {
+        written += 1;
+        assert!(written < 100, "it never blocks");
+    }
+    assert!(written > 3);
+    let waits = std::thread::scope(|scope| {
+        let waiting =
+            scope.spawn(|| put(&kv, &[(&key(written), &[7; 100])], Mode::Blocking).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        let waits = !waiting.is_finished();
+        drop(held);
+        waits
+    });
+    assert!(waits);
+    assert_eq!(all(&kv).len(), written as usize + 1);
+}
+
+#[test]
+fn a_range_removes_what_has_gathered() {
+    let place = tempfile::tempdir().unwrap();
+    let kv = RocksKv::open(place.path(), &SMALL).unwrap();
+    put(
+        &kv,
+        &[(b"a", b"1"), (b"b", b"1"), (b"c", b"1")],
+        Mode::Blocking,
+    )
+    .unwrap();
+    let changes = [Change::DeleteRange(b"a", b"c"), Change::Put(b"b", b"2")];
+    let refused = kv.write(&mut changes.into_iter(), Mode::NonBlocking);
+    assert!(matches!(refused, Err(ApplyError::WouldBlock)));
+    assert_eq!(all(&kv).len(), 3);
+    kv.write(&mut changes.into_iter(), Mode::Blocking).unwrap();
+    let wanted = [
+        (b"b".to_vec(), b"2".to_vec()),
+        (b"c".to_vec(), b"1".to_vec()),
+    ];
+    assert_eq!(all(&kv), wanted);
+    assert_eq!(kv.get(b"a", Mode::Blocking).unwrap(), None);
+}
+
+#[test]
+fn what_the_database_refuses_is_heard_of() {
+    let place = tempfile::tempdir().unwrap();
+    let kv = RocksKv::open(place.path(), &SMALL).unwrap();
+    *kv.shared.db.write().unwrap() = None;
+    put(&kv, &[(b"a", &[1; 300])], Mode::NonBlocking).unwrap();
+    assert!(matches!(kv.flush(), Err(ApplyError::Fatal(_))));
+    let refused = put(&kv, &[(b"a", b"2")], Mode::NonBlocking);
+    assert!(matches!(refused, Err(ApplyError::Fatal(_))));
+}

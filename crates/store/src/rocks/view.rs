@@ -1,0 +1,87 @@
+//! One moment's state: a snapshot of the database, and above it the tables that had not reached it.
+
+use std::sync::Arc;
+
+use rocksdb::{DB, ReadOptions};
+
+use super::fatal;
+use super::table::Frozen;
+use crate::kv::View;
+use crate::machine::ApplyError;
+
+type DbSnapshot<'db> = rocksdb::Snapshot<'db>;
+
+self_cell::self_cell!(
+    /// A snapshot, and the database that it is of.
+    struct HeldDb {
+        owner: Arc<DB>,
+        #[covariant]
+        dependent: DbSnapshot,
+    }
+);
+
+/// The state as of one moment.
+pub(super) struct Moment {
+    /// Newest first.
+    recent: Vec<Arc<Frozen>>,
+    below: HeldDb,
+}
+
+impl Moment {
+    /// `recent`, newest first: what the database may lack. The caller sees to it that no table leaves them and none joins meanwhile.
+    pub(super) fn new(db: &Arc<DB>, recent: Vec<Arc<Frozen>>) -> Moment {
+        Moment {
+            recent,
+            below: HeldDb::new(Arc::clone(db), |db| db.snapshot()),
+        }
+    }
+}
+
+impl View for Moment {
+    fn is_freed_slowly(&self) -> bool {
+        // It may be the last to have them, and each has its memory.
+        !self.recent.is_empty()
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), ApplyError> {
+        let mut options = ReadOptions::default();
+        options.fill_cache(false);
+        let mut below = self.below.borrow_dependent().raw_iterator_opt(options);
+        below.seek(from);
+        let mut recent: Vec<_> = self.recent.iter().map(|table| table.walk(from)).collect();
+        loop {
+            let firsts = recent.iter_mut().filter_map(|walk| walk.peek());
+            let first = firsts.map(|(key, _)| *key).min();
+            let stored = below.item();
+            let key = match (first, stored) {
+                (Some(first), Some((key, _))) => first.min(key),
+                (Some(first), None) => first,
+                (None, Some((key, _))) => key,
+                (None, None) => break,
+            };
+            let is_stored = stored.is_some_and(|(other, _)| other == key);
+            // The newest that says anything counts.
+            let mut newest = None;
+            for walk in &mut recent {
+                if let Some((_, change)) = walk.next_if(|(other, _)| *other == key) {
+                    newest.get_or_insert(change);
+                }
+            }
+            let value = match newest {
+                Some(change) => change,
+                None => stored.map(|(_, value)| value),
+            };
+            if value.is_some_and(|value| !visit(key, value)) {
+                return Ok(());
+            }
+            if is_stored {
+                below.next();
+            }
+        }
+        below.status().map_err(fatal)
+    }
+}
