@@ -7,6 +7,7 @@ use cyclone_wire::command::{Condition, Expectation, Expected, ExpireIf, Expiry, 
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::{Failure, Reply};
 use cyclone_wire::resp::parse_i64;
+use foldhash::fast::RandomState;
 
 use crate::deadlines::Records;
 use crate::decimal;
@@ -31,7 +32,7 @@ pub(crate) struct Overlay<'a> {
     /// FLUSHALL happened: what is below counts for nothing.
     cleared: bool,
     /// What is to be stored, by stored key; `None`: removed.
-    values: HashMap<Vec<u8>, Option<Vec<u8>>>,
+    values: HashMap<Vec<u8>, Option<Vec<u8>>, RandomState>,
     pub(crate) records: Records,
     /// Physical logs in all.
     count: u16,
@@ -48,7 +49,7 @@ impl<'a> Overlay<'a> {
             mode,
             max_value_bytes,
             cleared: false,
-            values: HashMap::new(),
+            values: HashMap::default(),
             records: Records::default(),
             count,
             places: Vec::new(),

@@ -8,6 +8,8 @@
 //!     HeldViews    scans that hold a snapshot                          held.rs
 //!   Kv             an ordered map with atomic batches                  kv.rs
 //!     RocksKv      RocksDB without its log                             rocks.rs
+//!       Recent     what has been written and not handed over yet       rocks/recent.rs, rocks/table.rs
+//!       Moment     one moment's state, for scans                       rocks/view.rs
 //!     MemoryKv     a BTreeMap                                          memory.rs
 //!     FakeKv       RocksDB's stand-in for simulations                  fake.rs
 //!   Echo           answers without state                               echo.rs

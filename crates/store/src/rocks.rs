@@ -178,12 +178,10 @@ impl Shared {
 /// A table's changes. In the order of keys the memtable takes each without a search.
 fn batch_of(table: &Frozen) -> WriteBatch {
     let mut batch = WriteBatch::with_capacity_bytes(table.size());
-    for (key, value) in table.walk(&[]) {
-        match value {
-            Some(value) => batch.put(key, value),
-            None => batch.delete(key),
-        }
-    }
+    table.visit(|key, value| match value {
+        Some(value) => batch.put(key, value),
+        None => batch.delete(key),
+    });
     batch
 }
 
@@ -224,6 +222,13 @@ fn remove_others(directory: &Path, generation: u64) {
     }
 }
 
+/// Levels 0 and 1 hold little, and are rewritten more often than all others.
+const COMPRESSION: [DBCompressionType; 7] = {
+    let mut levels = [DBCompressionType::Lz4; 7];
+    (levels[0], levels[1]) = (DBCompressionType::None, DBCompressionType::None);
+    levels
+};
+
 fn open_db(path: &Path, tuning: &RocksOptions, create: bool) -> Result<DB, ApplyError> {
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(&Cache::new_lru_cache(tuning.block_cache_bytes));
@@ -232,7 +237,7 @@ fn open_db(path: &Path, tuning: &RocksOptions, create: bool) -> Result<DB, Apply
     let mut options = Options::default();
     options.create_if_missing(create);
     options.set_block_based_table_factory(&table);
-    options.set_compression_type(DBCompressionType::Lz4);
+    options.set_compression_per_level(&COMPRESSION);
     options.set_write_buffer_size(tuning.write_buffer_bytes);
     options.set_max_write_buffer_number(4);
     options.set_max_background_jobs(2);

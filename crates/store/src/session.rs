@@ -7,12 +7,14 @@
 //! On the store: one record per (session, entry) with that entry's replies and what was acknowledged by then; a record goes when all its
 //! replies are acknowledged and it is not the session's newest. So a session costs one put and about one delete per entry, not per command.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use cyclone_wire::codec::{DecodeError, Reader, Write};
 use cyclone_wire::command::SessionTag;
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::{Failure, Reply};
+
+use foldhash::fast::RandomState;
 
 use crate::kv::space;
 
@@ -21,12 +23,53 @@ pub(crate) const MAX_REPLIES: usize = 4096;
 /// Bytes of replies kept per session, the newest excepted.
 const MAX_REPLY_BYTES: usize = 4 << 20;
 
+/// Replies by seq. Clients count upwards, so that one comes last nearly always, and the first go.
+#[derive(Clone, Debug, Default)]
+struct Replies(VecDeque<(u64, Reply)>);
+
+impl Replies {
+    fn place(&self, seq: u64) -> Result<usize, usize> {
+        match self.0.back() {
+            Some((last, _)) if *last >= seq => self.0.binary_search_by_key(&seq, |(seq, _)| *seq),
+            _ => Err(self.0.len()),
+        }
+    }
+
+    fn get(&self, seq: u64) -> Option<&Reply> {
+        self.place(seq).ok().map(|at| &self.0[at].1)
+    }
+
+    fn insert(&mut self, seq: u64, reply: Reply) {
+        match self.place(seq) {
+            Ok(at) => self.0[at].1 = reply,
+            Err(at) => self.0.insert(at, (seq, reply)),
+        }
+    }
+
+    fn remove(&mut self, seq: u64) -> Option<Reply> {
+        let at = self.place(seq).ok()?;
+        self.0.remove(at).map(|(_, reply)| reply)
+    }
+
+    fn first(&self) -> Option<u64> {
+        self.0.front().map(|(seq, _)| *seq)
+    }
+
+    fn take_first(&mut self) -> Option<(u64, Reply)> {
+        self.0.pop_front()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 struct Session {
     acked_below: u64,
     /// Index of the entry that last named it.
     used: u64,
-    replies: BTreeMap<u64, Reply>,
+    replies: Replies,
     reply_bytes: usize,
     /// Stored records: entry index → its highest seq.
     records: BTreeMap<u64, u64>,
@@ -56,7 +99,7 @@ enum Undo {
 pub(crate) struct Sessions {
     log: u16,
     limit: usize,
-    table: HashMap<u64, Session>,
+    table: HashMap<u64, Session, RandomState>,
     /// How to take back what the current call has done, newest last.
     undo: Vec<Undo>,
     /// Replies of the entry being applied, by session.
@@ -180,7 +223,7 @@ impl Sessions {
         if tag.seq < session.acked_below {
             return Verdict::Answer(Reply::Failed(Failure::StaleSequence));
         }
-        match session.replies.get(&tag.seq) {
+        match session.replies.get(tag.seq) {
             Some(_) if planted::has(Bug::DuplicatesExecuted) => Verdict::Execute,
             Some(reply) => Verdict::Answer(reply.clone()),
             None => Verdict::Execute,
@@ -210,7 +253,7 @@ impl Sessions {
             while session.replies.len() > MAX_REPLIES
                 || (session.reply_bytes > MAX_REPLY_BYTES && session.replies.len() > 1)
             {
-                let Some((&oldest, _)) = session.replies.first_key_value() else {
+                let Some(oldest) = session.replies.first() else {
                     break;
                 };
                 session.forget_below(id, oldest + 1, &mut self.undo);
@@ -263,7 +306,7 @@ impl Sessions {
                     self.with(id, |session| session.acked_below = acked_below)
                 }
                 Undo::Kept(id, seq) => self.with(id, |session| {
-                    if let Some(reply) = session.replies.remove(&seq) {
+                    if let Some(reply) = session.replies.remove(seq) {
                         session.reply_bytes -= reply_bytes(&reply);
                     }
                 }),
@@ -292,13 +335,11 @@ impl Sessions {
 
 impl Session {
     fn forget_below(&mut self, id: u64, seq: u64, undo: &mut Vec<Undo>) {
-        while let Some((&oldest, _)) = self.replies.first_key_value()
-            && oldest < seq
+        while self.replies.first().is_some_and(|oldest| oldest < seq)
+            && let Some((oldest, reply)) = self.replies.take_first()
         {
-            if let Some(reply) = self.replies.remove(&oldest) {
-                self.reply_bytes -= reply_bytes(&reply);
-                undo.push(Undo::Forgot(id, oldest, reply));
-            }
+            self.reply_bytes -= reply_bytes(&reply);
+            undo.push(Undo::Forgot(id, oldest, reply));
         }
         if seq > self.acked_below {
             undo.push(Undo::Acked(id, self.acked_below));
