@@ -189,12 +189,16 @@ impl Embedded {
             .calls
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        // Whoever made the queue longer than nothing wakes the loop, which takes all of it at once.
+        let first = calls.is_empty();
         if !self.queue.closed.load(Ordering::Acquire) {
             calls.push(call(answer));
         }
         drop(calls);
-        // The loop looks again within a tenth of a second should the wake-up fail.
-        let _ = self.waker.wake();
+        if first {
+            // The loop looks again within a tenth of a second should the wake-up fail.
+            let _ = self.waker.wake();
+        }
         outcome
     }
 
