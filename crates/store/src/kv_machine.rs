@@ -53,6 +53,8 @@ pub struct KvMachine<K> {
     /// these never are. Lags `logs` only within a call.
     places: Vec<Mutex<(u64, u64)>>,
     flushed: Vec<AtomicU64>,
+    /// Held while what is written becomes durable, or is replaced: what was flushed is what was read before.
+    flushing: Mutex<()>,
     /// Per log the state's clock, for queries.
     clocks: Vec<AtomicU64>,
     /// Per log a time before which no key has a deadline; `u64::MAX`: none has one.
@@ -111,6 +113,7 @@ impl<K: Kv> KvMachine<K> {
             logs: (0..logs).map(fresh).collect(),
             places: (0..logs).map(|_| Mutex::new((0, 0))).collect(),
             flushed: (0..logs).map(|_| AtomicU64::new(0)).collect(),
+            flushing: Mutex::new(()),
             clocks: (0..logs).map(|_| AtomicU64::new(0)).collect(),
             deadlines: (0..logs).map(|_| AtomicU64::new(u64::MAX)).collect(),
             books: Books::new(logs),
@@ -530,6 +533,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     }
 
     fn flush(&self) -> Result<(), ApplyError> {
+        let _alone = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         // Read before the flush begins: at least this much is in it.
         let applied: Vec<u64> = (0..self.logs.len() as u16)
             .map(|log| self.applied(log).0)
@@ -562,6 +566,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     }
 
     fn install(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
+        let _alone = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         self.held.without(|| self.kv.install(directory))?;
         self.load(!planted::has(Bug::SessionsNotInstalled))?;
         let applied: Vec<(u64, u64)> = (0..self.logs.len() as u16)

@@ -111,14 +111,14 @@ impl RocksKv {
         &self.shared.recent
     }
 
-    /// This moment's state.
-    fn moment(&self) -> Result<Moment, ApplyError> {
-        let writing = self.recent().begin(Mode::Blocking)?;
-        self.recent().freeze(&writing);
-        self.shared.with(Mode::Blocking, |db| {
-            let tables = self.recent().tables();
-            Ok(Moment::new(db, tables.frozen()))
-        })
+    /// Looks at this moment's state while no other takes its place.
+    fn at_this_moment<T>(
+        &self,
+        look: impl FnOnce(Moment) -> Result<T, ApplyError>,
+    ) -> Result<T, ApplyError> {
+        self.recent().await_room()?;
+        self.shared
+            .with(Mode::Blocking, |db| look(Moment::new(db, self.recent())))
     }
 }
 
@@ -159,6 +159,7 @@ impl Shared {
 
     /// The thread: hands full tables over, oldest first.
     fn hand_over(&self) {
+        let _ended = Ended(&self.recent);
         while self.recent.await_frozen() {
             // While the database is held nobody installs another, and discards the tables.
             let stored = self.with(Mode::Blocking, |db| {
@@ -169,9 +170,19 @@ impl Shared {
                 Ok(())
             });
             if let Err(error) = stored {
-                return self.recent.fail(&error);
+                return self.recent.fail(error.to_string());
             }
         }
+    }
+}
+
+/// Nobody waits for a thread that has ended, however it did.
+struct Ended<'a>(&'a Recent);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0
+            .fail("rocksdb: the thread that feeds it has ended".to_owned());
     }
 }
 
@@ -222,10 +233,10 @@ fn remove_others(directory: &Path, generation: u64) {
     }
 }
 
-/// Levels 0 and 1 hold little, and are rewritten more often than all others.
+/// What lies in level 0 is soon rewritten.
 const COMPRESSION: [DBCompressionType; 7] = {
     let mut levels = [DBCompressionType::Lz4; 7];
-    (levels[0], levels[1]) = (DBCompressionType::None, DBCompressionType::None);
+    levels[0] = DBCompressionType::None;
     levels
 };
 
@@ -325,7 +336,7 @@ impl Kv for RocksKv {
         if mode == Mode::NonBlocking {
             return Err(ApplyError::WouldBlock);
         }
-        self.recent().drain(&writing)?;
+        self.recent().drain()?;
         let mut batch = WriteBatch::default();
         for change in changes {
             match change {
@@ -342,7 +353,7 @@ impl Kv for RocksKv {
         from: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError> {
-        self.moment()?.scan(from, visit)
+        self.at_this_moment(|moment| moment.scan(from, visit))
     }
 
     fn scans_without_blocking(&self) -> bool {
@@ -350,11 +361,7 @@ impl Kv for RocksKv {
     }
 
     fn flush(&self) -> Result<bool, ApplyError> {
-        let last = {
-            let writing = self.recent().begin(Mode::Blocking)?;
-            self.recent().freeze(&writing)
-        };
-        self.recent().await_stored(last)?;
+        self.recent().drain()?;
         let mut options = FlushOptions::default();
         options.set_wait(true);
         self.shared
@@ -363,12 +370,12 @@ impl Kv for RocksKv {
     }
 
     fn hold(&self) -> Result<Box<dyn View>, ApplyError> {
-        Ok(Box::new(self.moment()?))
+        self.at_this_moment(|moment| Ok(Box::new(moment) as Box<dyn View>))
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
-        let writing = self.recent().begin(Mode::Blocking)?;
-        self.recent().drain(&writing)?;
+        let _writing = self.recent().begin(Mode::Blocking)?;
+        self.recent().drain()?;
         self.shared.with(Mode::Blocking, |db| {
             Checkpoint::new(&**db)
                 .and_then(|checkpoint| checkpoint.create_checkpoint(directory))

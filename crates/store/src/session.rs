@@ -56,6 +56,9 @@ impl Replies {
     }
 
     fn take_first(&mut self) -> Option<(u64, Reply)> {
+        if self.0.capacity() > 64 && self.0.len() < self.0.capacity() / 8 {
+            self.0.shrink_to(self.0.capacity() / 4);
+        }
         self.0.pop_front()
     }
 

@@ -100,3 +100,45 @@ fn the_loop_does_not_wait_for_a_worker() {
     machine.flush().unwrap();
     assert_eq!((machine.applied(0), machine.flushed(0)), ((2, 1), 0));
 }
+
+/// A checkpoint that holds less than was applied takes the state's place while a flush waits for its turn: what it threw away was not flushed.
+#[cfg(feature = "rocksdb")]
+#[test]
+fn what_a_checkpoint_throws_away_was_not_flushed() {
+    (0..10).for_each(|_| throw_away_while_flushing());
+}
+
+#[cfg(feature = "rocksdb")]
+fn throw_away_while_flushing() {
+    let place = tempfile::tempdir().unwrap();
+    let options = crate::RocksOptions::default();
+    let limits = Limits {
+        max_value_bytes: 64,
+        max_sessions: 1,
+    };
+    let kv = crate::RocksKv::open(&place.path().join("home"), &options).unwrap();
+    let machine = KvMachine::open(kv, 1, limits).unwrap();
+    let apply = |index| {
+        let entry = EntryInput {
+            index,
+            term: 1,
+            payload: &[],
+        };
+        machine.apply(0, &[entry], Mode::Blocking).unwrap();
+    };
+    apply(1);
+    let checkpoint = place.path().join("checkpoint");
+    machine.checkpoint(&checkpoint).unwrap();
+    apply(2);
+    std::thread::scope(|scope| {
+        let held = machine.kv.held_back();
+        let flushing = scope.spawn(|| machine.flush().unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        let installing = scope.spawn(|| machine.install(&checkpoint).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        drop(held);
+        flushing.join().unwrap();
+        installing.join().unwrap();
+    });
+    assert_eq!((machine.applied(0), machine.flushed(0)), ((1, 1), 1));
+}

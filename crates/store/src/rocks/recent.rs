@@ -11,8 +11,10 @@ use super::table::{Frozen, Table};
 use crate::kv::Change;
 use crate::machine::{ApplyError, Mode};
 
-/// Full tables that may wait; with one more, writers do.
-const MOST_FROZEN: usize = 2;
+/// Tables that may wait for the thread; with one more, writers do.
+const MOST_FROZEN: u64 = 2;
+/// With as many, those who look at a moment wait before they freeze another, however little is in it.
+const MOST_SMALL: u64 = 8;
 
 /// The tables.
 pub(super) struct Tables {
@@ -29,11 +31,6 @@ impl Tables {
         self.active
             .get(key)
             .or_else(|| self.frozen.iter().rev().find_map(|table| table.get(key)))
-    }
-
-    /// The tables that change no more, newest first.
-    pub(super) fn frozen(&self) -> Vec<Arc<Frozen>> {
-        self.frozen.iter().rev().cloned().collect()
     }
 }
 
@@ -65,7 +62,7 @@ impl Recent {
         Recent {
             writers: Mutex::new(()),
             tables: RwLock::new(Tables {
-                active: Table::new(limit),
+                active: Table::new(limit, 0),
                 frozen: VecDeque::new(),
                 spare: None,
             }),
@@ -109,13 +106,18 @@ impl Recent {
     /// [`ApplyError::WouldBlock`] while the thread is behind, and why it cannot go on.
     pub(super) fn write(
         &self,
-        writing: &Writing<'_>,
+        _writing: &Writing<'_>,
         changes: &[Change<'_>],
         mode: Mode,
     ) -> Result<(), ApplyError> {
-        if self.tables().active.size() >= self.limit {
-            self.make_room(mode)?;
-            self.freeze(writing);
+        let bytes: usize = changes.iter().map(size).sum();
+        let is_full = {
+            let active = &self.tables().active;
+            !active.is_empty() && active.size() + bytes > self.limit
+        };
+        if is_full {
+            self.make_room(MOST_FROZEN, mode)?;
+            self.freeze(&mut self.tables_mut());
         }
         check(&self.progress())?;
         let active = &mut self.tables_mut().active;
@@ -129,9 +131,10 @@ impl Recent {
         Ok(())
     }
 
-    fn make_room(&self, mode: Mode) -> Result<(), ApplyError> {
+    /// Waits until fewer tables wait for the thread.
+    fn make_room(&self, most: u64, mode: Mode) -> Result<(), ApplyError> {
         let mut progress = self.progress();
-        while progress.frozen - progress.stored >= MOST_FROZEN as u64 {
+        while progress.frozen - progress.stored >= most {
             check(&progress)?;
             if mode == Mode::NonBlocking {
                 return Err(ApplyError::WouldBlock);
@@ -141,6 +144,14 @@ impl Recent {
         Ok(())
     }
 
+    /// Waits until another table may be frozen for looking at a moment.
+    ///
+    /// # Errors
+    /// Why the thread cannot go on.
+    pub(super) fn await_room(&self) -> Result<(), ApplyError> {
+        self.make_room(MOST_SMALL, Mode::Blocking)
+    }
+
     fn wait<'a>(&self, progress: MutexGuard<'a, Progress>) -> MutexGuard<'a, Progress> {
         self.changed
             .wait(progress)
@@ -148,14 +159,12 @@ impl Recent {
     }
 
     /// Begins another table. Answers the number of the last one frozen.
-    pub(super) fn freeze(&self, _writing: &Writing<'_>) -> u64 {
-        let mut tables = self.tables_mut();
+    fn freeze(&self, tables: &mut Tables) -> u64 {
         let mut progress = self.progress();
         if !tables.active.is_empty() {
-            let next = tables
-                .spare
-                .take()
-                .unwrap_or_else(|| Table::new(self.limit));
+            let slots = tables.active.len();
+            let spare = tables.spare.take();
+            let next = spare.unwrap_or_else(|| Table::new(self.limit, slots));
             let full = std::mem::replace(&mut tables.active, next);
             progress.frozen += 1;
             let frozen = Frozen::new(full, progress.frozen);
@@ -165,12 +174,20 @@ impl Recent {
         progress.frozen
     }
 
-    /// Waits until everything written is in the database.
+    /// What the database may lack at this moment, newest first, and what `look` finds at the same moment. For one who holds the database: a
+    /// state that takes its place takes the tables too.
+    pub(super) fn moment<T>(&self, look: impl FnOnce() -> T) -> (Vec<Arc<Frozen>>, T) {
+        let mut tables = self.tables_mut();
+        self.freeze(&mut tables);
+        (tables.frozen.iter().rev().cloned().collect(), look())
+    }
+
+    /// Waits until everything written so far is in the database.
     ///
     /// # Errors
     /// Why the thread cannot go on.
-    pub(super) fn drain(&self, writing: &Writing<'_>) -> Result<(), ApplyError> {
-        let last = self.freeze(writing);
+    pub(super) fn drain(&self) -> Result<(), ApplyError> {
+        let last = self.freeze(&mut self.tables_mut());
         self.await_stored(last)
     }
 
@@ -178,7 +195,7 @@ impl Recent {
     ///
     /// # Errors
     /// Why the thread cannot go on.
-    pub(super) fn await_stored(&self, number: u64) -> Result<(), ApplyError> {
+    fn await_stored(&self, number: u64) -> Result<(), ApplyError> {
         let mut progress = self.progress();
         while progress.stored < number {
             check(&progress)?;
@@ -216,31 +233,39 @@ impl Recent {
 
     /// For the thread: the oldest table is in the database.
     pub(super) fn stored(&self, table: Arc<Frozen>) {
-        let number = table.number;
-        let mut tables = self.tables_mut();
-        tables.frozen.pop_front();
+        self.tables_mut().frozen.pop_front();
+        self.progress().stored = table.number;
+        self.changed.notify_all();
+        // Nobody waits while its memory is made ready again.
         if let Some(frozen) = Arc::into_inner(table) {
             let mut spare = frozen.into_table();
-            spare.clear();
-            tables.spare = Some(spare);
+            // One that a large value has made larger is not kept.
+            if spare.capacity() <= 2 * self.limit {
+                spare.clear();
+                self.tables_mut().spare = Some(spare);
+            }
         }
-        self.progress().stored = number;
-        self.changed.notify_all();
     }
 
     /// For the thread: it cannot go on.
-    pub(super) fn fail(&self, reason: &ApplyError) {
-        self.progress().failed = Some(reason.to_string());
+    pub(super) fn fail(&self, reason: String) {
+        self.progress().failed.get_or_insert(reason);
         self.changed.notify_all();
     }
 
     /// The thread is to end when everything is in the database.
     pub(super) fn stop(&self) {
-        if let Ok(writing) = self.begin(Mode::Blocking) {
-            self.freeze(&writing);
-        }
+        self.freeze(&mut self.tables_mut());
         self.progress().stopping = true;
         self.changed.notify_all();
+    }
+}
+
+/// Bytes that a change takes, about.
+fn size(change: &Change<'_>) -> usize {
+    match change {
+        Change::Put(key, value) | Change::DeleteRange(key, value) => key.len() + value.len(),
+        Change::Delete(key) => key.len(),
     }
 }
 

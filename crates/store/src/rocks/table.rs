@@ -45,10 +45,10 @@ const AHEAD: usize = 16;
 const SLOT_BYTES: usize = size_of::<Slot>() + 1;
 
 impl Table {
-    /// Room for this many bytes is set aside.
-    pub(super) fn new(bytes: usize) -> Table {
+    /// Room for this many bytes and keys is set aside.
+    pub(super) fn new(bytes: usize, keys: usize) -> Table {
         Table {
-            slots: HashTable::new(),
+            slots: HashTable::with_capacity(keys),
             bytes: Vec::with_capacity(bytes),
             hasher: RandomState::default(),
         }
@@ -56,6 +56,16 @@ impl Table {
 
     pub(super) fn is_empty(&self) -> bool {
         self.slots.is_empty()
+    }
+
+    /// Keys changed.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Bytes set aside for keys and values.
+    pub(super) fn capacity(&self) -> usize {
+        self.bytes.capacity()
     }
 
     /// Bytes in use.
@@ -71,8 +81,10 @@ impl Table {
         found.map(|slot| slot.value(&self.bytes))
     }
 
-    /// Stores a value, or with `None` that the key is removed. Both are shorter than 4 GiB: commands are.
+    /// Stores a value, or with `None` that the key is removed.
     pub(super) fn set(&mut self, key: &[u8], value: Option<&[u8]>) {
+        let longest = key.len().max(value.map_or(0, <[u8]>::len));
+        assert!(longest <= u32::MAX as usize, "commands are shorter");
         let (bytes, hasher) = (&mut self.bytes, &self.hasher);
         let (removed, value) = (value.is_none(), value.unwrap_or_default());
         let hash = hasher.hash_one(key);
@@ -168,7 +180,7 @@ impl Frozen {
         for slots in self.order().chunks(AHEAD) {
             // They lie anywhere: looking at all of them first makes the CPU fetch them side by side.
             let ends = slots.iter().map(|slot| {
-                let last = slot.at + (slot.key + slot.value).saturating_sub(1) as usize;
+                let last = slot.at + (slot.key as usize + slot.value as usize).saturating_sub(1);
                 [slot.at, last].map(|at| bytes.get(at).copied().unwrap_or_default())
             });
             std::hint::black_box(ends.fold([0, 0], |[a, b], [c, d]| [a ^ c, b ^ d]));
@@ -217,7 +229,7 @@ mod tests {
             ),
             from in prop::collection::vec(0u8..3, 0..12),
         ) {
-            let (mut table, mut map) = (Table::new(0), BTreeMap::new());
+            let (mut table, mut map) = (Table::new(0, 0), BTreeMap::new());
             for round in 0..2 {
                 table.clear();
                 map.clear();

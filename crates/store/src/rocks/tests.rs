@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::process::getpriority_process;
@@ -9,6 +9,13 @@ const SMALL: RocksOptions = RocksOptions {
     block_cache_bytes: 1 << 20,
     write_buffer_bytes: 256,
 };
+
+impl RocksKv {
+    /// While it is there nothing that was written reaches the database.
+    pub(crate) fn held_back(&self) -> impl Drop {
+        self.shared.db.write().unwrap()
+    }
+}
 
 fn put(kv: &RocksKv, pairs: &[(&[u8], &[u8])], mode: Mode) -> Result<(), ApplyError> {
     let mut changes = pairs.iter().map(|(key, value)| Change::Put(key, value));
@@ -57,11 +64,10 @@ fn one_moment_is_one_moment_at_every_stage() {
         .map(|(key, value)| (&key[..], &value[..]))
         .collect();
     put(&kv, &pairs, Mode::Blocking).unwrap();
-    let number = |value: &[u8]| u64::from_le_bytes(value.try_into().unwrap());
-    let over = AtomicBool::new(false);
+    let number = |value: &[u8]| u64::from_le_bytes(value[..8].try_into().unwrap());
+    let (over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
-            let mut looks = 0;
             while !over.load(Ordering::Relaxed) {
                 let many = kv.get_many(&accounts, Mode::Blocking).unwrap();
                 let sum: u64 = many.iter().flatten().map(|value| number(value)).sum();
@@ -76,11 +82,13 @@ fn one_moment_is_one_moment_at_every_stage() {
                     .unwrap();
                     assert_eq!(sum, 800);
                 }
-                looks += 1;
+                looks.fetch_add(1, Ordering::Relaxed);
             }
-            looks
         });
-        for step in 0..20_000u64 {
+        for step in 0u64.. {
+            if step >= 20_000 && looks.load(Ordering::Relaxed) >= 300 || reading.is_finished() {
+                break;
+            }
             let (from, to) = ((step * 7 % 8) as usize, (step * 3 % 8) as usize);
             let moved = match step % 5 {
                 0 => balances[from],
@@ -91,7 +99,10 @@ fn one_moment_is_one_moment_at_every_stage() {
             }
             balances[from] -= moved;
             balances[to] += moved;
-            let (less, more) = (balances[from].to_le_bytes(), balances[to].to_le_bytes());
+            // Of many lengths, so that values move and tables fill.
+            let value =
+                |sum: u64| [&sum.to_le_bytes()[..], &[0; 32][..step as usize % 32]].concat();
+            let (less, more) = (value(balances[from]), value(balances[to]));
             let giving = match balances[from] {
                 0 => Change::Delete(&accounts[from]),
                 _ => Change::Put(&accounts[from], &less),
@@ -100,16 +111,19 @@ fn one_moment_is_one_moment_at_every_stage() {
             kv.write(&mut changes.into_iter(), Mode::Blocking).unwrap();
         }
         over.store(true, Ordering::Relaxed);
-        assert!(reading.join().unwrap() > 0);
+        reading.join().unwrap();
     });
     let wanted: Vec<_> = (accounts.into_iter().zip(balances))
         .filter(|(_, sum)| *sum > 0)
-        .map(|(key, sum)| (key, sum.to_le_bytes().to_vec()))
         .collect();
-    assert_eq!(all(&kv), wanted);
+    let found = |kv: &RocksKv| -> Vec<_> {
+        let all = all(kv).into_iter();
+        all.map(|(key, value)| (key, number(&value))).collect()
+    };
+    assert_eq!(found(&kv), wanted);
     drop(kv);
     let kv = RocksKv::open(place.path(), &SMALL).unwrap();
-    assert_eq!(all(&kv), wanted, "closing keeps everything");
+    assert_eq!(found(&kv), wanted, "closing keeps everything");
 }
 
 #[test]

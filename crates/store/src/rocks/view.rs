@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rocksdb::{DB, ReadOptions};
 
 use super::fatal;
+use super::recent::Recent;
 use super::table::Frozen;
 use crate::kv::View;
 use crate::machine::ApplyError;
@@ -22,27 +23,21 @@ self_cell::self_cell!(
 
 /// The state as of one moment.
 pub(super) struct Moment {
+    below: HeldDb,
     /// Newest first.
     recent: Vec<Arc<Frozen>>,
-    below: HeldDb,
 }
 
 impl Moment {
-    /// `recent`, newest first: what the database may lack. The caller sees to it that no table leaves them and none joins meanwhile.
-    pub(super) fn new(db: &Arc<DB>, recent: Vec<Arc<Frozen>>) -> Moment {
-        Moment {
-            recent,
-            below: HeldDb::new(Arc::clone(db), |db| db.snapshot()),
-        }
+    /// This moment.
+    pub(super) fn new(db: &Arc<DB>, recent: &Recent) -> Moment {
+        let snapshot = || HeldDb::new(Arc::clone(db), |db| db.snapshot());
+        let (recent, below) = recent.moment(snapshot);
+        Moment { below, recent }
     }
 }
 
 impl View for Moment {
-    fn is_freed_slowly(&self) -> bool {
-        // It may be the last to have them, and each has its memory.
-        !self.recent.is_empty()
-    }
-
     fn scan(
         &self,
         from: &[u8],
@@ -57,6 +52,10 @@ impl View for Moment {
             let firsts = recent.iter_mut().filter_map(|walk| walk.peek());
             let first = firsts.map(|(key, _)| *key).min();
             let stored = below.item();
+            if stored.is_none() {
+                // Its end, or it could not be read.
+                below.status().map_err(fatal)?;
+            }
             let key = match (first, stored) {
                 (Some(first), Some((key, _))) => first.min(key),
                 (Some(first), None) => first,
@@ -82,6 +81,6 @@ impl View for Moment {
                 below.next();
             }
         }
-        below.status().map_err(fatal)
+        Ok(())
     }
 }

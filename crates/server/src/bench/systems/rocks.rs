@@ -40,7 +40,7 @@ fn open(directory: &Path, wal: &Path) -> Result<DB> {
     options.create_if_missing(true);
     options.set_block_based_table_factory(&table);
     let mut levels = [DBCompressionType::Lz4; 7];
-    (levels[0], levels[1]) = (DBCompressionType::None, DBCompressionType::None);
+    levels[0] = DBCompressionType::None;
     options.set_compression_per_level(&levels);
     options.set_write_buffer_size(16 << 20);
     options.set_max_write_buffer_number(4);
