@@ -92,7 +92,7 @@ impl RocksKv {
         remove_others(directory, generation);
         let shared = Arc::new(Shared {
             db: RwLock::new(Some((Arc::new(db), generation))),
-            recent: Recent::new(options.write_buffer_bytes),
+            recent: Recent::new(options.write_buffer_bytes / 4),
         });
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()
@@ -233,13 +233,6 @@ fn remove_others(directory: &Path, generation: u64) {
     }
 }
 
-/// What lies in level 0 is soon rewritten.
-const COMPRESSION: [DBCompressionType; 7] = {
-    let mut levels = [DBCompressionType::Lz4; 7];
-    levels[0] = DBCompressionType::None;
-    levels
-};
-
 fn open_db(path: &Path, tuning: &RocksOptions, create: bool) -> Result<DB, ApplyError> {
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(&Cache::new_lru_cache(tuning.block_cache_bytes));
@@ -248,7 +241,7 @@ fn open_db(path: &Path, tuning: &RocksOptions, create: bool) -> Result<DB, Apply
     let mut options = Options::default();
     options.create_if_missing(create);
     options.set_block_based_table_factory(&table);
-    options.set_compression_per_level(&COMPRESSION);
+    options.set_compression_type(DBCompressionType::Lz4);
     options.set_write_buffer_size(tuning.write_buffer_bytes);
     options.set_max_write_buffer_number(4);
     options.set_max_background_jobs(2);

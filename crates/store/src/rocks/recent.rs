@@ -12,9 +12,9 @@ use crate::kv::Change;
 use crate::machine::{ApplyError, Mode};
 
 /// Tables that may wait for the thread; with one more, writers do.
-const MOST_FROZEN: u64 = 2;
+const MOST_FROZEN: u64 = 8;
 /// With as many, those who look at a moment wait before they freeze another, however little is in it.
-const MOST_SMALL: u64 = 8;
+const MOST_SMALL: u64 = 16;
 
 /// The tables.
 pub(super) struct Tables {

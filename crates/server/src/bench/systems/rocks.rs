@@ -39,9 +39,7 @@ fn open(directory: &Path, wal: &Path) -> Result<DB> {
     let mut options = Options::default();
     options.create_if_missing(true);
     options.set_block_based_table_factory(&table);
-    let mut levels = [DBCompressionType::Lz4; 7];
-    levels[0] = DBCompressionType::None;
-    options.set_compression_per_level(&levels);
+    options.set_compression_type(DBCompressionType::Lz4);
     options.set_write_buffer_size(16 << 20);
     options.set_max_write_buffer_number(4);
     options.set_max_background_jobs(2);
