@@ -147,7 +147,18 @@ pub(crate) struct Mapping {
     method: Method,
     tracker: Option<Box<Tracker>>,
     /// Keeps the lock on the file.
-    _file: Option<File>,
+    _file: Option<HeldFile>,
+}
+
+/// A file whose lock, if there is one, goes with it. Closing the file would not do: a process that another thread has just forked has
+/// it open until it executes its program.
+struct HeldFile(File);
+
+impl Drop for HeldFile {
+    fn drop(&mut self) {
+        // SAFETY: flock on a descriptor that is open. What cannot be unlocked is unlocked with its last descriptor.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+    }
 }
 
 // SAFETY: the pointer is to memory owned by the mapping; who may read or write which bytes is decided by `Area` and
@@ -278,7 +289,7 @@ impl Region {
                 },
             });
         }
-        Region::open_locked(file, options).inspect_err(|_| {
+        Region::of_file(HeldFile(file), options).inspect_err(|_| {
             if options.create && !existed {
                 // The error stands whether or not the half-made file can be removed.
                 let _ = std::fs::remove_file(path);
@@ -311,19 +322,19 @@ impl Region {
             create: false,
             flush,
         };
-        Region::open_locked(file, &options)
+        Region::of_file(HeldFile(file), &options)
     }
 
-    fn open_locked(file: File, options: &RegionOptions) -> Result<Region, RegionError> {
-        let path = &options.path;
+    fn of_file(held: HeldFile, options: &RegionOptions) -> Result<Region, RegionError> {
+        let (file, path) = (&held.0, &options.path);
         let fail = |action, source| RegionError::Io {
             path: path.clone(),
             action,
             source,
         };
         let metadata = file.metadata().map_err(|error| fail("stat", error))?;
-        let kind = probe(&file, &metadata, path)
-            .map_err(|error| fail("stat the file system of", error))?;
+        let kind =
+            probe(file, &metadata, path).map_err(|error| fail("stat the file system of", error))?;
         let kind = kind.ok_or_else(|| RegionError::NotMappable(path.clone()))?;
         let unit = if matches!(kind, Kind::HugeTlb | Kind::DeviceDax) {
             HUGE_BYTES
@@ -338,7 +349,7 @@ impl Region {
         }
         let is_device = kind == Kind::DeviceDax;
         if !is_device && options.create && metadata.len() == 0 {
-            if let Err(error) = reserve(&file, kind, options.len) {
+            if let Err(error) = reserve(file, kind, options.len) {
                 // A file of part of the size would look like another region next time.
                 let _ = file.set_len(0);
                 return Err(fail("reserve space for", error));
@@ -358,12 +369,12 @@ impl Region {
         let len = options.len as usize;
         // MAP_SYNC is granted only where the file system maps persistent memory directly.
         let synced = matches!(kind, Kind::File)
-            .then(|| map(&file, len, true).ok())
+            .then(|| map(file, len, true).ok())
             .flatten();
         let (start, kind) = match synced {
             Some(start) => (start, Kind::FsDax),
             None => {
-                let start = map(&file, len, is_device).or_else(|_| map(&file, len, false));
+                let start = map(file, len, is_device).or_else(|_| map(file, len, false));
                 (start.map_err(|error| fail("map", error))?, kind)
             }
         };
@@ -379,7 +390,7 @@ impl Region {
             _memory: Arc::new(memory),
             method,
             tracker: None,
-            _file: Some(file),
+            _file: Some(held),
         };
         Ok(Region::from_mapping(
             mapping,

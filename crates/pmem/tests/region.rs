@@ -1,5 +1,6 @@
 //! Regions of each kind that this machine has, and every reason why one cannot be used.
 
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -190,6 +191,29 @@ fn region_has_one_user() {
     assert!(matches!(error, RegionError::InUse(_)), "{error}");
     drop(area);
     Region::open(&options(&path, LEN, false)).unwrap();
+}
+
+#[test]
+fn the_lock_ends_with_the_region_whoever_else_has_the_file_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("region");
+    let region = Region::open(&options(&path, LEN, true)).unwrap();
+    // As a child has it between fork and exec.
+    let is_region = |entry: &std::fs::DirEntry| {
+        std::fs::read_link(entry.path()).is_ok_and(|target| target == path)
+    };
+    let mut files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let descriptor = files
+        .find(is_region)
+        .expect("the region's file")
+        .file_name();
+    let descriptor = descriptor.to_str().unwrap().parse().unwrap();
+    // SAFETY: the region keeps it open meanwhile.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let childs = descriptor.try_clone_to_owned().unwrap();
+    drop(region);
+    Region::open(&options(&path, LEN, false)).expect("nobody uses it");
+    drop(childs);
 }
 
 #[test]

@@ -34,6 +34,7 @@ pub struct Core {
     pub port: Port,
     pub queues: BTreeMap<u64, Queue>,
     pub registrations: BTreeMap<u64, Registration>,
+    pub revoking: Option<Revoking>,
     pub slots: Slots<Work>,
     pub buffers: Buffers,
     /// The endpoint's own memory for receives into it, where the provider wants it registered.
@@ -62,7 +63,6 @@ pub struct Core {
     received: usize,
     batch: Vec<Completion>,
     next_timer: Instant,
-    pub revoking: Option<Revoking>,
 }
 
 /// What a fresh core is made of.
@@ -83,6 +83,7 @@ impl Core {
             port: parts.port,
             queues: BTreeMap::new(),
             registrations: BTreeMap::new(),
+            revoking: None,
             slots: Slots::new(MAX_SLOTS),
             buffers: Buffers::default(),
             local: parts.local,
@@ -106,7 +107,6 @@ impl Core {
             received: 0,
             batch: Vec::new(),
             next_timer: Instant::now() + TIMER,
-            revoking: None,
         };
         core.fill_receives()?;
         Ok(core)

@@ -224,6 +224,8 @@ pub struct Registration {
 /// A registration that is ending.
 pub struct Revoking {
     pub key: u64,
+    /// Dropping it ends remote access.
+    pub memory: Registered,
     /// Connections that were given the means to use it and did not say yet that nothing is under way.
     pub waiting: BTreeSet<u64>,
     /// Some ended without saying so: what they have under way can only be cut off.

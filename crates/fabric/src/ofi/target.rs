@@ -337,8 +337,9 @@ impl Core {
         Ok(MemoryKey { id, token, len })
     }
 
-    /// The first half of a revocation: the provider takes no new operation under the key, and peers that may have some
-    /// under way are asked to say when they have not.
+    /// The first half of a revocation: nobody is given the means any more, and peers that were are asked to say when they have nothing
+    /// under way. The provider refuses them only in the second half: libfabric 1.17's shm never answers an operation that it refuses, and
+    /// all that its initiator posts behind it waits for that answer.
     pub fn begin_revoke(&mut self, key: &MemoryKey) -> Result<(), FabricError> {
         let known = self
             .registrations
@@ -349,7 +350,6 @@ impl Core {
             return Err(FabricError::Unknown("registration"));
         };
         let granted = registration.granted;
-        drop(registration.memory);
         for &id in &granted {
             self.tell(id, Kind::Revoked, [key.id, 0, 0, 0, 0], Vec::new());
         }
@@ -358,6 +358,7 @@ impl Core {
             .partition(|id| self.connections.contains_key(id));
         self.revoking = Some(Revoking {
             key: key.id,
+            memory: registration.memory,
             waiting,
             lost: !ended.is_empty(),
         });
@@ -377,6 +378,7 @@ impl Core {
         let Some(revoking) = self.revoking.take() else {
             return Ok(());
         };
+        drop(revoking.memory);
         if revoking.waiting.is_empty() && !revoking.lost {
             return Ok(());
         }
