@@ -1,13 +1,13 @@
 //! The state machine over any ordered map: commands, sessions and applied indexes become one atomic batch per call.
 
+mod meta;
 mod scan;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cyclone_wire::batch;
-use cyclone_wire::codec::{DecodeError, Reader};
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::{Failure, Reply};
@@ -63,28 +63,6 @@ pub struct KvMachine<K> {
     held: HeldViews,
 }
 
-fn meta_key(log: u16) -> [u8; 3] {
-    let [high, low] = log.to_be_bytes();
-    [space::META, high, low]
-}
-
-fn meta_value(applied: u64, term: u64, clock_ms: u64) -> [u8; 24] {
-    let mut value = [0; 24];
-    value[..8].copy_from_slice(&applied.to_le_bytes());
-    value[8..16].copy_from_slice(&term.to_le_bytes());
-    value[16..].copy_from_slice(&clock_ms.to_le_bytes());
-    value
-}
-
-/// Applied index, term and clock; the first format had no clock.
-fn read_meta(value: &[u8]) -> Result<(u64, u64, u64), DecodeError> {
-    let mut reader = Reader::new(value);
-    let (applied, term) = (reader.u64()?, reader.u64()?);
-    let clock_ms = if reader.left() == 0 { 0 } else { reader.u64()? };
-    reader.finish()?;
-    Ok((applied, term, clock_ms))
-}
-
 /// One of the logs that an entry is of.
 struct Share<'a> {
     log: u16,
@@ -138,27 +116,16 @@ impl<K: Kv> KvMachine<K> {
     }
 
     fn log(&self, log: u16) -> Result<MutexGuard<'_, Log>, ApplyError> {
-        let log = self
-            .logs
-            .get(usize::from(log))
-            .ok_or_else(|| ApplyError::Fatal(format!("no log {log}")))?;
-        Ok(log.lock().unwrap_or_else(PoisonError::into_inner))
+        self.log_for(log, Mode::Blocking)
     }
 
     /// The log for one call: the event loop does not wait for a worker that has it.
     fn log_for(&self, log: u16, mode: Mode) -> Result<MutexGuard<'_, Log>, ApplyError> {
-        if mode == Mode::Blocking {
-            return self.log(log);
-        }
         let log = self
             .logs
             .get(usize::from(log))
             .ok_or_else(|| ApplyError::Fatal(format!("no log {log}")))?;
-        match log.try_lock() {
-            Ok(guard) => Ok(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => Err(ApplyError::WouldBlock),
-        }
+        mode.lock(log.try_lock(), || log.lock())
     }
 
     fn publish(&self, log: u16, state: &Log) {
@@ -203,8 +170,8 @@ impl<K: Kv> KvMachine<K> {
         for number in 0..self.logs.len() as u16 {
             let mut log = self.log(number)?;
             log.sessions = Sessions::new(number, self.limits.max_sessions);
-            let meta = self.kv.get(&meta_key(number), Mode::Blocking)?;
-            let meta = meta.map_or(Ok((0, 0, 0)), |value| read_meta(&value));
+            let meta = self.kv.get(&meta::key(number), Mode::Blocking)?;
+            let meta = meta.map_or(Ok((0, 0, 0)), |value| meta::read(&value));
             (log.applied, log.term, log.clock_ms) = meta.map_err(|error| {
                 ApplyError::Fatal(format!(
                     "the applied index of log {number} is damaged: {error}"
@@ -381,7 +348,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             if applied == state.applied {
                 return Ok(());
             }
-            let place = (meta_key(log), meta_value(applied, term, clock_ms));
+            let place = (meta::key(log), meta::value(applied, term, clock_ms));
             self.write(&overlay, &changes, &[place], mode)
         };
         match attempt() {
@@ -447,8 +414,8 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                 &mut clock_ms,
             )?;
             let place = |(log, entry): &(u16, EntryInput<'_>)| {
-                let value = meta_value(entry.index, entry.term, clock_ms);
-                (meta_key(*log), value)
+                let value = meta::value(entry.index, entry.term, clock_ms);
+                (meta::key(*log), value)
             };
             let places: Vec<_> = parts.iter().map(place).collect();
             self.write(&overlay, &changes, &places, mode)?;

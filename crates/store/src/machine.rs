@@ -1,6 +1,7 @@
 //! The trait between the log and what it is applied to.
 
 use std::path::Path;
+use std::sync::{LockResult, PoisonError, TryLockError};
 
 use cyclone_wire::command::Query;
 use cyclone_wire::reply::Reply;
@@ -12,6 +13,24 @@ pub enum Mode {
     NonBlocking,
     /// As long as it takes. For worker threads.
     Blocking,
+}
+
+impl Mode {
+    /// The lock that was tried; if somebody has it, the one waited for, where this mode waits. A panic of theirs changes nothing.
+    pub(crate) fn lock<G>(
+        self,
+        tried: Result<G, TryLockError<G>>,
+        wait: impl FnOnce() -> LockResult<G>,
+    ) -> Result<G, ApplyError> {
+        match tried {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if self == Mode::NonBlocking => {
+                Err(ApplyError::WouldBlock)
+            }
+            Err(TryLockError::WouldBlock) => Ok(wait().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
 }
 
 /// A committed entry.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::kv::{Change, Kv, View, space};
 use crate::machine::{ApplyError, Mode};
@@ -47,25 +47,11 @@ impl MemoryKv {
     }
 
     fn reading(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Map>, ApplyError> {
-        match (mode, self.map.try_read()) {
-            (_, Ok(guard)) => Ok(guard),
-            (_, Err(TryLockError::Poisoned(poisoned))) => Ok(poisoned.into_inner()),
-            (Mode::NonBlocking, Err(TryLockError::WouldBlock)) => Err(ApplyError::WouldBlock),
-            (Mode::Blocking, Err(TryLockError::WouldBlock)) => {
-                Ok(self.map.read().unwrap_or_else(PoisonError::into_inner))
-            }
-        }
+        mode.lock(self.map.try_read(), || self.map.read())
     }
 
     fn writing(&self, mode: Mode) -> Result<RwLockWriteGuard<'_, Map>, ApplyError> {
-        match (mode, self.map.try_write()) {
-            (_, Ok(guard)) => Ok(guard),
-            (_, Err(TryLockError::Poisoned(poisoned))) => Ok(poisoned.into_inner()),
-            (Mode::NonBlocking, Err(TryLockError::WouldBlock)) => Err(ApplyError::WouldBlock),
-            (Mode::Blocking, Err(TryLockError::WouldBlock)) => {
-                Ok(self.map.write().unwrap_or_else(PoisonError::into_inner))
-            }
-        }
+        mode.lock(self.map.try_write(), || self.map.write())
     }
 
     fn write_to(&self, path: &Path) -> Result<(), ApplyError> {

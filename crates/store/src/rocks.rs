@@ -2,13 +2,14 @@
 //! that a memtable flush carries all of them or none. Changes gather in a hash table before they reach it, many at a time and in order
 //! (docs/adr/0051).
 
+mod pace;
 mod recent;
 mod table;
 mod view;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, TryLockError};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::{self, JoinHandle};
 
 use rocksdb::checkpoint::Checkpoint;
@@ -25,6 +26,9 @@ use self::view::Moment;
 use crate::kv::{Change, Kv, View};
 use crate::machine::{ApplyError, Mode};
 
+/// Tables of changes that fill a memtable.
+const TABLES_OF_MEMTABLE: usize = 4;
+
 /// What RocksDB's threads for compactions are called; those for flushes are `rocksdb:high`.
 const COMPACTION_THREADS: &str = "rocksdb:low";
 
@@ -33,7 +37,7 @@ const COMPACTION_THREADS: &str = "rocksdb:low";
 pub struct RocksOptions {
     /// Block cache in bytes.
     pub block_cache_bytes: usize,
-    /// Bytes of changes that gather before they go to RocksDB, and of its memtable, whose flush begins when it is full.
+    /// Bytes of RocksDB's memtable, whose flush begins when it is full. Changes gather in tables of a quarter of that before they go there.
     pub write_buffer_bytes: usize,
 }
 
@@ -92,7 +96,7 @@ impl RocksKv {
         remove_others(directory, generation);
         let shared = Arc::new(Shared {
             db: RwLock::new(Some((Arc::new(db), generation))),
-            recent: Recent::new(options.write_buffer_bytes / 4),
+            recent: Recent::new(options.write_buffer_bytes / TABLES_OF_MEMTABLE),
         });
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()
@@ -134,14 +138,7 @@ impl Drop for RocksKv {
 impl Shared {
     /// The database; the event loop does not wait for an installation that has it.
     fn guard(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Option<Generation>>, ApplyError> {
-        match (mode, self.db.try_read()) {
-            (_, Ok(guard)) => Ok(guard),
-            (_, Err(TryLockError::Poisoned(poisoned))) => Ok(poisoned.into_inner()),
-            (Mode::NonBlocking, Err(TryLockError::WouldBlock)) => Err(ApplyError::WouldBlock),
-            (Mode::Blocking, Err(TryLockError::WouldBlock)) => {
-                Ok(self.db.read().unwrap_or_else(PoisonError::into_inner))
-            }
-        }
+        mode.lock(self.db.try_read(), || self.db.read())
     }
 
     fn with<T>(

@@ -4,9 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::{
     Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-    TryLockError,
 };
+use std::thread;
+use std::time::Instant;
 
+use super::pace::Pace;
 use super::table::{Frozen, Table};
 use crate::kv::Change;
 use crate::machine::{ApplyError, Mode};
@@ -35,13 +37,25 @@ impl Tables {
 }
 
 /// How far the thread is.
-#[derive(Default)]
 struct Progress {
     /// Tables frozen so far, and of those in RocksDB.
     frozen: u64,
     stored: u64,
+    pace: Pace,
     failed: Option<String>,
     stopping: bool,
+}
+
+impl Progress {
+    /// Tables that wait for the thread, or that it is handing over.
+    fn waiting(&self) -> u64 {
+        self.frozen - self.stored
+    }
+
+    /// A part of a table is written.
+    fn took(&mut self, part: f64) {
+        self.pace.took(part, self.waiting(), Instant::now());
+    }
 }
 
 /// Locks are taken in the order of the fields; the database's stands between the first and the second, and is not held while waiting.
@@ -66,7 +80,13 @@ impl Recent {
                 frozen: VecDeque::new(),
                 spare: None,
             }),
-            progress: Mutex::new(Progress::default()),
+            progress: Mutex::new(Progress {
+                frozen: 0,
+                stored: 0,
+                pace: Pace::new(),
+                failed: None,
+                stopping: false,
+            }),
             changed: Condvar::new(),
             limit,
         }
@@ -90,14 +110,7 @@ impl Recent {
     /// # Errors
     /// [`ApplyError::WouldBlock`]: somebody writes.
     pub(super) fn begin(&self, mode: Mode) -> Result<Writing<'_>, ApplyError> {
-        match (mode, self.writers.try_lock()) {
-            (_, Ok(guard)) => Ok(guard),
-            (_, Err(TryLockError::Poisoned(poisoned))) => Ok(poisoned.into_inner()),
-            (Mode::NonBlocking, Err(TryLockError::WouldBlock)) => Err(ApplyError::WouldBlock),
-            (Mode::Blocking, Err(TryLockError::WouldBlock)) => {
-                Ok(self.writers.lock().unwrap_or_else(PoisonError::into_inner))
-            }
-        }
+        mode.lock(self.writers.try_lock(), || self.writers.lock())
     }
 
     /// Takes changes in, all or none of them. They are puts and deletes of single keys.
@@ -111,6 +124,7 @@ impl Recent {
         mode: Mode,
     ) -> Result<(), ApplyError> {
         let bytes: usize = changes.iter().map(size).sum();
+        self.await_turn(mode)?;
         let is_full = {
             let active = &self.tables().active;
             !active.is_empty() && active.size() + bytes > self.limit
@@ -119,7 +133,7 @@ impl Recent {
             self.make_room(MOST_FROZEN, mode)?;
             self.freeze(&mut self.tables_mut());
         }
-        check(&self.progress())?;
+        self.progress().took(bytes as f64 / self.limit as f64);
         let active = &mut self.tables_mut().active;
         for change in changes {
             match *change {
@@ -131,10 +145,25 @@ impl Recent {
         Ok(())
     }
 
+    /// Waits until the next write is due.
+    fn await_turn(&self, mode: Mode) -> Result<(), ApplyError> {
+        let progress = self.progress();
+        check(&progress)?;
+        let Some(wait) = progress.pace.wait(Instant::now()) else {
+            return Ok(());
+        };
+        if mode == Mode::NonBlocking {
+            return Err(ApplyError::WouldBlock);
+        }
+        drop(progress);
+        thread::sleep(wait);
+        check(&self.progress())
+    }
+
     /// Waits until fewer tables wait for the thread.
     fn make_room(&self, most: u64, mode: Mode) -> Result<(), ApplyError> {
         let mut progress = self.progress();
-        while progress.frozen - progress.stored >= most {
+        while progress.waiting() >= most {
             check(&progress)?;
             if mode == Mode::NonBlocking {
                 return Err(ApplyError::WouldBlock);
@@ -217,7 +246,7 @@ impl Recent {
     /// For the thread: waits for a table. `false`: there will be none.
     pub(super) fn await_frozen(&self) -> bool {
         let mut progress = self.progress();
-        while progress.stored == progress.frozen {
+        while progress.waiting() == 0 {
             if progress.stopping {
                 return false;
             }
@@ -228,13 +257,18 @@ impl Recent {
 
     /// For the thread: the next table to be handed over.
     pub(super) fn oldest(&self) -> Option<Arc<Frozen>> {
-        self.tables().frozen.front().cloned()
+        let oldest = self.tables().frozen.front().cloned();
+        self.progress().pace.begin(Instant::now());
+        oldest
     }
 
     /// For the thread: the oldest table is in the database.
     pub(super) fn stored(&self, table: Arc<Frozen>) {
         self.tables_mut().frozen.pop_front();
-        self.progress().stored = table.number;
+        let mut progress = self.progress();
+        progress.stored = table.number;
+        progress.pace.end(Instant::now());
+        drop(progress);
         self.changed.notify_all();
         // Nobody waits while its memory is made ready again.
         if let Some(frozen) = Arc::into_inner(table) {
