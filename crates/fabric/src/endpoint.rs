@@ -69,6 +69,23 @@ pub trait Endpoint: Send {
         context: u64,
     ) -> Result<(), FabricError>;
 
+    /// Posts appends to one queue, each with its context, as [`Endpoint::post`] would one after the other; together they may cost less.
+    /// Answers how many were taken: fewer than all is back-pressure.
+    fn post_appends(
+        &mut self,
+        connection: ConnectionId,
+        queue: &AppendKey,
+        appends: &[(&[u8], u64)],
+    ) -> Result<usize, FabricError> {
+        for (taken, &(bytes, context)) in appends.iter().enumerate() {
+            match self.post(connection, Operation::Append { queue, bytes }, context) {
+                Err(FabricError::Busy) => return Ok(taken),
+                posted => posted?,
+            }
+        }
+        Ok(appends.len())
+    }
+
     /// Opens a chain over connected peers' registrations, all of one length, first hop first.
     fn open_chain(
         &mut self,

@@ -101,7 +101,7 @@ pub(crate) fn fence() {
 
 /// Asks for a line to be brought into the caches; any address will do, nothing is read.
 #[inline]
-pub(crate) fn prefetch(line: *const u8) {
+pub(crate) fn prefetch_line(line: *const u8) {
     // SAFETY: a hint, which never faults; part of every x86-64 CPU.
     unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast()) }
 }
@@ -209,6 +209,12 @@ unsafe fn each_byte(to: *mut u8, len: usize) {
         // SAFETY: the caller vouches for the range; atomic, because others may look.
         unsafe { AtomicU8::from_ptr(to.add(at)) }.store(0, Ordering::Relaxed);
     }
+}
+
+/// Asks the CPU to have a value's first line in its caches soon.
+#[inline]
+pub fn prefetch<T>(value: &T) {
+    prefetch_line(std::ptr::from_ref(value).cast());
 }
 
 struct Features {

@@ -133,7 +133,7 @@ impl SharedArea {
         }
         let start = self.mapping.pointer(self.base + offset);
         for line in (0..len as usize).step_by(flush::LINE_BYTES) {
-            flush::prefetch(start.wrapping_add(line));
+            flush::prefetch_line(start.wrapping_add(line));
         }
     }
 

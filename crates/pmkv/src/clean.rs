@@ -9,12 +9,13 @@
 //! CommitVers are written down again before a segment with such is freed.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use cyclone_replication::rowan::posted_and_empty;
 use cyclone_replication::{Owner, Protocol, SegmentState};
 
 use crate::control::Control;
-use crate::digest::records_of;
+use crate::digest::{Found, records_of};
 use crate::entry::{self, Entry, HEADER_BYTES, Kind, Stamp};
 
 /// When values are refused, segments that are less live than this are cleaned too, in percent.
@@ -24,14 +25,31 @@ const CLEAN_BELOW_WHEN_FULL_PERCENT: u64 = 97;
 /// without need would go on for ever.
 const CLEAN_BELOW_AT_MOST_PERCENT: u64 = 90;
 
+/// From this part of the memory in use on, segments less live than usual are cleaned; below it, less live ones in proportion.
+const USUAL_FROM_USED_PERCENT: u64 = 75;
+
 /// Cleaning begins to take fuller segments when less than so many times as many are free as when values are refused: a
 /// memory that is mostly live would else be refused to its writers before anything is won back.
 const EARLY: u32 = 3;
 
+/// How long nothing is looked for to be cleaned after nothing was found.
+const LOOK_AGAIN_US: u64 = 100;
+
+/// An entry and its copy.
+struct Move<'a> {
+    from: u64,
+    to: u64,
+    entry: Entry<'a>,
+}
+
 impl Control {
-    /// Cleans one segment, if one is worth it.
-    pub(crate) fn clean_one(&mut self) -> bool {
+    /// Cleans one segment, if one is worth it. Where none was, it takes a moment before it is looked for again.
+    pub(crate) fn clean_one(&mut self, now_us: u64) -> bool {
+        if now_us < self.clean_due_us {
+            return false;
+        }
         let Some(segment) = self.victim() else {
+            self.clean_due_us = now_us + LOOK_AGAIN_US;
             return false;
         };
         if !self.copy_live(segment) {
@@ -43,7 +61,8 @@ impl Control {
         true
     }
 
-    /// Segments less live than this are cleaned, in percent: the more, the fewer are free.
+    /// Segments less live than this are cleaned, in percent: the more, the fewer are free. Those that may wait will have fewer live
+    /// entries to be copied.
     fn clean_below_percent(&self) -> u64 {
         if self.store.space().is_full() {
             return CLEAN_BELOW_WHEN_FULL_PERCENT;
@@ -52,8 +71,13 @@ impl Control {
         let more = CLEAN_BELOW_AT_MOST_PERCENT.saturating_sub(usual);
         let (free, full) = (self.table().free_segments(), self.config.full_below.max(1));
         let early = full.saturating_mul(EARLY);
-        let missing = u64::from(early.saturating_sub(free.max(full)));
-        usual + more * missing / u64::from(early - full)
+        if free < early {
+            let missing = u64::from(early - free.max(full));
+            return usual + more * missing / u64::from(early - full);
+        }
+        let all = u64::from(self.table().segments()).max(1);
+        let used_percent = (all - u64::from(free).min(all)) * 100 / all;
+        usual * used_percent.min(USUAL_FROM_USED_PERCENT) / USUAL_FROM_USED_PERCENT
     }
 
     /// The committed segment with the fewest live bytes, if they are few enough.
@@ -74,31 +98,51 @@ impl Control {
 
     /// Copies what is live in a segment; `false` if there was no room for all of it.
     fn copy_live(&mut self, segment: u32) -> bool {
-        let mut records = Vec::new();
+        let mut found = std::mem::take(&mut self.found);
+        found.clear();
         let table = self.backup.table();
-        let scanned = records_of(table, segment, &mut self.copy, |at, bytes, _| {
-            records.push((at, bytes.to_vec()));
+        let scanned = records_of(table, segment, &mut self.copy, |at, bytes, is_in_one| {
+            found.push(at, bytes, is_in_one);
         });
-        if scanned.is_err() {
-            self.stats.refused += 1;
-            return false;
-        }
-        let floor = self.oldest_epoch_but(segment);
-        let mut commits = Vec::new();
-        for (at, bytes) in records {
-            // Whole below its block's checksum; if not, it is nobody's.
-            let Ok(entry) = Entry::decode(&bytes) else {
-                continue;
-            };
-            if entry.header.kind == Kind::Commit {
-                commits.extend(entry.commits().map(|it| it.shard));
+        let copied = match scanned {
+            Ok(()) => self.copy_found(segment, &found),
+            Err(_) => {
+                self.stats.refused += 1;
+                false
             }
-            for (offset, member) in entry.members() {
-                let member_at = at + offset as u64;
-                let end = offset + member.header.len();
-                if !self.copy_one(member_at, &member, &bytes[offset..end], floor) {
-                    return false;
+        };
+        self.found = found;
+        copied
+    }
+
+    fn copy_found(&mut self, segment: u32, found: &Found) -> bool {
+        let floor = self.oldest_epoch_but(segment);
+        let store = Arc::clone(&self.store);
+        let (mut commits, mut moves) = (Vec::new(), Vec::new());
+        for part in found.parts(&store) {
+            let mut has_room = true;
+            for (at, bytes, _) in part {
+                // Whole below its block's checksum; what is no entry is nobody's.
+                let Ok(entry) = Entry::parse(bytes) else {
+                    continue;
+                };
+                if entry.header.kind == Kind::Commit {
+                    commits.extend(entry.commits().map(|it| it.shard));
                 }
+                for (offset, member) in entry.members() {
+                    let bytes = &bytes[offset..offset + member.header.len()];
+                    let from = at + offset as u64;
+                    has_room &= self.copy_one(from, member, bytes, floor, &mut moves);
+                }
+            }
+            // One fence for all of them; only then are the copies the ones that count.
+            self.log.fence();
+            for Move { from, to, entry } in moves.drain(..) {
+                self.store.relocate(from, to, &entry.header, entry.key);
+                self.log.settle(to);
+            }
+            if !has_room {
+                return false;
             }
         }
         self.copy_commits(commits)
@@ -121,9 +165,16 @@ impl Control {
     }
 
     /// Copies one entry if it is live; `false` if there was no room.
-    fn copy_one(&mut self, at: u64, member: &Entry<'_>, bytes: &[u8], floor: u64) -> bool {
+    fn copy_one<'a>(
+        &mut self,
+        from: u64,
+        member: Entry<'a>,
+        bytes: &[u8],
+        floor: u64,
+        moves: &mut Vec<Move<'a>>,
+    ) -> bool {
         let header = &member.header;
-        if !self.store.is_live(at, header, member.key) {
+        if !self.store.is_live(from, header, member.key) {
             return true;
         }
         let mut tombstone = Vec::new();
@@ -131,7 +182,7 @@ impl Control {
         if header.kind == Kind::Delete {
             let noted = member.value.try_into().ok().map(u64::from_le_bytes);
             if !self.keeps_tombstones && noted.is_some_and(|epoch| floor >= epoch) {
-                self.store.forget(at, header, member.key);
+                self.store.forget(from, header, member.key);
                 self.stats.tombstones_dropped += 1;
                 return true;
             }
@@ -146,13 +197,12 @@ impl Control {
             );
             copy = &tombstone;
         }
-        let Some(new) = self.log.append(header.stamp.bits(), copy) else {
+        let Some(to) = self.log.append(header.stamp.bits(), copy) else {
             return false;
         };
-        self.log.fence();
         self.stats.copied_bytes += copy.len() as u64;
-        self.store.relocate(at, new, header, member.key);
-        self.log.settle(new);
+        let entry = member;
+        moves.push(Move { from, to, entry });
         true
     }
 

@@ -12,7 +12,7 @@ use cyclone_replication::{
 
 use crate::checkpoint::{Sink, Start, Writing};
 use crate::configuration::{KeyHash, ServerId, ShardId};
-use crate::digest::{Digested, index, records_of};
+use crate::digest::{Digested, Found, index, records_of};
 use crate::entry::{Entry, Kind};
 use crate::log::Log;
 use crate::rebuild::rebuild;
@@ -89,6 +89,9 @@ pub struct Control {
     voids: Voids,
     /// Where segments are copied to, to be read.
     pub(crate) copy: Vec<u8>,
+    pub(crate) found: Found,
+    /// When something to be cleaned is looked for again.
+    pub(crate) clean_due_us: u64,
     memory: u64,
     checkpoint: Option<Writing>,
 }
@@ -126,6 +129,8 @@ impl Control {
             keeps_tombstones: true,
             voids: Voids::new(shards, voids),
             copy: Vec::new(),
+            found: Found::default(),
+            clean_due_us: 0,
             memory: start.memory,
             checkpoint: None,
         };
@@ -268,7 +273,7 @@ impl Control {
         busy |= self.copy_apart();
         busy |= self.digest_one();
         self.find_committed();
-        busy |= self.clean_one();
+        busy |= self.clean_one(now_us);
         busy |= self.write_checkpoint();
         self.tell();
         busy
@@ -389,16 +394,19 @@ impl Control {
         let base = self.store.heap().offset_of(used.segment);
         let epoch = table.entry(used.segment).map_or(0, |it| it.epoch);
         let mut max = WordMap::default();
-        let (store, voids, to_copy) = (&self.store, &self.voids, &mut self.to_copy);
-        let (assembler, copy) = (&mut self.assembler, &mut self.copy);
+        let (found, copy) = (&mut self.found, &mut self.copy);
+        found.clear();
         // It is used, and of this memory's protocol: the scan refuses nothing.
+        let assembler = &mut self.assembler;
         let scanned = scan_records(table, used.segment, assembler, copy, |record| {
-            let there = (base + record.offset, record.bytes, record.is_in_one);
-            let is_void = |shard| voids.covers(shard, epoch, record.offset);
-            if !index(store, is_void, there, &mut max) {
-                to_copy.push_back(record.bytes.to_vec());
-            }
+            found.push(base + record.offset, record.bytes, record.is_in_one);
         });
+        for there in self.found.parts(&self.store).flatten() {
+            let is_void = |shard| self.voids.covers(shard, epoch, there.0 - base);
+            if !index(&self.store, is_void, there, &mut max) {
+                self.to_copy.push_back(there.1.to_vec());
+            }
+        }
         if scanned.is_err() {
             self.stats.refused += 1;
         }

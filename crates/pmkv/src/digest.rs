@@ -3,7 +3,7 @@
 use cyclone_replication::frame::{Shape, scan_blocks};
 use cyclone_replication::{Assembler, BackupMemory, ReplicationError, scan_records};
 
-use crate::configuration::ShardId;
+use crate::configuration::{KeyHash, ShardId};
 use crate::entry::{Entry, Kind};
 use crate::store::Store;
 use crate::words::WordMap;
@@ -12,6 +12,55 @@ use crate::words::WordMap;
 pub(crate) struct Digested {
     pub segment: u32,
     pub max: WordMap<ShardId, u64>,
+}
+
+/// Records whose keys are looked up side by side.
+pub(crate) const AHEAD: usize = 16;
+
+/// Records of a segment: address, bytes, and whether these are known to lie there in one piece.
+#[derive(Default)]
+pub(crate) struct Found {
+    bytes: Vec<u8>,
+    /// Address, where the bytes end, whether they lie in one piece.
+    records: Vec<(u64, usize, bool)>,
+}
+
+impl Found {
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.records.clear();
+    }
+
+    pub fn push(&mut self, at: u64, bytes: &[u8], is_in_one: bool) {
+        self.bytes.extend_from_slice(bytes);
+        self.records.push((at, self.bytes.len(), is_in_one));
+    }
+
+    /// The records in parts; before a part is given, what the store knows of its keys is brought into the caches.
+    pub fn parts<'a>(
+        &'a self,
+        store: &'a Store,
+    ) -> impl Iterator<Item = impl Iterator<Item = (u64, &'a [u8], bool)>> {
+        let mut begin = 0;
+        self.records.chunks(AHEAD).map(move |part| {
+            let mut at = begin;
+            let records = part.iter().map(move |&(address, end, is_in_one)| {
+                let bytes = &self.bytes[at..end];
+                at = end;
+                (address, bytes, is_in_one)
+            });
+            begin = part.last().map_or(begin, |last| last.1);
+            store.bring(records.clone().filter_map(|(_, bytes, _)| key_of(bytes)));
+            records
+        })
+    }
+}
+
+/// Shard and hash of the key of an entry that is no batch.
+pub(crate) fn key_of(bytes: &[u8]) -> Option<(ShardId, u64)> {
+    let entry = Entry::parse(bytes).ok()?;
+    let is_of_key = matches!(entry.header.kind, Kind::Put | Kind::Delete);
+    is_of_key.then(|| (entry.header.stamp.shard, KeyHash::hash_of(entry.key)))
 }
 
 /// Indexes a record that lies at an address; `false` if it does not lie there in one piece. `bytes` are whole: another

@@ -127,6 +127,23 @@ impl Store {
         (object.kind() == Kind::Put).then(|| object.into_value())
     }
 
+    /// Brings what is looked at to publish these keys, or to find their entries, into the caches: all side by side, where one key after the
+    /// other would wait for each. By shard and hash.
+    pub fn bring(&self, keys: impl Iterator<Item = (ShardId, u64)> + Clone) {
+        for (shard, hash) in keys.clone() {
+            if let Some(shard) = self.shard(shard) {
+                shard.index.prefetch(hash);
+            }
+        }
+        for (shard, hash) in keys {
+            if let Some(shard) = self.shard(shard) {
+                shard
+                    .index
+                    .guess(hash, |address| self.heap.prefetch(address));
+            }
+        }
+    }
+
     /// Points a key at an entry, unless a newer one is known. Answers whether it does now.
     pub fn publish(&self, address: u64, header: &Header, key: &[u8]) -> bool {
         let Some(shard) = self.shard(header.stamp.shard) else {

@@ -111,6 +111,9 @@ pub trait Sender: Send {
         context: u64,
     ) -> Result<(), ReplicationError>;
 
+    /// Hands the fabric what [`Sender::append`] has gathered; [`Sender::poll`] does so too. For when nothing more is to be appended now.
+    fn post(&mut self) {}
+
     /// Makes progress and takes outcomes. Never waits. `now_us` never goes back. Who has nothing to append polls too, at
     /// least every 100 ms: a backup gives up a sender that does not answer it.
     fn poll(&mut self, now_us: u64, outcomes: &mut Vec<Outcome>);

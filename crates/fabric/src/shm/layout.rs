@@ -198,6 +198,11 @@ impl Tail {
         Tail(kept | ((self.segment() + 1) & Tail::SEGMENTS) << 24)
     }
 
+    /// The place so many units further on in the same segment.
+    pub(super) fn behind(self, units: u64) -> Tail {
+        Tail(self.0 + units)
+    }
+
     /// How many segments after this one are posted.
     pub(super) fn ahead(self, posted: u64) -> u64 {
         posted.wrapping_sub(self.segment() + 1) & Tail::SEGMENTS

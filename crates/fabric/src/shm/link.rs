@@ -30,12 +30,19 @@ pub(super) struct Link {
     own: Identity,
 }
 
-/// What came of an append.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Appended {
-    Durable,
-    /// No segment is posted; nothing was done.
+/// Why an append was not done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NotAppended {
+    /// No segment is posted.
     NoSegment,
+    /// For good.
+    Failed(FailureKind),
+}
+
+impl From<FailureKind> for NotAppended {
+    fn from(kind: FailureKind) -> NotAppended {
+        NotAppended::Failed(kind)
+    }
 }
 
 /// What an operation wants of a registration.
@@ -176,64 +183,86 @@ impl Link {
     }
 
     //= rowan §3.1
-    /// Appends, or finds no segment.
-    pub(super) fn append(
+    /// Appends one after the other; answers how many are durable, and why not all of them. One announcement and one fence do for all.
+    pub(super) fn append<'a>(
         &mut self,
         key: &AppendKey,
-        bytes: &[u8],
-    ) -> Result<Appended, FailureKind> {
+        appends: impl Iterator<Item = &'a [u8]> + Clone,
+    ) -> (usize, Result<(), NotAppended>) {
         let index = index_of(key.0.id);
         if key.0.id & QUEUE_BIT == 0 || index >= self.control().shape.queues {
-            return Err(FailureKind::NotRegistered);
+            return (0, Err(FailureKind::NotRegistered.into()));
         }
         let at = self.control().shape.queue(index);
         // Published before the fetch-add: the segment it will be given is this one or a later one.
         let lowest = Tail(self.control().load(at + queue::TAIL)).segment();
-        self.enter(Mark::queue(index, lowest, self.sequence))?;
-        let done = self.append_marked(at, key, bytes);
+        if let Err(kind) = self.enter(Mark::queue(index, lowest, self.sequence)) {
+            return (0, Err(kind.into()));
+        }
+        let mut appended = 0;
+        let done = self.append_marked(at, key, appends, &mut appended);
+        if appended > 0 {
+            self.fence();
+        }
         self.leave();
-        done
+        (appended, done)
     }
 
-    fn append_marked(
+    fn append_marked<'a>(
         &self,
         at: u64,
         key: &AppendKey,
-        bytes: &[u8],
-    ) -> Result<Appended, FailureKind> {
+        appends: impl Iterator<Item = &'a [u8]> + Clone,
+        appended: &mut usize,
+    ) -> Result<(), NotAppended> {
         let control = self.control();
         if control.load(at + queue::ID) != key.0.id {
-            return Err(FailureKind::NotRegistered);
+            return Err(FailureKind::NotRegistered.into());
         }
         if control.load(at + queue::TOKEN) != key.0.token.0 {
-            return Err(FailureKind::WrongToken);
+            return Err(FailureKind::WrongToken.into());
         }
-        let units = (bytes.len() as u64).max(1).div_ceil(64);
         let segment_units = control.load(at + queue::SEGMENT_BYTES) / 64;
-        if units > segment_units || segment_units > Tail::MAX_UNITS {
-            return Err(FailureKind::OutOfBounds);
-        }
         let places = control.load(at + queue::PLACES);
         if !places.is_power_of_two() || places > control.shape.posted {
-            return Err(bad_queue());
+            return Err(bad_queue().into());
         }
-        let wanted = Place {
+        let wanted = |units| Place {
             units,
             segment_units,
             places,
         };
-        let Some(place) = take_place(control, at, key.0.id, wanted)? else {
-            return Ok(Appended::NoSegment);
+        // Places for all at once, if the current segment has them.
+        let all: u64 = appends.clone().map(units_of).sum();
+        let left = segment_units.saturating_sub(Tail(control.load(at + queue::TAIL)).next());
+        let mut taken = match all <= left.min(Tail::MAX_UNITS) {
+            true => take_place(control, at, key.0.id, wanted(all))?,
+            false => None,
         };
-        let entry = at + queue::BYTES + (place.segment() & (places - 1)) * 8;
-        let first = control.load(entry).checked_add(place.next() * 64);
-        let first = first.filter(|&first| self.memory.contains(first, units * 64));
-        let Some(first) = first else {
-            return Err(FailureKind::Provider("a bad segment".to_owned()));
-        };
-        self.memory.write(first, bytes);
-        self.memory.persist(first, bytes.len() as u64);
-        Ok(Appended::Durable)
+        for bytes in appends {
+            let units = units_of(bytes);
+            if units > segment_units || segment_units > Tail::MAX_UNITS {
+                return Err(FailureKind::OutOfBounds.into());
+            }
+            let place = match taken {
+                Some(place) => Some(place),
+                None => take_place(control, at, key.0.id, wanted(units))?,
+            };
+            let Some(place) = place else {
+                return Err(NotAppended::NoSegment);
+            };
+            taken = taken.map(|place| place.behind(units));
+            let entry = at + queue::BYTES + (place.segment() & (places - 1)) * 8;
+            let first = control.load(entry).checked_add(place.next() * 64);
+            let first = first.filter(|&first| self.memory.contains(first, units * 64));
+            let Some(first) = first else {
+                return Err(FailureKind::Provider("a bad segment".to_owned()).into());
+            };
+            self.memory.write(first, bytes);
+            self.memory.flush(first, bytes.len() as u64);
+            *appended += 1;
+        }
+        Ok(())
     }
 
     /// Ends the connection: the slot is free at once if the owner's program never heard of it.
@@ -273,6 +302,11 @@ struct Place {
     units: u64,
     segment_units: u64,
     places: u64,
+}
+
+/// How many units of 64 bytes an append takes.
+fn units_of(bytes: &[u8]) -> u64 {
+    (bytes.len() as u64).max(1).div_ceil(64)
 }
 
 fn bad_queue() -> FailureKind {

@@ -46,7 +46,7 @@ pub use self::config::{Memory, ShmConfig, Stalled};
 use self::chain::{Chain, MAX_MEMBERS};
 use self::connection::{Connection, Pending};
 use self::layout::{Control, RETIRED, header};
-use self::link::{Appended, Link};
+use self::link::{Link, NotAppended};
 use self::owner::{Initiators, Registrations};
 use self::peer::Peers;
 use self::process::Identity;
@@ -263,20 +263,8 @@ fn try_now(
     address: &Address,
     operation: &Operation<'_>,
     context: u64,
-    no_segment_wait: Duration,
 ) -> Result<Tried, FailureKind> {
     match *operation {
-        Operation::Append { queue, bytes } => {
-            match connection.link(own, address)?.append(queue, bytes)? {
-                Appended::Durable => Ok(Tried::Done(0, Vec::new())),
-                Appended::NoSegment => Ok(Tried::Waits(Pending::Append {
-                    queue: *queue,
-                    bytes: bytes.to_vec(),
-                    context,
-                    until: Instant::now() + no_segment_wait,
-                })),
-            }
-        }
         Operation::Send { bytes } => match connection.push(bytes, 0)? {
             (_, true) => Ok(Tried::Done(0, Vec::new())),
             (_, false) if connection.fits(bytes.len()) => Ok(Tried::Busy),
@@ -393,14 +381,19 @@ impl Endpoint for ShmEndpoint {
         operation: Operation<'_>,
         context: u64,
     ) -> Result<(), FabricError> {
+        if let Operation::Append { queue, bytes } = operation {
+            return match self.post_appends(connection, queue, &[(bytes, context)])? {
+                0 => Err(FabricError::Busy),
+                _ => Ok(()),
+            };
+        }
         self.check_size(&operation)?;
         let is_full = self.is_full();
         let there = find(&mut self.connections, connection)?;
         if is_full || there.pending.is_some() {
             return Err(FabricError::Busy);
         }
-        let wait = self.config.no_segment_wait;
-        let tried = try_now(there, self.own, &self.address, &operation, context, wait);
+        let tried = try_now(there, self.own, &self.address, &operation, context);
         let place = place_of(connection.0);
         match tried {
             Ok(Tried::Done(value, bytes)) => self.complete(connection, context, value, bytes),
@@ -409,6 +402,50 @@ impl Endpoint for ShmEndpoint {
             Err(kind) => self.fail(place, context, connection::describe(&operation), kind),
         }
         Ok(())
+    }
+
+    fn post_appends(
+        &mut self,
+        connection: ConnectionId,
+        queue: &AppendKey,
+        appends: &[(&[u8], u64)],
+    ) -> Result<usize, FabricError> {
+        for &(bytes, _) in appends {
+            self.check_size(&Operation::Append { queue, bytes })?;
+        }
+        let room = self.config.max_events.saturating_sub(self.events.len());
+        let appends = &appends[..appends.len().min(room)];
+        let there = find(&mut self.connections, connection)?;
+        if appends.is_empty() || there.pending.is_some() {
+            return Ok(0);
+        }
+        let (appended, end) = match there.link(self.own, &self.address) {
+            Ok(link) => link.append(queue, appends.iter().map(|&(bytes, _)| bytes)),
+            Err(kind) => (0, Err(kind.into())),
+        };
+        for &(_, context) in &appends[..appended] {
+            self.complete(connection, context, 0, Vec::new());
+        }
+        let (Err(why), Some(&(bytes, context))) = (end, appends.get(appended)) else {
+            return Ok(appended);
+        };
+        let place = place_of(connection.0);
+        match why {
+            NotAppended::NoSegment => {
+                let pending = Pending::Append {
+                    queue: *queue,
+                    bytes: bytes.to_vec(),
+                    context,
+                    until: Instant::now() + self.config.no_segment_wait,
+                };
+                self.wait_with(place, pending);
+            }
+            NotAppended::Failed(kind) => {
+                let append = Operation::Append { queue, bytes };
+                self.fail(place, context, connection::describe(&append), kind);
+            }
+        }
+        Ok(appended + 1)
     }
 
     fn open_chain(

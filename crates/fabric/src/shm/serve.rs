@@ -1,13 +1,14 @@
 //! What an endpoint does when it is polled: messages and ends come in, what waited is tried again, and now and then
 //! processes are looked after.
 
+use std::iter::once;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::ShmEndpoint;
 use super::connection::{Connection, Pending};
 use super::layout::{connection, header, split_state, state_word};
-use super::link::Appended;
+use super::link::NotAppended;
 use super::peer::Peer;
 use super::process::Identity;
 use crate::event::{Event, Failure, FailureKind};
@@ -222,16 +223,22 @@ impl Connection {
                 bytes,
                 context,
                 until,
-            } => match self.link(own, address)?.append(&queue, &bytes)? {
-                Appended::Durable => Ok(Resumed::Done),
-                Appended::NoSegment if Instant::now() >= until => Ok(Resumed::NoSegment),
-                Appended::NoSegment => Ok(Resumed::Waits(Pending::Append {
-                    queue,
-                    bytes,
-                    context,
-                    until,
-                })),
-            },
+            } => {
+                let (_, done) = (self.link(own, address)?).append(&queue, once(&bytes[..]));
+                match done {
+                    Ok(()) => Ok(Resumed::Done),
+                    Err(NotAppended::NoSegment) if Instant::now() >= until => {
+                        Ok(Resumed::NoSegment)
+                    }
+                    Err(NotAppended::NoSegment) => Ok(Resumed::Waits(Pending::Append {
+                        queue,
+                        bytes,
+                        context,
+                        until,
+                    })),
+                    Err(NotAppended::Failed(kind)) => Err(kind),
+                }
+            }
         }
     }
 }

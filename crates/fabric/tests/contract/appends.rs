@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use cyclone_fabric::{AppendBy, AppendKey, AppendSpec, FabricError, FailureKind, Operation, Token};
+use cyclone_fabric::{
+    AppendBy, AppendKey, AppendSpec, Event, FabricError, FailureKind, Operation, Token,
+};
 
 use crate::group::{Group, SEGMENT, TOKEN, pattern};
 
@@ -107,6 +109,63 @@ pub fn an_append_without_a_segment_waits_or_fails_alone(group: &mut Group) {
             bytes: &bytes,
         };
         let refused = group.endpoints[0].post(on, append, 9);
+        assert!(matches!(refused, Err(FabricError::TooLarge { .. })));
+    }
+}
+
+pub fn appends_posted_together_are_all_there_once(group: &mut Group) {
+    let queue = open_queue(group, 1);
+    let offsets = [6 * SEGMENT, 2 * SEGMENT, 20 * SEGMENT, 8 * SEGMENT];
+    let posted = group.endpoints[1].post_segments(&queue, &offsets[..2]);
+    posted.expect("segments");
+    let on = group.connect(0, 1);
+    let max = group.endpoints[0].capabilities().max_append;
+    let len_of = |number: u64| [64, 200, 100, 448][number as usize % 4].min(max);
+    let records: Vec<Vec<u8>> = (0..40u64).map(|n| record(0, n, len_of(n))).collect();
+    let mut to_post: Vec<u64> = (0..records.len() as u64).collect();
+    let (mut under_way, mut hungry) = (0, false);
+    while under_way > 0 || !to_post.is_empty() {
+        let next: Vec<(&[u8], u64)> = to_post
+            .iter()
+            .take(7)
+            .map(|&number| (&records[number as usize][..], number))
+            .collect();
+        let taken = group.endpoints[0].post_appends(on, &queue, &next);
+        let taken = taken.expect("appends");
+        under_way += taken;
+        to_post.drain(..taken);
+        group.poll();
+        for event in std::mem::take(&mut group.heard[0]) {
+            under_way -= 1;
+            match event {
+                Event::Completed { .. } => {}
+                // Those before it are there; it and those behind it are posted again.
+                Event::Failed {
+                    context, failure, ..
+                } if failure.kind == FailureKind::NoSegment => {
+                    to_post.insert(0, context);
+                    if !std::mem::replace(&mut hungry, true) {
+                        let posted = group.endpoints[1].post_segments(&queue, &offsets[2..]);
+                        posted.expect("more segments");
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        group.endpoints[0].wait(Duration::from_micros(200));
+    }
+    assert!(hungry, "two segments are not enough");
+    let memory = group.endpoints[1].memory().clone();
+    let lines: Vec<u64> = offsets
+        .iter()
+        .flat_map(|offset| (0..SEGMENT / 64).map(move |line| offset + line * 64))
+        .collect();
+    for bytes in &records {
+        let is_at = |&&at: &&u64| memory.read_vec(at, bytes.len() as u64) == *bytes;
+        assert_eq!(lines.iter().filter(is_at).count(), 1);
+    }
+    if max < 64 << 20 {
+        let refused = group.endpoints[0].post_appends(on, &queue, &[(&vec![1; max + 1], 1)]);
         assert!(matches!(refused, Err(FabricError::TooLarge { .. })));
     }
 }

@@ -15,6 +15,7 @@ mod tests;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
+use cyclone_pmem::prefetch;
 use table::{ITEMS, MIN_BITS, Table};
 
 /// Addresses have this many bits; 0 is none.
@@ -122,6 +123,22 @@ impl Index {
             if !head.is_moved() {
                 return None;
             }
+        }
+    }
+
+    /// Asks for the bucket of a hash to be brought into the caches.
+    pub fn prefetch(&self, hash: u64) {
+        let tables = self.read();
+        prefetch(tables.current.head(tables.current.place(hash)));
+    }
+
+    /// Where the entry of a key with this hash may lie, by what its first bucket says; it may miss some and name others.
+    pub fn guess(&self, hash: u64, mut guessed: impl FnMut(u64)) {
+        let tables = self.read();
+        let bucket = tables.current.head(tables.current.place(hash));
+        let words = bucket.items.iter().map(|word| word.load(Ordering::Relaxed));
+        for word in words.filter(|word| same_tag(*word, hash)) {
+            guessed(word & ADDRESS);
         }
     }
 

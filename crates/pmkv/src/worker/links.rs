@@ -80,6 +80,11 @@ impl Links {
         }
     }
 
+    /// Nothing more is sent now.
+    pub fn post(&mut self) {
+        self.sender.post();
+    }
+
     /// Polls, opens what is closed, and hands over what became of records.
     pub fn poll(&mut self, now_us: u64, ended: &mut VecDeque<(u64, bool)>) {
         self.sender.poll(now_us, &mut self.outcomes);

@@ -26,6 +26,7 @@ use cyclone_replication::{BackupId, Owner, Sender};
 use cyclone_wire::reply::Reply;
 
 use crate::configuration::{Configuration, ServerId, ShardId};
+use crate::digest::{AHEAD, key_of};
 use crate::entry::{self, Entry, Kind, Stamp};
 use crate::log::Log;
 use crate::store::Store;
@@ -392,12 +393,17 @@ impl Worker {
         if let Some(links) = &mut self.links {
             links.poll(now_us, &mut self.ended);
         }
-        while let Some((context, is_durable)) = self.ended.pop_front() {
+        while !self.ended.is_empty() {
             busy = true;
-            if is_durable {
-                self.finish(context);
-            } else {
-                self.stage_again(context);
+            let part = self.ended.iter().take(AHEAD);
+            let ops = part.filter_map(|(context, _)| self.ops.get(context));
+            self.store.bring(ops.filter_map(|op| key_of(&op.record)));
+            for _ in 0..AHEAD {
+                match self.ended.pop_front() {
+                    Some((context, true)) => self.finish(context),
+                    Some((context, false)) => self.stage_again(context),
+                    None => break,
+                }
             }
         }
         self.tell_commits();
@@ -459,6 +465,9 @@ impl Worker {
                 }
                 Sent::Never => unsendable.push(context),
             }
+        }
+        if let Some(links) = &mut self.links {
+            links.post();
         }
         left.append(&mut self.staged);
         self.staged = left;

@@ -12,6 +12,9 @@ use crate::outbox::CONTROL;
 const WINDOW: u64 = 1024;
 const _: () = assert!(WINDOW < crate::assemble::WINDOW);
 
+/// Blocks posted together.
+pub(super) const BATCH: usize = 16;
+
 /// Buffers kept for reuse.
 const MAX_SPARE: usize = 64;
 
@@ -207,31 +210,37 @@ impl Peer {
         let Some(log) = self.log else {
             return Ok(());
         };
-        while self.posted.len() - self.free.len() < self.allowed
-            && let Some(piece) = self.waiting.front_mut()
-        {
-            if piece.queue != log.queue {
-                reseed_block(log.seed, &mut piece.bytes);
-                piece.queue = log.queue;
+        loop {
+            let under_way = self.posted.len() - self.free.len();
+            let count = (self.waiting.len().min(BATCH)).min(self.allowed.saturating_sub(under_way));
+            if count == 0 {
+                return Ok(());
             }
-            let context = self.free.last().copied().map(u64::from);
-            let context = context.unwrap_or(self.posted.len() as u64);
-            let operation = Operation::Append {
-                queue: &log.key,
-                bytes: &piece.bytes,
-            };
-            match endpoint.post(self.connection, operation, context) {
-                Ok(()) => piece.posted_us = now_us,
-                Err(FabricError::Busy) => return Ok(()),
-                Err(error) => return Err(error),
+            for piece in self.waiting.iter_mut().take(count) {
+                if piece.queue != log.queue {
+                    reseed_block(log.seed, &mut piece.bytes);
+                    piece.queue = log.queue;
+                }
+                piece.posted_us = now_us;
             }
-            let piece = self.waiting.pop_front();
-            match self.free.pop() {
-                Some(place) => self.posted[place as usize] = piece,
-                None => self.posted.push(piece),
+            let mut appends: [(&[u8], u64); BATCH] = [(&[], 0); BATCH];
+            let free = self.free.iter().rev().copied().map(u64::from);
+            let contexts = free.chain(self.posted.len() as u64..);
+            let pieces = self.waiting.iter().zip(contexts);
+            for (append, (piece, context)) in appends[..count].iter_mut().zip(pieces) {
+                *append = (&piece.bytes, context);
+            }
+            let taken = endpoint.post_appends(self.connection, &log.key, &appends[..count])?;
+            for piece in self.waiting.drain(..taken) {
+                match self.free.pop() {
+                    Some(place) => self.posted[place as usize] = Some(piece),
+                    None => self.posted.push(Some(piece)),
+                }
+            }
+            if taken < count {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
     /// Every block that is not durable.

@@ -3,7 +3,7 @@
 //! Keeps a block's bytes until its completion counts: the fabric may have had no segment for it, and on NICs a write
 //! that took too long is made again (see `detect`).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cyclone_fabric::{
@@ -11,7 +11,7 @@ use cyclone_fabric::{
 };
 
 use super::detect;
-use super::peer::{Peer, Piece};
+use super::peer::{BATCH, Peer, Piece};
 use crate::control::{ToBackup, ToSender};
 use crate::frame::{Cut, Origin, RecordName, encode_block};
 use crate::outbox::CONTROL;
@@ -62,7 +62,7 @@ pub struct RowanSender {
     config: RowanSenderConfig,
     cut: Cut,
     peers: BTreeMap<BackupId, Peer>,
-    connections: HashMap<ConnectionId, BackupId>,
+    connections: BTreeMap<ConnectionId, BackupId>,
     records: Records,
     /// Completions seen in the last poll, whose time is not known: by the clock read before it they may look faster
     /// than they were.
@@ -99,7 +99,7 @@ impl RowanSender {
             config,
             cut,
             peers: BTreeMap::new(),
-            connections: HashMap::new(),
+            connections: BTreeMap::new(),
             records: Records::default(),
             unjudged: Vec::new(),
             now_us: 0,
@@ -281,7 +281,7 @@ impl RowanSender {
 }
 
 fn peer_of<'a>(
-    connections: &HashMap<ConnectionId, BackupId>,
+    connections: &BTreeMap<ConnectionId, BackupId>,
     peers: &'a mut BTreeMap<BackupId, Peer>,
     connection: ConnectionId,
 ) -> Option<(BackupId, &'a mut Peer)> {
@@ -360,14 +360,26 @@ impl Sender for RowanSender {
             }
         }
         for &backup in backups {
-            self.pump(backup);
+            let waiting = self.peers.get(&backup).map(|peer| peer.waiting.len());
+            if waiting.is_some_and(|waiting| waiting >= BATCH) {
+                self.pump(backup);
+            }
         }
         Ok(())
+    }
+
+    fn post(&mut self) {
+        let has_work = |&(_, peer): &(&BackupId, &Peer)| peer.has_work();
+        let with_work = self.peers.iter().filter(has_work);
+        for backup in with_work.map(|(&id, _)| id).collect::<Vec<_>>() {
+            self.pump(backup);
+        }
     }
 
     fn poll(&mut self, now_us: u64, outcomes: &mut Vec<Outcome>) {
         self.now_us = now_us;
         self.judge();
+        self.post();
         let mut events = std::mem::take(&mut self.events);
         self.endpoint.poll(&mut events);
         for event in events.drain(..) {
@@ -375,19 +387,12 @@ impl Sender for RowanSender {
         }
         self.events = events;
         self.lose_the_silent();
-        let waiting: Vec<BackupId> = self
-            .peers
-            .iter()
-            .filter(|(_, peer)| peer.has_work())
-            .map(|(&backup, _)| backup)
-            .collect();
-        for backup in waiting {
-            self.pump(backup);
-        }
+        self.post();
         outcomes.append(&mut self.outcomes);
     }
 
     fn wait(&mut self, timeout: Duration) {
+        self.post();
         if self.unjudged.is_empty() && self.outcomes.is_empty() {
             self.endpoint.wait(timeout);
         }

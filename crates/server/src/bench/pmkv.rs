@@ -4,6 +4,7 @@
 //! side's thread can be told. Nothing here is a network: what differs is what the protocols do.
 
 mod cluster;
+mod compare;
 mod load;
 mod media;
 mod soak;
@@ -98,14 +99,6 @@ fn cpu_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// One protocol's figures for the promises.
-struct Writes {
-    protocol: Protocol,
-    mix: &'static str,
-    ops_cpu_s: f64,
-    put_p50_us: f64,
-}
-
 fn throughput(common: &Common, choice: &Choice, report: &mut Report) -> Result<()> {
     let mut table = Table::new(&[
         "replication",
@@ -130,7 +123,6 @@ fn throughput(common: &Common, choice: &Choice, report: &mut Report) -> Result<(
         names: Mix::ALL.iter().map(|it| it.name.to_owned()).collect(),
         ..Bars::default()
     };
-    let mut writes = Vec::new();
     for protocol in choice.protocols() {
         let mut bars = Vec::new();
         for &sizes in sizes {
@@ -153,14 +145,6 @@ fn throughput(common: &Common, choice: &Choice, report: &mut Report) -> Result<(
                         continue;
                     }
                     bars.push(Some(seen.ops_s));
-                    if mix.writes >= 50 {
-                        writes.push(Writes {
-                            protocol,
-                            mix: mix.name,
-                            ops_cpu_s: seen.ops_cpu_s,
-                            put_p50_us: Percentiles::of(&seen.puts).p50_us,
-                        });
-                    }
                     if mix.writes == 0 && protocol == Protocol::Rowan {
                         let what = "GET/s of a core, in process";
                         report.verdict(Verdict::at_least(what, seen.ops_cpu_s, 1e6));
@@ -174,7 +158,11 @@ fn throughput(common: &Common, choice: &Choice, report: &mut Report) -> Result<(
     report.file("pmkv.svg", |path| {
         plot::bars(path, "The store over its replications", 1, &[panel])
     })?;
-    judge_writes(&writes, report);
+    let chosen = choice.protocols();
+    let both = [Protocol::Rowan, Protocol::Rpc];
+    if both.iter().all(|it| chosen.contains(it)) {
+        compare::run(common, report)?;
+    }
     Ok(())
 }
 
@@ -193,23 +181,4 @@ fn row(protocol: Protocol, load: &Load, seen: &Seen) -> Vec<serde_json::Value> {
         json!(gets.p99_us),
         json!((seen.keeping_share * 1000.0).round() / 1000.0),
     ]
-}
-
-//= rowan §6.3, fig. 9
-fn judge_writes(writes: &[Writes], report: &mut Report) {
-    let note = "one thread for all servers";
-    for mix in ["load", "A"] {
-        let of = |wanted: Protocol| {
-            let mut writes = writes.iter();
-            writes.find(|it| it.protocol == wanted && it.mix == mix)
-        };
-        let (Some(rowan), Some(rpc)) = (of(Protocol::Rowan), of(Protocol::Rpc)) else {
-            continue;
-        };
-        let ratio = rowan.ops_cpu_s / rpc.ops_cpu_s.max(1.0);
-        let what = format!("rowan's throughput ÷ rpc's, by CPU time, {mix}");
-        report.verdict(Verdict::at_least(what, ratio, 1.2).note(note));
-        let what = format!("rowan's median PUT, rpc's as limit, {mix}");
-        report.verdict(Verdict::at_most(what, rowan.put_p50_us, rpc.put_p50_us).note(note));
-    }
 }

@@ -122,7 +122,11 @@ fn open(directory: &Path, id: u32, setting: &Setting, kept: bool) -> Result<Node
 impl Cluster {
     /// Starts one; every shard is served.
     pub fn start(setting: Setting) -> Result<Cluster> {
-        let name = format!("cyclone-bench-pmkv-{}", std::process::id());
+        let name = format!(
+            "cyclone-bench-pmkv-{}-{}",
+            std::process::id(),
+            setting.protocol
+        );
         let directory = Path::new("/dev/shm").join(name);
         std::fs::create_dir_all(&directory)
             .with_context(|| format!("making {}", directory.display()))?;

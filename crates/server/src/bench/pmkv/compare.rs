@@ -1,0 +1,130 @@
+//! Rowan beside RPC: both clusters at once, a slice of the load to each in turn, so that both see the same machine.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use cyclone_bench::output::{Common, Report};
+use cyclone_bench::table::Table;
+use cyclone_bench::verdict::Verdict;
+use cyclone_replication::Protocol;
+use hdrhistogram::Histogram;
+use serde_json::json;
+
+use super::cluster::{Cluster, Setting};
+use super::load::{self, Load, Mix, Sizes, Until};
+use crate::bench::histogram;
+
+const SLICE: Duration = Duration::from_millis(250);
+
+/// One of the two.
+struct Side {
+    cluster: Cluster,
+    /// Per slice.
+    ops_cpu_s: Vec<f64>,
+    keeping_shares: Vec<f64>,
+    puts: Histogram<u64>,
+}
+
+impl Side {
+    fn start(protocol: Protocol) -> Result<Side> {
+        Ok(Side {
+            cluster: Cluster::start(Setting::small(protocol))?,
+            ops_cpu_s: Vec::new(),
+            keeping_shares: Vec::new(),
+            puts: histogram()?,
+        })
+    }
+
+    fn slice(&mut self, load: Load) -> Result<()> {
+        let seen = load::run(&mut self.cluster, load)?;
+        self.ops_cpu_s.push(seen.ops_cpu_s);
+        self.keeping_shares.push(seen.keeping_share);
+        self.puts.add(&seen.puts)?;
+        Ok(())
+    }
+
+    fn median_put_us(&self) -> f64 {
+        self.puts.value_at_quantile(0.5) as f64 / 1e3
+    }
+}
+
+/// The middle one, the least and the most.
+fn spread(mut values: Vec<f64>) -> [f64; 3] {
+    values.sort_by(f64::total_cmp);
+    let at = |place: usize| values.get(place).copied().unwrap_or(f64::NAN);
+    [
+        at(values.len() / 2),
+        at(0),
+        at(values.len().saturating_sub(1)),
+    ]
+}
+
+//= rowan §6.3, fig. 9
+pub(super) fn run(common: &Common, report: &mut Report) -> Result<()> {
+    let rounds = if common.quick { 8 } else { 32 };
+    let mut table = Table::new(&[
+        "workload",
+        "rowan_ops_cpu_s",
+        "rpc_ops_cpu_s",
+        "ratio",
+        "ratio_least",
+        "ratio_most",
+        "rowan_put_p50_us",
+        "rpc_put_p50_us",
+        "rowan_keeping_share",
+        "rpc_keeping_share",
+    ]);
+    for mix in Mix::ALL.into_iter().filter(|mix| mix.writes >= 50) {
+        let mut rowan = Side::start(Protocol::Rowan)?;
+        let mut rpc = Side::start(Protocol::Rpc)?;
+        for round in 0..rounds {
+            report.progress(&format!("rowan beside rpc, {}, {round}/{rounds}", mix.name));
+            let load = Load {
+                mix,
+                sizes: Sizes::ALL[0],
+                is_skewed: true,
+                keys: super::KEYS,
+                until: Until::After(SLICE),
+                seed: common.seed + round,
+            };
+            // Who is first changes.
+            let mut sides = [&mut rowan, &mut rpc];
+            sides.rotate_left(round as usize % 2);
+            for side in sides {
+                side.slice(load)?;
+            }
+        }
+        let quotients = rowan.ops_cpu_s.iter().zip(&rpc.ops_cpu_s);
+        let quotients = quotients.map(|(ours, theirs)| ours / theirs.max(1.0));
+        let [ratio, least, most] = spread(quotients.collect());
+        let ops = |side: &Side| spread(side.ops_cpu_s.clone())[0].round();
+        let share = |side: &Side| {
+            let [share, ..] = spread(side.keeping_shares.clone());
+            (share * 1000.0).round() / 1000.0
+        };
+        let hundredths = |value: f64| (value * 100.0).round() / 100.0;
+        table.add(vec![
+            json!(mix.name),
+            json!(ops(&rowan)),
+            json!(ops(&rpc)),
+            json!(hundredths(ratio)),
+            json!(hundredths(least)),
+            json!(hundredths(most)),
+            json!(rowan.median_put_us()),
+            json!(rpc.median_put_us()),
+            json!(share(&rowan)),
+            json!(share(&rpc)),
+        ]);
+        report.row(&table);
+        let note = "one thread for all servers, in turn, median of quotients";
+        let what = format!(
+            "rowan's throughput ÷ rpc's, by CPU time, {} ({least:.2}-{most:.2})",
+            mix.name
+        );
+        report.verdict(Verdict::at_least(what, ratio, 1.2).note(note));
+        let what = format!("rowan's median PUT in us, rpc's as limit, {}", mix.name);
+        let verdict = Verdict::at_most(what, rowan.median_put_us(), rpc.median_put_us());
+        report.verdict(verdict.note(note));
+    }
+    report.table("rowan-rpc", &table)
+}
