@@ -25,15 +25,19 @@ const CLEAN_BELOW_WHEN_FULL_PERCENT: u64 = 97;
 /// without need would go on for ever.
 const CLEAN_BELOW_AT_MOST_PERCENT: u64 = 90;
 
-/// From this part of the memory in use on, segments less live than usual are cleaned; below it, less live ones in proportion.
-const USUAL_FROM_USED_PERCENT: u64 = 75;
-
 /// Cleaning begins to take fuller segments when less than so many times as many are free as when values are refused: a
 /// memory that is mostly live would else be refused to its writers before anything is won back.
 const EARLY: u32 = 3;
 
-/// How long nothing is looked for to be cleaned after nothing was found.
-const LOOK_AGAIN_US: u64 = 100;
+/// How long nothing is looked for to be cleaned after nothing was found, unless another segment is committed meanwhile.
+const LOOK_AGAIN_US: u64 = 1_000;
+
+/// The segment that is cleaned.
+struct Victim {
+    segment: u32,
+    /// The oldest epoch of the others, once it was asked for.
+    floor: Option<u64>,
+}
 
 /// An entry and its copy.
 struct Move<'a> {
@@ -43,7 +47,7 @@ struct Move<'a> {
 }
 
 impl Control {
-    /// Cleans one segment, if one is worth it. Where none was, it takes a moment before it is looked for again.
+    /// Cleans one segment, if one is worth it. Where none was, it is a moment before one is looked for again.
     pub(crate) fn clean_one(&mut self, now_us: u64) -> bool {
         if now_us < self.clean_due_us {
             return false;
@@ -77,7 +81,8 @@ impl Control {
         }
         let all = u64::from(self.table().segments()).max(1);
         let used_percent = (all - u64::from(free).min(all)) * 100 / all;
-        usual * used_percent.min(USUAL_FROM_USED_PERCENT) / USUAL_FROM_USED_PERCENT
+        let from = u64::from(self.config.clean_from_used_percent.max(1));
+        usual * used_percent.min(from) / from
     }
 
     /// The committed segment with the fewest live bytes, if they are few enough.
@@ -116,8 +121,11 @@ impl Control {
     }
 
     fn copy_found(&mut self, segment: u32, found: &Found) -> bool {
-        let floor = self.oldest_epoch_but(segment);
         let store = Arc::clone(&self.store);
+        let mut victim = Victim {
+            segment,
+            floor: None,
+        };
         let (mut commits, mut moves) = (Vec::new(), Vec::new());
         for part in found.parts(&store) {
             let mut has_room = true;
@@ -132,7 +140,7 @@ impl Control {
                 for (offset, member) in entry.members() {
                     let bytes = &bytes[offset..offset + member.header.len()];
                     let from = at + offset as u64;
-                    has_room &= self.copy_one(from, member, bytes, floor, &mut moves);
+                    has_room &= self.copy_one(&mut victim, (from, member), bytes, &mut moves);
                 }
             }
             // One fence for all of them; only then are the copies the ones that count.
@@ -164,13 +172,12 @@ impl Control {
         oldest.unwrap_or(u64::MAX)
     }
 
-    /// Copies one entry if it is live; `false` if there was no room.
+    /// Copies one entry of a segment if it is live; `false` if there was no room.
     fn copy_one<'a>(
         &mut self,
-        from: u64,
-        member: Entry<'a>,
+        victim: &mut Victim,
+        (from, member): (u64, Entry<'a>),
         bytes: &[u8],
-        floor: u64,
         moves: &mut Vec<Move<'a>>,
     ) -> bool {
         let header = &member.header;
@@ -181,7 +188,9 @@ impl Control {
         let mut copy = bytes;
         if header.kind == Kind::Delete {
             let noted = member.value.try_into().ok().map(u64::from_le_bytes);
-            if !self.keeps_tombstones && noted.is_some_and(|epoch| floor >= epoch) {
+            let floor = || self.oldest_epoch_but(victim.segment);
+            let is_oldest = |epoch| *victim.floor.get_or_insert_with(floor) >= epoch;
+            if !self.keeps_tombstones && noted.is_some_and(is_oldest) {
                 self.store.forget(from, header, member.key);
                 self.stats.tombstones_dropped += 1;
                 return true;

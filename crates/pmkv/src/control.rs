@@ -21,6 +21,9 @@ use crate::store::Store;
 use crate::void::{Void, Voids};
 use crate::words::WordMap;
 
+/// See [`ControlConfig::clean_from_used_percent`].
+pub(crate) const CLEAN_FROM_USED_PERCENT: u32 = 75;
+
 /// What a control thread goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlConfig {
@@ -32,6 +35,9 @@ pub struct ControlConfig {
     pub cleaning_reserve: u32,
     /// Segments less live than this are cleaned, in percent; fuller ones, when few are free.
     pub clean_below_percent: u32,
+    /// That is so once this part of the segments is in use, in percent; before that, less live ones in proportion: what may wait will
+    /// have less to be copied.
+    pub clean_from_used_percent: u32,
 }
 
 impl ControlConfig {
@@ -43,6 +49,7 @@ impl ControlConfig {
             full_below: (segments / 32).max(5),
             cleaning_reserve: 2,
             clean_below_percent: 75,
+            clean_from_used_percent: CLEAN_FROM_USED_PERCENT,
         }
     }
 }
@@ -362,6 +369,9 @@ impl Control {
     }
 
     pub(crate) fn transition(&mut self, segment: u32, to: SegmentState) {
+        if to == SegmentState::Committed {
+            self.clean_due_us = 0;
+        }
         if self.backup.table_mut().transition(segment, to).is_err() {
             self.stats.refused += 1;
         }

@@ -30,6 +30,8 @@ fn open(fabric: &SimFabric, data: Box<dyn Endpoint>, term: u32) -> Node {
     config.backup.batch = 2;
     config.worker.commit_us = 50;
     config.worker.max_entry_bytes = 2000;
+    // Much is cleaned, however much memory is free.
+    config.clean_from_used_percent = 1;
     let peers = Box::new(fabric.endpoint_with("peers", 4096));
     let machines = Box::new(Machines(fabric.clone(), 0));
     let mut node = Node::open(config, data, peers, machines).expect("a node");

@@ -113,7 +113,7 @@ pub fn an_append_without_a_segment_waits_or_fails_alone(group: &mut Group) {
     }
 }
 
-pub fn appends_posted_together_are_all_there_once(group: &mut Group) {
+pub fn appends_posted_together_are_all_there(group: &mut Group) {
     let queue = open_queue(group, 1);
     let offsets = [6 * SEGMENT, 2 * SEGMENT, 20 * SEGMENT, 8 * SEGMENT];
     let posted = group.endpoints[1].post_segments(&queue, &offsets[..2]);
@@ -162,7 +162,10 @@ pub fn appends_posted_together_are_all_there_once(group: &mut Group) {
         .collect();
     for bytes in &records {
         let is_at = |&&at: &&u64| memory.read_vec(at, bytes.len() as u64) == *bytes;
-        assert_eq!(lines.iter().filter(is_at).count(), 1);
+        let copies = lines.iter().filter(is_at).count();
+        // Where the target places them, one that was given up may still land, besides the one that was posted in its place.
+        let once = group.endpoints[1].capabilities().append == Some(AppendBy::Reservation);
+        assert!(copies == 1 || (copies == 2 && !once), "{copies} copies");
     }
     if max < 64 << 20 {
         let refused = group.endpoints[0].post_appends(on, &queue, &[(&vec![1; max + 1], 1)]);

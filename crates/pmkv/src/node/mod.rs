@@ -25,7 +25,7 @@ use cyclone_replication::{
 
 use crate::checkpoint::{Sink, Start};
 use crate::configuration::{Configuration, ServerId, ShardId};
-use crate::control::{Control, ControlConfig};
+use crate::control::{CLEAN_FROM_USED_PERCENT, Control, ControlConfig};
 use crate::message::{Body, Message};
 use crate::peers::Peers;
 use crate::store::Store;
@@ -111,6 +111,9 @@ pub struct NodeConfig {
     pub backup: BackupConfig,
     /// Below so many free segments new values are refused; `None`: one in 32.
     pub full_below: Option<u32>,
+    /// From which part of the memory in use on cleaning keeps to its usual measure: see
+    /// [`ControlConfig::clean_from_used_percent`](crate::control::ControlConfig::clean_from_used_percent).
+    pub clean_from_used_percent: u32,
     /// What [`Node::void`] has answered for this memory, the last by shard.
     pub voids: Vec<(ShardId, Void)>,
     /// Bytes per second that it takes, on average, of shards that it joins.
@@ -138,6 +141,7 @@ impl NodeConfig {
             worker: WorkerConfig::new(server, 0),
             backup: BackupConfig::new(token, secret),
             full_below: None,
+            clean_from_used_percent: CLEAN_FROM_USED_PERCENT,
             voids: Vec::new(),
             join_bytes_per_s: 256 << 20,
             start: Start::default(),
@@ -219,6 +223,7 @@ impl Node {
             .full_below
             .unwrap_or(control_config.full_below)
             .max(reserved + 1);
+        control_config.clean_from_used_percent = config.clean_from_used_percent;
         let control = Control::open(
             backup,
             control_config,

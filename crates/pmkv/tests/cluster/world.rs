@@ -203,6 +203,10 @@ impl World {
             Token(77),
             0x1234_5678 + self.seed,
         );
+        if !self.seed.is_multiple_of(4) {
+            // Much is cleaned, however much memory is free.
+            config.clean_from_used_percent = 1;
+        }
         let voids = self.hosts[n as usize].voids.iter();
         config.voids = voids.map(|(&shard, void)| (shard, void.clone())).collect();
         let host = &self.hosts[n as usize];
