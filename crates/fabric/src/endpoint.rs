@@ -79,8 +79,11 @@ pub trait Endpoint: Send {
     ) -> Result<usize, FabricError> {
         for (taken, &(bytes, context)) in appends.iter().enumerate() {
             match self.post(connection, Operation::Append { queue, bytes }, context) {
+                Ok(()) => {}
                 Err(FabricError::Busy) => return Ok(taken),
-                posted => posted?,
+                // The next call will tell.
+                Err(_) if taken > 0 => return Ok(taken),
+                Err(error) => return Err(error),
             }
         }
         Ok(appends.len())

@@ -76,6 +76,7 @@ fn a_completion_is_judged_by_a_clock_read_after_it() {
     let read_us = fabric.now_ns() / 1000;
     assert_eq!(poll(&mut sender, read_us), []);
     sender.append(&[BACKUP], b"slow", 1).expect("append");
+    sender.post();
     fabric.run_for(5_000_000);
     assert_eq!(poll(&mut sender, read_us + 1), []);
     // Judged: made again, and durable once that is fast.

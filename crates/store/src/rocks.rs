@@ -318,6 +318,7 @@ impl Kv for RocksKv {
     ) -> Result<(), ApplyError> {
         let changes: Vec<Change<'_>> = changes.collect();
         let ranged = |change: &Change<'_>| matches!(change, Change::DeleteRange(..));
+        self.recent().await_turn(mode)?;
         let writing = self.recent().begin(mode)?;
         if !changes.iter().any(ranged) {
             return self.recent().write(&writing, &changes, mode);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use cyclone_pmem::SharedArea;
 
+use super::create::MAX_APPEND;
 use super::layout::{
     Control, MAX_ADDRESS, Mark, Tail, connection, queue, registration, slot, split_state,
     state_word,
@@ -232,16 +233,20 @@ impl Link {
             segment_units,
             places,
         };
-        // Places for all at once, if the current segment has them.
+        if segment_units > Tail::MAX_UNITS {
+            return Err(FailureKind::OutOfBounds.into());
+        }
+        // Places for all at once, if the current segment has them. No more than the largest append takes: what senders add at once must
+        // not carry the tail past its field, and who loses a race for the rest of a segment leaves it empty.
         let all: u64 = appends.clone().map(units_of).sum();
         let left = segment_units.saturating_sub(Tail(control.load(at + queue::TAIL)).next());
-        let mut taken = match all <= left.min(Tail::MAX_UNITS) {
+        let mut taken = match all <= left.min(MAX_APPEND as u64 / 64) {
             true => take_place(control, at, key.0.id, wanted(all))?,
             false => None,
         };
         for bytes in appends {
             let units = units_of(bytes);
-            if units > segment_units || segment_units > Tail::MAX_UNITS {
+            if units > segment_units {
                 return Err(FailureKind::OutOfBounds.into());
             }
             let place = match taken {

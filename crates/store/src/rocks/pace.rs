@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-/// With as many tables waiting writers are slowed down; at this many more they would go at a third of the thread's speed.
+/// With more tables waiting writers are slowed down: with as many again they go at two thirds of the thread's speed.
 const FREE: u64 = 3;
 /// Nobody waits longer because of one write.
 const LONGEST: Duration = Duration::from_millis(50);

@@ -124,7 +124,6 @@ impl Recent {
         mode: Mode,
     ) -> Result<(), ApplyError> {
         let bytes: usize = changes.iter().map(size).sum();
-        self.await_turn(mode)?;
         let is_full = {
             let active = &self.tables().active;
             !active.is_empty() && active.size() + bytes > self.limit
@@ -133,8 +132,9 @@ impl Recent {
             self.make_room(MOST_FROZEN, mode)?;
             self.freeze(&mut self.tables_mut());
         }
-        self.progress().took(bytes as f64 / self.limit as f64);
+        check(&self.progress())?;
         let active = &mut self.tables_mut().active;
+        let before = active.size();
         for change in changes {
             match *change {
                 Change::Put(key, value) => active.set(key, Some(value)),
@@ -142,11 +142,16 @@ impl Recent {
                 Change::DeleteRange(..) => debug_assert!(false, "ranges go to the database"),
             }
         }
+        let grown = active.size() - before;
+        self.progress().took(grown as f64 / self.limit as f64);
         Ok(())
     }
 
     /// Waits until the next write is due.
-    fn await_turn(&self, mode: Mode) -> Result<(), ApplyError> {
+    ///
+    /// # Errors
+    /// [`ApplyError::WouldBlock`] while it is not, and why the thread cannot go on.
+    pub(super) fn await_turn(&self, mode: Mode) -> Result<(), ApplyError> {
         let progress = self.progress();
         check(&progress)?;
         let Some(wait) = progress.pace.wait(Instant::now()) else {
@@ -258,7 +263,9 @@ impl Recent {
     /// For the thread: the next table to be handed over.
     pub(super) fn oldest(&self) -> Option<Arc<Frozen>> {
         let oldest = self.tables().frozen.front().cloned();
-        self.progress().pace.begin(Instant::now());
+        if oldest.is_some() {
+            self.progress().pace.begin(Instant::now());
+        }
         oldest
     }
 

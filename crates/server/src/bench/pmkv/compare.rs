@@ -48,6 +48,17 @@ impl Side {
     }
 }
 
+fn load_of(seed: u64, mix: Mix, until: Until) -> Load {
+    Load {
+        mix,
+        sizes: Sizes::ALL[0],
+        is_skewed: true,
+        keys: super::KEYS,
+        until,
+        seed,
+    }
+}
+
 /// The middle one, the least and the most.
 fn spread(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
@@ -77,16 +88,13 @@ pub(super) fn run(common: &Common, report: &mut Report) -> Result<()> {
     for mix in Mix::ALL.into_iter().filter(|mix| mix.writes >= 50) {
         let mut rowan = Side::start(Protocol::Rowan)?;
         let mut rpc = Side::start(Protocol::Rpc)?;
+        for side in [&mut rowan, &mut rpc] {
+            let filled = load_of(common.seed, Mix::LOAD, Until::Done(super::KEYS));
+            load::run(&mut side.cluster, filled)?;
+        }
         for round in 0..rounds {
             report.progress(&format!("rowan beside rpc, {}, {round}/{rounds}", mix.name));
-            let load = Load {
-                mix,
-                sizes: Sizes::ALL[0],
-                is_skewed: true,
-                keys: super::KEYS,
-                until: Until::After(SLICE),
-                seed: common.seed + round,
-            };
+            let load = load_of(common.seed + round, mix, Until::After(SLICE));
             // Who is first changes.
             let mut sides = [&mut rowan, &mut rpc];
             sides.rotate_left(round as usize % 2);

@@ -128,7 +128,8 @@ impl Requests {
         Requests {
             random: Random::new(load.seed ^ load.mix.writes),
             zipf: Zipf::new(load.keys, THETA),
-            next_key: 0,
+            // Loads one after the other begin at different keys.
+            next_key: load.seed.wrapping_mul(0x9e37_79b9) % load.keys,
             load,
         }
     }
