@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use cyclone_replication::BackupMemory;
 
 use crate::configuration::{KeyHash, ShardId, shard_of_slot};
-use crate::entry::{self, Header, Kind, MAX_VERSION, Stamp};
+use crate::entry::{self, Entry, Header, Kind, MAX_VERSION, Stamp};
 use crate::heap::{Heap, Object};
 use crate::index::{Index, Updated};
 use crate::rebuild::Restored;
@@ -176,6 +176,15 @@ impl Store {
         let change = i64::from(header.kind == Kind::Put) - i64::from(had);
         shard.objects.fetch_add(change, Ordering::SeqCst);
         true
+    }
+
+    /// Publishes every entry of a record that is known to be whole and lies at an address.
+    pub fn publish_record(&self, address: u64, record: &[u8]) {
+        if let Ok(entry) = Entry::parse(record) {
+            for (at, member) in entry.members() {
+                self.publish(address + at as u64, &member.header, member.key);
+            }
+        }
     }
 
     /// Points a key that points at `old` at a copy of the same entry.

@@ -96,7 +96,7 @@ impl RocksKv {
         remove_others(directory, generation);
         let shared = Arc::new(Shared {
             db: RwLock::new(Some((Arc::new(db), generation))),
-            recent: Recent::new(options.write_buffer_bytes / TABLES_OF_MEMTABLE),
+            recent: Recent::new((options.write_buffer_bytes / TABLES_OF_MEMTABLE).max(1)),
         });
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()

@@ -27,7 +27,7 @@ use cyclone_wire::reply::Reply;
 
 use crate::configuration::{Configuration, ServerId, ShardId};
 use crate::digest::{AHEAD, key_of};
-use crate::entry::{self, Entry, Kind, Stamp};
+use crate::entry::{self, Kind, Stamp};
 use crate::log::Log;
 use crate::store::Store;
 use crate::words::WordMap;
@@ -283,7 +283,7 @@ impl Worker {
         if let Some(op) = self.ops.get(&context)
             && matches!(op.purpose, Purpose::Write { .. })
         {
-            self.publish(op.address, &op.record);
+            self.store.publish_record(op.address, &op.record);
         }
     }
 
@@ -504,7 +504,7 @@ impl Worker {
                 last,
                 ..
             } => {
-                self.publish(op.address, &op.record);
+                self.store.publish_record(op.address, &op.record);
                 self.log.settle(op.address);
                 self.stats.writes += 1;
                 if let Some(commit) = self.shards[shard].versions.done(last)
@@ -515,17 +515,6 @@ impl Worker {
                 let answer = Answer::Done(replies);
                 self.answers.extend(ticket.map(|it| (it, answer)));
                 self.leave(&keys);
-            }
-        }
-    }
-
-    /// Makes an entry visible.
-    fn publish(&self, address: u64, record: &[u8]) {
-        // Made by this worker: whole.
-        if let Ok(entry) = Entry::parse(record) {
-            for (at, member) in entry.members() {
-                self.store
-                    .publish(address + at as u64, &member.header, member.key);
             }
         }
     }
