@@ -174,7 +174,7 @@ impl Group {
         if first <= last {
             free_slots += last - first + 1;
             free += (first..=last)
-                .map(|index| self.record_floor(index))
+                .filter_map(|index| view.ring.record_bytes(index))
                 .sum::<u64>();
         }
         let staged = self.staging.len() as u64;
@@ -187,12 +187,5 @@ impl Group {
             return Err((slots + staged, free_slots));
         }
         Ok(())
-    }
-
-    /// Ring bytes that dropping the entry gives back, at least.
-    fn record_floor(&self, index: u64) -> u64 {
-        let len = u64::from(self.raw.store().ring.payload_len(index).unwrap_or(0));
-        // Longer payloads may lie in frames outside the record area.
-        64 + if len < 1024 { len / 64 * 64 } else { 0 }
     }
 }

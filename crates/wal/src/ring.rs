@@ -369,6 +369,11 @@ impl Ring {
         self.meta(index).map(|meta| meta.len)
     }
 
+    /// Bytes that an entry's record takes in the ring, without what stays in frames.
+    pub fn record_bytes(&self, index: u64) -> Option<u64> {
+        self.meta(index).map(|meta| meta.bytes)
+    }
+
     /// An entry.
     pub fn entry(&self, index: u64) -> Option<EntryView<'_>> {
         self.meta(index).map(|meta| EntryView {

@@ -9,7 +9,7 @@
 //! over the old one in the other slot, flushed but not waited for. So one slot is whole and newest at any moment, and
 //! when one of them rots later, what was acknowledged still stands in the other.
 
-use cyclone_pmem::{Payload, Segment};
+use cyclone_pmem::{Payload, Pool, Segment};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::ring::{
     ANCHOR_AT, ANCHOR_STRIDE, Anchor, HARD_STATE_AT, HARD_STATE_BYTES, HardState, Piece,
@@ -21,6 +21,10 @@ use crate::ring::{Batch, Meta, NewEntry, Part, Persisted, Ring, RingError, check
 /// Pieces of one record's payload; a payload with more is copied inline. A record whose payload is all inline has no
 /// segment table.
 const MAX_PIECES: usize = 4096;
+
+/// Payloads that fill less of their frames than this share are copied out of them: entries of a few bytes each would take all frames, and
+/// have the store flush for want of them, while the ring is almost empty.
+const FRAMES_FILLED: u64 = 8;
 
 impl Ring {
     /// Makes entries and hard state durable, in that order where it matters. After `Ok` nothing in the batch is lost by
@@ -227,7 +231,9 @@ impl Ring {
         };
         let parts = payload.parts();
         // The second check spares most small entries an allocation.
-        if parts.len() > MAX_PIECES || !parts.iter().any(stays) {
+        if parts.len() > MAX_PIECES
+            || !self.fills_frames(payload, parts.iter().filter(|part| stays(part)))
+        {
             return Vec::new();
         }
         let table = parts.len() * SEGMENT_BYTES;
@@ -250,6 +256,24 @@ impl Ring {
         } else {
             Vec::new()
         }
+    }
+
+    /// Whether a payload may keep the frames that these parts of it lie in; `false` if there are none.
+    fn fills_frames<'p>(
+        &self,
+        payload: &Payload,
+        parts: impl Iterator<Item = &'p Segment>,
+    ) -> bool {
+        let (mut frames, mut last) = (0, None);
+        for part in parts {
+            if let Segment::Frame(frame) = part
+                && last.replace(frame.number()) != Some(frame.number())
+            {
+                frames += 1;
+            }
+        }
+        let frame_bytes = self.pool.as_ref().map_or(0, Pool::frame_bytes);
+        frames > 0 && payload.len() as u64 * FRAMES_FILLED >= frames * u64::from(frame_bytes)
     }
 
     /// Where a record of this size goes, and the bytes skipped before it at the wrap.

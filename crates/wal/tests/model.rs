@@ -6,7 +6,8 @@ use cyclone_pmem::{Payload, Region};
 use cyclone_wal::{Batch, HardState, NewEntry, Ring, RingError};
 use proptest::prelude::*;
 use support::{
-    Bed, Body, Entry, FRAME_BYTES, Op, RECORDS_BYTES, RING_BYTES, SPEC, State, entry, hard,
+    Bed, Body, Entry, FRAME_BYTES, HEADROOM, Op, RECORDS_BYTES, RING_BYTES, SPEC, State, entry,
+    hard,
 };
 
 #[derive(Clone, Debug)]
@@ -57,15 +58,16 @@ fn run(steps: Vec<Step>) {
                 term += term_up;
                 let least = model.first.max(model.hard.commit + 1);
                 let from = (model.last() + 1).saturating_sub(back).max(least);
-                let framed = entries
+                let framed: usize = entries
                     .iter()
                     .filter(|(body, _)| *body != Body::Heap)
-                    .count() as u32;
+                    .map(|(_, len)| (len + HEADROOM).div_ceil(FRAME_BYTES as usize))
+                    .sum();
                 let entries: Vec<Entry> = (from..)
                     .zip(entries)
                     .map(|(index, (body, len))| {
                         // Without enough frames the bytes come from the heap.
-                        let body = if framed > bed.pool.free() {
+                        let body = if framed > bed.pool.free() as usize {
                             Body::Heap
                         } else {
                             body
@@ -242,6 +244,23 @@ fn the_largest_entry() {
     }
 }
 
+/// Appends an entry whose payload the test has made itself.
+fn append(bed: &mut Bed, index: u64, payload: &Payload) {
+    let entries = [NewEntry {
+        index,
+        term: 1,
+        kind: 7,
+        payload,
+    }];
+    let _ = bed
+        .ring
+        .persist(Batch {
+            entries: &entries,
+            hard_state: None,
+        })
+        .expect("fits");
+}
+
 /// A payload of many slivers and one frame: a table of all of them would take far more room than the bytes, beyond what
 /// the size limit promises.
 #[test]
@@ -254,23 +273,30 @@ fn slivers_do_not_blow_records_up() {
     let mut frame = bed.pool.alloc().expect("a free frame");
     frame[..64].fill(9);
     payload.push_frame(frame.freeze(0..64));
-    let entries = [NewEntry {
-        index: 1,
-        term: 1,
-        kind: 7,
-        payload: &payload,
-    }];
     assert!(bed.ring.fits(1, 264));
-    let _ = bed
-        .ring
-        .persist(Batch {
-            entries: &entries,
-            hard_state: None,
-        })
-        .expect("fits");
+    append(&mut bed, 1, &payload);
     assert_eq!(bed.ring.used_bytes(), 384);
     let again = Bed::open(&bed.durable()).expect("recovers");
     assert_eq!(again.state().entries[0].1, payload.to_vec());
+}
+
+/// An entry of a few bytes does not take a whole frame: frames would be gone while the ring is empty. A payload that fills an eighth of its
+/// frame stays in it.
+#[test]
+fn small_payloads_give_their_frames_back() {
+    let mut bed = Bed::create();
+    let least = FRAME_BYTES as usize / 8;
+    for (index, len, held) in [(1, least - 1, 0), (2, least, 1)] {
+        let mut frame = bed.pool.alloc().expect("a free frame");
+        frame[..len].fill(index as u8);
+        let payload = Payload::from(frame.freeze(0..len));
+        append(&mut bed, index, &payload);
+        drop(payload);
+        assert_eq!(bed.pool.count() - bed.pool.free(), held);
+    }
+    let again = Bed::open(&bed.durable()).expect("recovers");
+    let wanted = [vec![1; least - 1], vec![2; least]];
+    assert!((again.state().entries.iter().map(|(_, bytes)| bytes)).eq(&wanted));
 }
 
 /// A frame of another pool has no number that recovery could look up: its bytes are copied.
@@ -282,25 +308,33 @@ fn frames_of_another_pool_are_copied() {
     let mut frame = other.alloc().expect("a free frame");
     frame.fill(3);
     let payload = Payload::from(frame.freeze(0..500));
-    let entries = [NewEntry {
-        index: 1,
-        term: 1,
-        kind: 7,
-        payload: &payload,
-    }];
-    let _ = bed
-        .ring
-        .persist(Batch {
-            entries: &entries,
-            hard_state: None,
-        })
-        .expect("fits");
+    append(&mut bed, 1, &payload);
     drop(payload);
     assert_eq!(other.free(), other.count());
     assert_eq!(
         Bed::open(&bed.durable()).expect("recovers").state().entries,
         [(1, vec![3; 500])]
     );
+}
+
+/// Who overwrites a suffix may count on the room that its records take, and on no more: what lies in frames gives the ring nothing back.
+#[test]
+fn a_suffix_gives_back_what_its_records_take() {
+    let mut bed = Bed::create();
+    let bodies = [Body::Heap, Body::Frame, Body::Mixed];
+    let entries = (1..)
+        .zip(bodies)
+        .map(|(index, body)| entry(index, 1, body, 400));
+    bed.apply(&Op::Persist(1, entries.collect(), None))
+        .expect("fits");
+    let takes = |bed: &Bed, index| bed.ring.record_bytes(index).expect("there");
+    let [heap, frame, mixed] = [1, 2, 3].map(|index| takes(&bed, index));
+    assert!(heap > 400 && frame <= 128 && mixed <= 256);
+    assert_eq!(bed.ring.used_bytes(), heap + frame + mixed);
+    bed.apply(&Op::Persist(2, vec![entry(2, 2, Body::Heap, 1)], None))
+        .expect("fits");
+    assert_eq!(bed.ring.used_bytes(), heap + takes(&bed, 2));
+    assert_eq!(bed.ring.record_bytes(3), None);
 }
 
 /// Frames stay taken as long as the log names them, over a restart too, and not longer.

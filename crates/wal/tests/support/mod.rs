@@ -9,8 +9,10 @@ pub const SPEC: RingSpec = RingSpec { log: 5, slots: 16 };
 pub const RECORDS_AT: u64 = 12288 + 16 * 8;
 pub const RECORDS_BYTES: u64 = 4096;
 pub const RING_BYTES: u64 = RECORDS_AT + RECORDS_BYTES;
-pub const FRAME_BYTES: u32 = 1024;
-pub const FRAMES: u64 = 5;
+pub const FRAME_BYTES: u32 = 512;
+pub const FRAMES: u64 = 10;
+/// Before a payload in its first frame.
+pub const HEADROOM: usize = 40;
 pub const REGION_BYTES: u64 = RING_BYTES + FRAMES * FRAME_BYTES as u64;
 
 /// Where an entry's payload lies before it is appended.
@@ -211,18 +213,25 @@ impl Bed {
 
     pub fn payload(&self, entry: &Entry) -> Payload {
         let bytes = &entry.bytes;
-        let frame = |bytes: &[u8], from: usize| {
-            let mut frame = self.pool.alloc().expect("tests never hold all frames");
-            frame[from..from + bytes.len()].copy_from_slice(bytes);
-            frame.freeze(from..from + bytes.len())
+        // Where the first frame begins a little later, as behind a packet's header.
+        let framed = |mut bytes: &[u8], mut from: usize| {
+            let mut payload = Payload::new();
+            while !bytes.is_empty() {
+                let mut frame = self.pool.alloc().expect("tests never hold all frames");
+                let (now, rest) = bytes.split_at(bytes.len().min(FRAME_BYTES as usize - from));
+                frame[from..from + now.len()].copy_from_slice(now);
+                payload.push_frame(frame.freeze(from..from + now.len()));
+                (bytes, from) = (rest, 0);
+            }
+            payload
         };
         match entry.body {
             Body::Heap => Payload::from_vec(bytes.clone()),
-            Body::Frame => Payload::from(frame(bytes, 40)),
+            Body::Frame => framed(bytes, HEADROOM),
             Body::Mixed => {
                 let third = bytes.len() / 6;
                 let mut payload = Payload::from_vec(bytes[..third].to_vec());
-                payload.push_frame(frame(&bytes[third..bytes.len() - 3], 0));
+                payload.append(framed(&bytes[third..bytes.len() - 3], 0));
                 payload.push_bytes(&bytes[bytes.len() - 3..]);
                 payload
             }
