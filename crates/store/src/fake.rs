@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::kv::{Change, Kv, View};
+use crate::kv::{Change, Kv, View, space};
 use crate::machine::{ApplyError, Mode};
 use crate::memory::{self, Map};
 
@@ -103,10 +103,39 @@ impl Edit {
     fn carry_out(self, map: &mut Map, key: Vec<u8>) {
         match self {
             Edit::Put(value) => drop(map.insert(key, value)),
-            Edit::Delete => memory::change_map(map, Change::Delete(&key)),
-            Edit::DeleteRange(to) => memory::change_map(map, Change::DeleteRange(&key, &to)),
+            Edit::Delete => change_map(map, Change::Delete(&key)),
+            Edit::DeleteRange(to) => change_map(map, Change::DeleteRange(&key, &to)),
         }
     }
+}
+
+/// Carries out one change.
+fn change_map(map: &mut Map, change: Change<'_>) {
+    match change {
+        Change::Put(key, value) => match map.get_mut(key) {
+            Some(place) => {
+                place.clear();
+                place.extend_from_slice(value);
+            }
+            None => {
+                map.insert(key.to_vec(), value.to_vec());
+            }
+        },
+        Change::Delete(key) => {
+            map.remove(key);
+        }
+        Change::DeleteRange(from, to) => {
+            let mut tail = map.split_off(from);
+            map.append(&mut tail.split_off(to));
+        }
+    }
+}
+
+/// A copy of the user data: a map that changes in place has no cheaper view.
+fn data_of(map: &Map) -> Map {
+    let data = map.range(vec![space::DATA]..vec![space::DATA_END]);
+    data.map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
 }
 
 /// An ordered map on a [`FakeDisk`].
@@ -172,7 +201,7 @@ impl Kv for FakeKv {
         let mut state = self.working()?;
         let mut batch = Batch::new();
         for change in changes {
-            memory::change_map(&mut state.current, change);
+            change_map(&mut state.current, change);
             batch.push(match change {
                 Change::Put(key, value) => (key.to_vec(), Edit::Put(value.to_vec())),
                 Change::Delete(key) => (key.to_vec(), Edit::Delete),
@@ -207,13 +236,14 @@ impl Kv for FakeKv {
     }
 
     fn hold(&self) -> Result<Box<dyn View>, ApplyError> {
-        Ok(Box::new(memory::data_of(&self.disk.lock().current)))
+        Ok(Box::new(data_of(&self.disk.lock().current)))
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
         let map = self.working()?.current.clone();
         std::fs::create_dir_all(directory).map_err(|e| ApplyError::Fatal(e.to_string()))?;
-        memory::write(&directory.join("state"), &map)
+        let pairs = map.iter().map(|(key, value)| (&key[..], &value[..]));
+        memory::write(&directory.join("state"), pairs)
     }
 
     fn install(&self, directory: &Path) -> Result<(), ApplyError> {

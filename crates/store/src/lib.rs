@@ -10,7 +10,7 @@
 //!     RocksKv      RocksDB without its log                             rocks.rs
 //!       Recent     what has been written and not handed over yet       rocks/recent.rs, rocks/table.rs
 //!       Moment     one moment's state, for scans                       rocks/view.rs
-//!     MemoryKv     a BTreeMap                                          memory.rs
+//!     MemoryKv     a sorted map, values found by hash                  memory.rs, memory/indexed.rs
 //!     FakeKv       RocksDB's stand-in for simulations                  fake.rs
 //!   Echo           answers without state                               echo.rs
 //!   point          the commands for engines with an index of their own     point.rs

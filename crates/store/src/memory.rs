@@ -1,10 +1,14 @@
 //! A sorted map in DRAM. What survives a restart is the last flush: one file, replaced whole.
 
+mod indexed;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use self::indexed::Indexed;
 
 use crate::kv::{Change, Kv, View, space};
 use crate::machine::{ApplyError, Mode};
@@ -15,7 +19,7 @@ pub(crate) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// The map and where its file lies.
 pub struct MemoryKv {
-    map: RwLock<Map>,
+    map: RwLock<Indexed>,
     file: Option<PathBuf>,
     /// Held while the file is written: two flushes at once would share its draft.
     writing: Mutex<()>,
@@ -33,8 +37,8 @@ impl MemoryKv {
     pub fn open(directory: Option<&Path>) -> Result<MemoryKv, ApplyError> {
         let file = directory.map(|directory| directory.join("memory.kv"));
         let map = match &file {
-            Some(path) if path.exists() => read(path)?,
-            _ => BTreeMap::new(),
+            Some(path) if path.exists() => Indexed::from(read(path)?),
+            _ => Indexed::default(),
         };
         if let Some(directory) = directory {
             fs::create_dir_all(directory).map_err(fatal)?;
@@ -46,52 +50,19 @@ impl MemoryKv {
         })
     }
 
-    fn reading(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Map>, ApplyError> {
+    fn reading(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Indexed>, ApplyError> {
         mode.lock(self.map.try_read(), || self.map.read())
     }
 
-    fn writing(&self, mode: Mode) -> Result<RwLockWriteGuard<'_, Map>, ApplyError> {
+    fn writing(&self, mode: Mode) -> Result<RwLockWriteGuard<'_, Indexed>, ApplyError> {
         mode.lock(self.map.try_write(), || self.map.write())
     }
 
     fn write_to(&self, path: &Path) -> Result<(), ApplyError> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let map = self
-            .map
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        write(path, &map)
+        let copy = self.reading(Mode::Blocking)?.copy();
+        write(path, copy.iter().map(|(key, value)| (&key[..], &value[..])))
     }
-}
-
-/// Carries out one change.
-pub(crate) fn change_map(map: &mut Map, change: Change<'_>) {
-    match change {
-        Change::Put(key, value) => match map.get_mut(key) {
-            Some(place) => {
-                place.clear();
-                place.extend_from_slice(value);
-            }
-            None => {
-                map.insert(key.to_vec(), value.to_vec());
-            }
-        },
-        Change::Delete(key) => {
-            map.remove(key);
-        }
-        Change::DeleteRange(from, to) => {
-            let mut tail = map.split_off(from);
-            map.append(&mut tail.split_off(to));
-        }
-    }
-}
-
-/// A copy of the user data: a map that changes in place has no cheaper view.
-pub(crate) fn data_of(map: &Map) -> Map {
-    let data = map.range(vec![space::DATA]..vec![space::DATA_END]);
-    data.map(|(key, value)| (key.clone(), value.clone()))
-        .collect()
 }
 
 impl View for Map {
@@ -114,14 +85,17 @@ impl View for Map {
 }
 
 /// Replaces the state file.
-pub(crate) fn write(path: &Path, map: &Map) -> Result<(), ApplyError> {
-    let attempt = || -> std::io::Result<()> {
+pub(crate) fn write<'a>(
+    path: &Path,
+    pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>,
+) -> Result<(), ApplyError> {
+    let attempt = move || -> std::io::Result<()> {
         let draft = path.with_extension("new");
         let mut out = BufWriter::new(fs::File::create(&draft)?);
         let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
         out.write_all(MAGIC)?;
-        out.write_all(&(map.len() as u64).to_le_bytes())?;
-        for (key, value) in map {
+        out.write_all(&(pairs.len() as u64).to_le_bytes())?;
+        for (key, value) in pairs {
             for part in [key, value] {
                 out.write_all(&(part.len() as u32).to_le_bytes())?;
                 out.write_all(part)?;
@@ -177,12 +151,13 @@ pub(crate) fn read(path: &Path) -> Result<Map, ApplyError> {
 
 impl Kv for MemoryKv {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
-        Ok(self.reading(mode)?.get(key).cloned())
+        Ok(self.reading(mode)?.get(key).map(<[u8]>::to_vec))
     }
 
     fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
         let map = self.reading(mode)?;
-        Ok(keys.iter().map(|key| map.get(key).cloned()).collect())
+        let get = |key: &Vec<u8>| map.get(key).map(<[u8]>::to_vec);
+        Ok(keys.iter().map(get).collect())
     }
 
     fn write(
@@ -191,7 +166,7 @@ impl Kv for MemoryKv {
         mode: Mode,
     ) -> Result<(), ApplyError> {
         let mut map = self.writing(mode)?;
-        changes.for_each(|change| change_map(&mut map, change));
+        changes.for_each(|change| map.change(change));
         Ok(())
     }
 
@@ -200,8 +175,13 @@ impl Kv for MemoryKv {
         from: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError> {
-        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
-        map.scan(from, visit)
+        let map = self.reading(Mode::Blocking)?;
+        for (key, value) in map.range_from(from) {
+            if !visit(key, value) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn scans_without_blocking(&self) -> bool {
@@ -215,8 +195,13 @@ impl Kv for MemoryKv {
     }
 
     fn hold(&self) -> Result<Box<dyn View>, ApplyError> {
-        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
-        Ok(Box::new(data_of(&map)))
+        let map = self.reading(Mode::Blocking)?;
+        let data = map.range_from(&[space::DATA]);
+        let data = data.take_while(|(key, _)| *key < &[space::DATA_END][..]);
+        let copied: Map = data
+            .map(|(key, value)| (key.to_vec(), value.to_vec()))
+            .collect();
+        Ok(Box::new(copied))
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
@@ -225,8 +210,8 @@ impl Kv for MemoryKv {
     }
 
     fn install(&self, directory: &Path) -> Result<(), ApplyError> {
-        let map = read(&directory.join("memory.kv"))?;
-        *self.map.write().unwrap_or_else(PoisonError::into_inner) = map;
+        let map = Indexed::from(read(&directory.join("memory.kv"))?);
+        *self.writing(Mode::Blocking)? = map;
         self.flush().map(drop)
     }
 }
