@@ -293,7 +293,12 @@ impl Machine {
 
     /// Whether it counts as lost for good, now or at its next start.
     pub fn is_lost(&self) -> bool {
-        self.damaged || self.is_refused()
+        self.damaged || self.is_refused() || self.has_unreadable_flash()
+    }
+
+    /// Whether a page of its flash cannot be read. One that no start so far had to read may be where the log ends at a later one.
+    fn has_unreadable_flash(&self) -> bool {
+        self.flash.iter().any(SimDisk::has_unreadable)
     }
 
     /// Starts the process. `crash_after`: loses power after so many stores, flushes and fences.
@@ -335,7 +340,9 @@ impl Machine {
                     memory.crash(Outcome::Newest);
                     self.region = Some(memory);
                 }
-                if self.damaged && is_refusal(&error) {
+                let unreadable =
+                    matches!(error, StartError::Flash { .. }) && self.has_unreadable_flash();
+                if unreadable || (self.damaged && is_refusal(&error)) {
                     self.power = Power::Refused(error.to_string());
                     return Ok(());
                 }

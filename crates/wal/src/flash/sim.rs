@@ -286,6 +286,11 @@ impl SimDisk {
         }
     }
 
+    /// Whether reads of any page fail.
+    pub fn has_unreadable(&self) -> bool {
+        !self.lock().faults.read_error.is_empty()
+    }
+
     /// Pages that were ever written, by number.
     pub fn written(&self) -> Vec<u64> {
         self.lock().pages.keys().copied().collect()
