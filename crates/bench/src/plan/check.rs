@@ -142,13 +142,15 @@ fn load(plan: &Plan) -> Result<()> {
 
 /// Refuses fields that a variant's system does not have.
 fn fields(variant: &Variant) -> Result<()> {
-    use SystemKind::{Cyclone, Redis, Rocksdb};
+    use SystemKind::{Cyclone, Pmkv, Redis, Rocksdb};
     let native = variant.client.unwrap_or_default() == Client::Native;
     let resp = variant.client == Some(Client::Resp);
     let is = |kinds: &[SystemKind]| kinds.contains(&variant.system);
     let table = [
         ("client", variant.client.is_some(), is(&[Cyclone])),
-        ("replicas", variant.replicas.is_some(), is(&[Cyclone])),
+        ("replicas", variant.replicas.is_some(), is(&[Cyclone, Pmkv])),
+        ("replication", variant.replication.is_some(), is(&[Pmkv])),
+        ("servers", variant.servers.is_some(), is(&[Pmkv])),
         ("logs", variant.logs.is_some(), is(&[Cyclone])),
         ("engine", variant.engine.is_some(), is(&[Cyclone])),
         ("transport", variant.transport.is_some(), is(&[Cyclone])),
@@ -156,7 +158,11 @@ fn fields(variant: &Variant) -> Result<()> {
         ("polling", variant.polling.is_some(), is(&[Cyclone])),
         ("security", variant.security.is_some(), is(&[Cyclone])),
         ("reads", variant.reads.is_some(), is(&[Cyclone])),
-        ("region_mib", variant.region_mib.is_some(), is(&[Cyclone])),
+        (
+            "region_mib",
+            variant.region_mib.is_some(),
+            is(&[Cyclone, Pmkv]),
+        ),
         ("durability", variant.durability.is_some(), is(&[Cyclone])),
         ("election_ms", variant.election_ms.is_some(), is(&[Cyclone])),
         (
@@ -172,9 +178,13 @@ fn fields(variant: &Variant) -> Result<()> {
         (
             "pipeline",
             variant.pipeline.is_some(),
-            is(&[Redis]) || is(&[Cyclone]) && resp,
+            is(&[Redis, Pmkv]) || is(&[Cyclone]) && resp,
         ),
-        ("clients", variant.clients.is_some(), is(&[Cyclone, Redis])),
+        (
+            "clients",
+            variant.clients.is_some(),
+            is(&[Cyclone, Pmkv, Redis]),
+        ),
         ("log", variant.log.is_some(), is(&[Rocksdb])),
         ("mode", variant.mode.is_some(), is(&[Redis])),
         ("store", variant.store.is_some(), is(&[Cyclone, Rocksdb])),
@@ -225,6 +235,30 @@ fn fields(variant: &Variant) -> Result<()> {
         &variant.security,
         &["authenticated", "encrypted", "off"],
     )?;
+    known(
+        "replication",
+        &variant.replication,
+        &[
+            "rowan",
+            "tailwind",
+            "hyperloop",
+            "rpc",
+            "rwrite",
+            "batch",
+            "share",
+        ],
+    )?;
+    let copies = variant.replicas.unwrap_or(3);
+    if variant
+        .servers
+        .is_some_and(|servers| (servers as usize) < copies)
+    {
+        bail!(
+            "variant.servers = {:?} in {:?}: fewer than the {copies} copies of everything",
+            variant.servers,
+            variant.name
+        );
+    }
     known("durability", &variant.durability, &["nvm", "flash"])?;
     known("reads", &variant.reads, &["index", "log", "weak", "lease"])
 }

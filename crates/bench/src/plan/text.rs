@@ -317,6 +317,8 @@ pub enum SystemKind {
     Redis,
     /// Three replicas, the client inside the leader.
     Dragonboat,
+    /// Our log-structured store.
+    Pmkv,
 }
 
 /// How Cyclone is reached.
@@ -375,8 +377,12 @@ pub struct Variant {
     pub system: SystemKind,
     /// cyclone: how it is reached.
     pub client: Option<Client>,
-    /// cyclone: replicas.
+    /// cyclone: replicas; pmkv: copies of every object.
     pub replicas: Option<usize>,
+    /// pmkv: `rowan`, `tailwind`, `hyperloop`, `rpc`, `rwrite`, `batch` or `share`.
+    pub replication: Option<String>,
+    /// pmkv: servers; as many as copies if left out.
+    pub servers: Option<u32>,
     /// cyclone: physical logs.
     pub logs: Option<u16>,
     /// cyclone: `rocksdb`, `memory` or `echo`.
@@ -391,7 +397,7 @@ pub struct Variant {
     pub security: Option<String>,
     /// cyclone: `index`, `log`, `weak` or `lease`.
     pub reads: Option<String>,
-    /// cyclone: bytes of each log region, MiB.
+    /// cyclone: bytes of each log region, MiB; pmkv: of each server's memory.
     pub region_mib: Option<u64>,
     /// cyclone: a second level of the log, on the disk: `nvm` (behind the region) or `flash` (what acknowledgements wait for).
     pub durability: Option<String>,

@@ -14,6 +14,7 @@ pub mod resp;
 #[cfg_attr(not(feature = "rocksdb"), path = "rocks_missing.rs")]
 pub mod rocks;
 pub mod systems;
+pub mod wires;
 
 use std::time::Duration;
 

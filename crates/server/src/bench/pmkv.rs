@@ -1,14 +1,17 @@
-//! `cyclone bench pmkv`: the log-structured store with every replication, in one process over shared memory.
+//! `cyclone bench pmkv`: the log-structured store with every replication.
 //!
-//! One thread steps all servers in turn, so throughput is what the work costs altogether, and the share of the keeping
-//! side's thread can be told. Nothing here is a network: what differs is what the protocols do.
+//! Most of it runs in one process over shared memory: one thread steps all servers in turn, so throughput is what the work costs
+//! altogether, and the share of the keeping side's thread can be told. Nothing there is a network: what differs is what the protocols
+//! do. Takeovers and resharding happen to servers that are processes, under Redis cluster clients.
 
 mod cluster;
 mod compare;
 mod load;
 mod media;
 mod soak;
+mod stories;
 mod timelines;
+mod traffic;
 
 use std::time::Duration;
 
@@ -36,8 +39,12 @@ pub enum Part {
     Throughput,
     /// Write amplification by the model.
     Media,
-    /// A takeover and a cold start.
+    /// A takeover and a cold start, in process.
     Timelines,
+    /// Real servers, of which one is killed.
+    Failover,
+    /// Real servers, of which one has a shard that becomes hot.
+    Resharding,
     /// Overwrites at 80% full, minute after minute; only when asked for.
     Soak,
 }
@@ -85,6 +92,12 @@ pub fn run(common: &Common, choice: &Choice) -> Result<()> {
     }
     if choice.has(Part::Timelines) {
         timelines::run(common, &mut report)?;
+    }
+    if choice.has(Part::Failover) {
+        stories::failover(common, &mut report)?;
+    }
+    if choice.has(Part::Resharding) {
+        stories::resharding(common, &mut report)?;
     }
     if choice.part == Some(Part::Soak) {
         soak::run(common, choice.minutes, &mut report)?;

@@ -1,6 +1,14 @@
 //! The clock that leases are measured by: it runs on while the machine sleeps.
 
 use rustix::time::{ClockId, clock_gettime};
+use thread_priority::{
+    RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy,
+    set_thread_priority_and_policy, thread_native_id,
+};
+
+/// Real-time, in turn with others of the same priority.
+const ROUND_ROBIN: ThreadSchedulePolicy =
+    ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::RoundRobin);
 
 /// Microseconds of CLOCK_BOOTTIME; the same for all processes of a machine.
 pub(super) fn now_us() -> u64 {
@@ -15,7 +23,11 @@ pub(super) fn calendar_us() -> u64 {
     since.map_or(0, |it| it.as_micros() as u64)
 }
 
-/// Asks for a little more of the processor for this thread, which has leases to renew; it does without, too.
+/// Asks for the processor before all ordinary threads, for this thread, which has leases to renew and works for some microseconds at
+/// a time. Where that is not allowed, for a little more of the processor; it does without, too.
 pub(super) fn come_first() {
-    let _ = rustix::process::setpriority_process(None, -10);
+    let this = thread_native_id();
+    if set_thread_priority_and_policy(this, ThreadPriority::Min, ROUND_ROBIN).is_err() {
+        let _ = rustix::process::setpriority_process(None, -10);
+    }
 }

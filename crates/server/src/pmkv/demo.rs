@@ -6,33 +6,24 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fs::File;
 use std::io::IsTerminal;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use cyclone_pmkv::ServerId;
+use anyhow::{Result, bail};
 use cyclone_wire::slot;
 use hdrhistogram::Histogram;
 
-use super::file::{ClusterFile, ServerEntry};
-use crate::cluster::{any_first_port, free_ports, random_key, region_directory};
-use crate::config::{RedisPort, hex};
+use super::local::{Servers, Shape};
 use crate::demo::{
     KEYS, Known, Progress, Report, VALUE_BYTES, Verdict, WRITERS, check, judge, key_of, value_of,
 };
 use crate::resp;
 
-const SERVERS: u32 = 4;
-const COPIES: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Copies are made in the background.
-const COPY_PATIENCE: Duration = Duration::from_secs(120);
 
 /// What the command line says.
 pub struct Arguments {
@@ -55,200 +46,6 @@ struct PmkvReport {
     configuration_ms: f64,
     join_ms: f64,
     lease_ms: u64,
-}
-
-/// The servers; dropping them ends them and removes their memories.
-struct Servers {
-    file: ClusterFile,
-    path: PathBuf,
-    logs: PathBuf,
-    children: Vec<Option<Child>>,
-}
-
-impl Servers {
-    fn create(directory: &Path, replication: &str, lease_ms: Option<u64>) -> Result<Servers> {
-        std::fs::create_dir_all(directory)
-            .with_context(|| format!("cannot create {}", directory.display()))?;
-        let ports = free_ports(any_first_port()?, SERVERS as usize)?;
-        let servers = (0..).zip(&ports).map(|(id, &port)| ServerEntry {
-            id,
-            redis: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
-            metrics: None,
-        });
-        let file = ClusterFile {
-            directory: region_directory(directory)?,
-            replication: replication.to_owned(),
-            copies: COPIES,
-            shards_per_server: cyclone_pmkv::configuration::SHARDS_PER_SERVER,
-            memory_bytes: 192 << 20,
-            segment_bytes: 1 << 20,
-            lease_ms,
-            checkpoint_s: None,
-            store: "embedded".into(),
-            store_addresses: Vec::new(),
-            store_path: String::new(),
-            token: hex(&random_key()?[..8]),
-            max_clients: 20_000,
-            redis: RedisPort::default(),
-            servers: servers.collect(),
-        };
-        file.protocol()?;
-        let path = file.directory.join("cluster.toml");
-        std::fs::write(&path, toml::to_string(&file)?)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Servers {
-            file,
-            path,
-            logs: directory.to_owned(),
-            children: (0..SERVERS).map(|_| None).collect(),
-        })
-    }
-
-    fn start(&mut self, id: ServerId) -> Result<()> {
-        let log = self.logs.join(format!("server{id}.log"));
-        let log = File::options().create(true).append(true).open(&log);
-        let child = Command::new(std::env::current_exe().context("this program")?)
-            .args(["serve", "--engine", "pmkv", "--end-with-parent", "--id"])
-            .arg(id.to_string())
-            .arg("--config")
-            .arg(&self.path)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log.context("a server's log")?)
-            .spawn()
-            .with_context(|| format!("cannot start server {id}"))?;
-        self.children[id as usize] = Some(child);
-        Ok(())
-    }
-
-    fn kill(&mut self, id: ServerId) -> Result<()> {
-        if let Some(mut child) = self.children[id as usize].take() {
-            child.kill().context("kill")?;
-            child.wait().context("wait")?;
-        }
-        Ok(())
-    }
-
-    fn redis(&self, id: ServerId) -> SocketAddr {
-        self.file.servers[id as usize].redis
-    }
-
-    fn wait(&mut self, what: &str, done: impl Fn(&Servers) -> Result<bool>) -> Result<()> {
-        self.wait_for(PATIENCE, what, done)
-    }
-
-    fn wait_for(
-        &mut self,
-        patience: Duration,
-        what: &str,
-        done: impl Fn(&Servers) -> Result<bool>,
-    ) -> Result<()> {
-        let until = Instant::now() + patience;
-        while !done(self)? {
-            for (id, child) in self.children.iter_mut().enumerate() {
-                if let Some(child) = child
-                    && let Some(status) = child.try_wait()?
-                {
-                    bail!(
-                        "server {id} has ended ({status}); see {}",
-                        self.logs.display()
-                    );
-                }
-            }
-            if Instant::now() > until {
-                bail!(
-                    "waited {patience:?} for {what}; see {}",
-                    self.logs.display()
-                );
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        Ok(())
-    }
-
-    /// What the servers that run say of themselves.
-    fn look(&self) -> Vec<Seen> {
-        let running = (0..SERVERS).filter(|&id| self.children[id as usize].is_some());
-        let seen = running.filter_map(|id| {
-            let info = resp::info(self.redis(id), Duration::from_millis(500)).ok()?;
-            let number = |name: &str| info.get(name)?.parse::<usize>().ok();
-            Some(Seen {
-                id,
-                term: number("pmkv_term")?,
-                members: number("pmkv_members")?,
-                serving: number("pmkv_shards_serving")?,
-                whole: number("pmkv_shards_whole")?,
-                held: number("pmkv_shards_held")?,
-            })
-        });
-        seen.collect()
-    }
-
-    fn shards(&self) -> Result<usize> {
-        Ok(usize::from(self.file.shards()?))
-    }
-
-    /// Waits until every shard is served, in a term after `term`. Answers when such a term was first seen committed, and
-    /// when all shards were served.
-    fn wait_until_served(&mut self, term: usize) -> Result<(Instant, Instant, usize)> {
-        let shards = self.shards()?;
-        let first = std::cell::Cell::new(None);
-        let newest = std::cell::Cell::new(0);
-        self.wait("all shards to be served", |servers| {
-            let seen: Vec<Seen> = servers.look();
-            let newer = seen.iter().filter(|it| it.term > term);
-            if newer.clone().next().is_some() && first.get().is_none() {
-                first.set(Some(Instant::now()));
-            }
-            newest.set(newer.clone().map(|it| it.term).max().unwrap_or(0));
-            Ok(newer.map(|it| it.serving).sum::<usize>() == shards)
-        })?;
-        let served = Instant::now();
-        Ok((first.get().unwrap_or(served), served, newest.get()))
-    }
-
-    /// Waits until every shard has all its copies, and a server has some of them.
-    fn wait_until_whole(&mut self, holds: ServerId) -> Result<usize> {
-        let shards = self.shards()?;
-        let held = std::cell::Cell::new(0);
-        self.wait_for(
-            COPY_PATIENCE,
-            "all shards to have their copies",
-            |servers| {
-                let seen = servers.look();
-                let of = seen.iter().find(|it| it.id == holds);
-                held.set(of.map_or(0, |it| it.held));
-                let whole = seen.len() == SERVERS as usize
-                    && seen
-                        .iter()
-                        .all(|it| it.whole == shards && it.members == seen.len());
-                Ok(whole
-                    && held.get() > 0
-                    && seen.iter().map(|it| it.serving).sum::<usize>() == shards)
-            },
-        )?;
-        Ok(held.get())
-    }
-}
-
-/// What a server says of itself.
-struct Seen {
-    id: ServerId,
-    term: usize,
-    members: usize,
-    serving: usize,
-    whole: usize,
-    held: usize,
-}
-
-impl Drop for Servers {
-    fn drop(&mut self) {
-        for id in 0..SERVERS {
-            // It may have ended already.
-            let _ = self.kill(id);
-        }
-        super::remove(&self.file.directory);
-    }
 }
 
 /// A client that follows `-MOVED`, as cluster clients do.
@@ -360,12 +157,19 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
         Some(directory) => directory.clone(),
         None => std::env::temp_dir().join(format!("cyclone-pmkv-{}", std::process::id())),
     };
+    let shape = Shape {
+        replication: arguments.replication.clone(),
+        lease_ms: arguments.lease_ms,
+        ..Shape::default()
+    };
     progress.say(&format!(
-        "{SERVERS} servers, {COPIES} copies, replication by {}; logs in {}",
-        arguments.replication,
+        "{} servers, {} copies, replication by {}; logs in {}",
+        shape.servers,
+        shape.copies,
+        shape.replication,
         directory.display()
     ));
-    let mut servers = Servers::create(&directory, &arguments.replication, arguments.lease_ms)?;
+    let mut servers = Servers::create(&directory, &shape)?;
     let found = play(&mut servers, &progress, interrupted)?;
     drop(servers);
     if arguments.directory.is_none() {
@@ -405,10 +209,10 @@ fn play(
     progress: &Progress,
     interrupted: &AtomicBool,
 ) -> Result<PmkvReport> {
-    for id in 0..SERVERS {
+    for id in servers.ids() {
         servers.start(id)?;
     }
-    let (_, _, term) = servers.wait_until_served(0)?;
+    servers.wait_until_served(0)?;
     progress.say(&format!(
         "{} shards are served; leases of {} ms",
         servers.shards()?,
@@ -418,7 +222,7 @@ fn play(
         "  (memories of this machine: they survive the death of processes, not of the machine)",
     );
     let shared = Arc::new(Shared {
-        addresses: servers.file.servers.iter().map(|it| it.redis).collect(),
+        addresses: servers.addresses(),
         stop: AtomicBool::new(false),
         measuring: AtomicBool::new(true),
         acked: AtomicU64::new(0),
@@ -430,7 +234,7 @@ fn play(
             std::thread::spawn(move || write_loop(writer, &shared))
         })
         .collect();
-    let story = story(servers, term, &shared, progress, interrupted);
+    let story = story(servers, &shared, progress, interrupted);
     shared.stop.store(true, Ordering::Relaxed);
     let mut known = Vec::new();
     for writer in writers {
@@ -475,7 +279,6 @@ fn ms(since: Instant, until: Instant) -> f64 {
 /// Load, kill, failover, return.
 fn story(
     servers: &mut Servers,
-    term: usize,
     shared: &Shared,
     progress: &Progress,
     interrupted: &AtomicBool,
@@ -491,16 +294,11 @@ fn story(
     progress.say(&format!("{puts_per_s:.0} acknowledged writes per second"));
 
     // No manager runs there: with one, its successor would come into office first.
-    let victim = SERVERS - 1;
-    let term = servers
-        .look()
-        .iter()
-        .map(|it| it.term)
-        .max()
-        .unwrap_or(term);
+    let victim = servers.ids().end - 1;
+    let term = servers.cluster()?.term;
     let killed = Instant::now();
     servers.kill(victim)?;
-    let (committed, served, _) = servers.wait_until_served(term)?;
+    let (committed, served) = servers.wait_until_served(term)?;
     progress.say(&format!(
         "kill -9 of server {victim}: new configuration committed after {:.1} ms, all shards served after {:.1} ms",
         ms(killed, committed),
@@ -513,8 +311,9 @@ fn story(
     let held = servers.wait_until_whole(victim)?;
     let joined = Instant::now();
     progress.say(&format!(
-        "server {victim} is back, and after {:.1} ms every shard has {COPIES} copies, {held} of them there",
+        "server {victim} is back, and after {:.1} ms every shard has {} copies, {held} of them there",
         ms(begun_join, joined),
+        servers.file.copies,
     ));
     pass(Duration::from_secs(1), interrupted)?;
     Ok(PmkvReport {

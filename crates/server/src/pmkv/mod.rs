@@ -13,6 +13,7 @@ pub mod demo;
 mod figures;
 pub mod file;
 mod files;
+pub mod local;
 mod manager;
 mod memory;
 pub mod operator;

@@ -7,6 +7,8 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 /// Bytes of a piece behind its head: a datagram stays small enough for any socket buffer.
 const PIECE_BYTES: usize = 48 << 10;
 /// Number of the message (4), of the piece (2), how many pieces there are (2).
@@ -39,8 +41,10 @@ impl Post {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
+        let socket = UnixDatagram::bind(path)?;
+        socket.set_nonblocking(true)?;
         Ok(Post {
-            socket: UnixDatagram::bind(path)?,
+            socket,
             path: path.to_owned(),
             number: 0,
             parts: HashMap::new(),
@@ -52,7 +56,7 @@ impl Post {
     pub fn send(&mut self, to: &Path, bytes: &[u8]) {
         self.number = self.number.wrapping_add(1);
         let count = bytes.len().div_ceil(PIECE_BYTES).max(1);
-        if count > MAX_PIECES || self.socket.set_nonblocking(true).is_err() {
+        if count > MAX_PIECES {
             return;
         }
         for at in 0..count {
@@ -71,11 +75,8 @@ impl Post {
 
     /// The next message and who sent it; waits for at most `timeout`. `None`: nothing whole has come.
     pub fn receive(&mut self, timeout: Duration) -> Option<(PathBuf, Vec<u8>)> {
-        if timeout.is_zero() {
-            self.socket.set_nonblocking(true).ok()?;
-        } else {
-            self.socket.set_nonblocking(false).ok()?;
-            self.socket.set_read_timeout(Some(timeout)).ok()?;
+        if !timeout.is_zero() {
+            self.wait(timeout);
         }
         let (len, from) = self.socket.recv_from(&mut self.buffer).ok()?;
         let from = from.as_pathname()?.to_owned();
@@ -100,6 +101,17 @@ impl Post {
         parts.bytes.extend_from_slice(piece);
         parts.next += 1;
         (parts.next == count).then(|| (from, std::mem::take(&mut parts.bytes)))
+    }
+
+    /// Waits until something has come. The socket's own timeout counts in the system's ticks, which are longer than what is waited for here.
+    fn wait(&self, timeout: Duration) {
+        let mut socket = [PollFd::new(&self.socket, PollFlags::IN)];
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // Interrupted, it is as if the time were over.
+        let _ = poll(&mut socket, Some(&timeout));
     }
 }
 

@@ -14,7 +14,8 @@ use super::cluster::Cluster;
 
 /// Requests under way.
 const IN_FLIGHT: usize = 64;
-const KEY_BYTES: usize = 16;
+/// Bytes of every key.
+pub(super) const KEY_BYTES: usize = 16;
 
 /// What is asked for.
 #[derive(Clone, Copy)]
@@ -75,7 +76,7 @@ impl Sizes {
     ];
 
     /// Bytes of a value.
-    fn draw(self, random: &mut Random) -> u32 {
+    pub(super) fn draw(self, random: &mut Random) -> u32 {
         let object = self.mean_tenths / 20 + random.below(self.mean_tenths / 10);
         object.saturating_sub(KEY_BYTES as u64).max(1) as u32
     }

@@ -14,7 +14,7 @@ use cyclone_wire::client::ReadMode;
 
 use super::embedded::Inside;
 use super::native::{self, NativeLane, TwoPhase};
-use super::wires::{Waits, WireLane, Wires};
+use crate::bench::wires::{Waits, WireLane, Wires};
 use crate::cluster::{LocalCluster, Options, any_first_port};
 use crate::config::{Reads, parse_security};
 

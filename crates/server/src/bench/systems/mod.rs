@@ -6,7 +6,7 @@
 //!   rocks       RocksDB alone                                                       rocks.rs
 //!   redis       one primary, one replica                                            redis.rs
 //!   etcd, dragonboat   loaded by programs in Go                                     gopeer.rs, etcd.rs, dragonboat.rs
-//!   wires       the Redis protocol as a lane                                        wires.rs
+//!   pmkv        servers of the log-structured store                                 pmkv.rs
 //! ```
 
 mod cyclone;
@@ -15,11 +15,11 @@ mod embedded;
 mod etcd;
 mod gopeer;
 mod native;
+mod pmkv;
 mod redis;
 #[cfg_attr(not(feature = "rocksdb"), path = "rocks_missing.rs")]
 mod rocks;
 mod spaces;
-mod wires;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -43,6 +43,7 @@ pub fn make(variant: &Variant) -> Result<Box<dyn System>> {
         }
         SystemKind::Cyclone => Box::new(cyclone::Cyclone::new(variant)?),
         SystemKind::Rocksdb => Box::new(rocks::Rocks::new(variant)),
+        SystemKind::Pmkv => Box::new(pmkv::Pmkv::new(variant)),
         SystemKind::Redis => Box::new(redis::Redis::new(variant)),
         SystemKind::Etcd => Box::new(etcd::Etcd),
         SystemKind::Dragonboat => Box::new(dragonboat::Dragonboat),

@@ -11,8 +11,8 @@ use cyclone_bench::plan::{RedisMode, Variant};
 use cyclone_bench::system::{Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::Workload;
 
-use super::wires::{Waits, WireLane, Wires};
 use super::{Owned, not_installed, program};
+use crate::bench::wires::{Waits, WireLane, Wires};
 use crate::cluster::{any_first_port, free_ports};
 
 /// A variant of it.
