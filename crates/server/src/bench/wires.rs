@@ -287,11 +287,18 @@ impl Wire {
     }
 }
 
-/// Errors after which another attempt may succeed.
+/// Errors after which another attempt may succeed, or whose command may have been carried out.
 fn retryable(text: &str) -> bool {
-    ["TRYAGAIN", "CLUSTERDOWN", "LOADING", "BUSY", "NOREPLICAS"]
-        .iter()
-        .any(|word| text.starts_with(word))
+    [
+        "TRYAGAIN",
+        "CLUSTERDOWN",
+        "LOADING",
+        "BUSY",
+        "NOREPLICAS",
+        "ERR outcome unknown",
+    ]
+    .iter()
+    .any(|word| text.starts_with(word))
 }
 
 fn greet(mut stream: &TcpStream, command: &[Vec<u8>]) -> Result<()> {
