@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use cyclone_pmem::{Region, SharedArea};
 
@@ -11,6 +11,10 @@ use super::layout::{Control, header, policy_of};
 use super::process::{Identity, Process};
 use crate::endpoint::FabricError;
 use crate::key::Address;
+
+/// Lives whose memory this process has mapped, as long as they last: who goes over to a new configuration opens new endpoints to the same
+/// peers, and mapping a memory takes longer than all the rest of that.
+static MAPPED: Mutex<Vec<Arc<Peer>>> = Mutex::new(Vec::new());
 
 /// One life of another endpoint.
 #[derive(Debug)]
@@ -54,7 +58,7 @@ impl Peer {
     }
 
     /// Its memory, mapped at the first call.
-    pub(super) fn memory(&self) -> Result<&SharedArea, FabricError> {
+    pub(super) fn memory(self: &Arc<Peer>) -> Result<&SharedArea, FabricError> {
         if let Some(memory) = self.memory.get() {
             return Ok(memory);
         }
@@ -74,8 +78,19 @@ impl Peer {
         if self.is_gone() || area.len() != self.control.load(header::MEMORY_BYTES) {
             return Err(bad());
         }
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        mapped.push(Arc::clone(self));
         Ok(self.memory.get_or_init(|| area.share()))
     }
+}
+
+/// The same life, if this process has mapped its memory for another endpoint. Those that have ended are let go.
+fn mapped(found: &Peer) -> Option<Arc<Peer>> {
+    let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    mapped.retain(|peer| !peer.is_gone());
+    let is_same =
+        |peer: &&Arc<Peer>| peer.address == found.address && peer.incarnation == found.incarnation;
+    mapped.iter().find(is_same).cloned()
 }
 
 /// The peers that this endpoint has mapped, each life once.
@@ -110,7 +125,7 @@ impl Peers {
         if let Some(peer) = same {
             return Ok(peer);
         }
-        let found = Arc::new(found);
+        let found = mapped(&found).unwrap_or_else(|| Arc::new(found));
         self.known.push(Arc::downgrade(&found));
         Ok(found)
     }
