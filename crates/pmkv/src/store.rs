@@ -267,7 +267,7 @@ impl Store {
         let mut objects = Vec::new();
         let mut at = Some(from);
         while let Some(hash) = at.filter(|_| page.keys.len() < count.max(1)) {
-            at = self.chain(shard, hash, &mut objects);
+            at = self.chain(shard, hash, |_| true, &mut objects);
             let wanted = objects.iter().filter(|object| {
                 let here = KeyHash::hash_of(object.key());
                 object.kind() == Kind::Put && here >= from
@@ -279,14 +279,26 @@ impl Store {
     }
 
     /// The entries of one chain, and where the next begins. Entries that are moved while they are read are looked for again.
-    fn chain(&self, shard: &Shard, hash: u64, objects: &mut Vec<Object>) -> Option<u64> {
+    fn chain(
+        &self,
+        shard: &Shard,
+        hash: u64,
+        is_wanted: impl Fn(Stamp) -> bool,
+        objects: &mut Vec<Object>,
+    ) -> Option<u64> {
         let (mut addresses, mut again) = (Vec::new(), Vec::new());
         loop {
             objects.clear();
             addresses.clear();
             let next = shard.index.collect(hash, &mut addresses);
-            let read = addresses.iter().map(|&address| self.heap.object(address));
-            objects.extend(read.flatten());
+            addresses.iter().for_each(|&it| self.heap.prefetch(it));
+            // Most are not wanted where few are new: their headers say so.
+            let is_wanted = |&&address: &&u64| {
+                let header = self.heap.header(address);
+                header.is_some_and(|it| is_wanted(it.stamp))
+            };
+            let wanted = addresses.iter().filter(is_wanted);
+            objects.extend(wanted.filter_map(|&address| self.heap.object(address)));
             again.clear();
             shard.index.collect(hash, &mut again);
             // An entry that stays unreadable is not moved, it is damaged: the walk goes on without it.
@@ -306,13 +318,12 @@ impl Store {
         let mut objects = Vec::new();
         let mut at = Some(0);
         while let Some(hash) = at {
-            at = self.chain(it, hash, &mut objects);
-            for object in &objects {
-                let stamp = object.stamp();
-                if stamp.shard == shard && stamp.version > version {
-                    let batch = batches.entry(object.header().batch()).or_default();
-                    batch.insert(stamp.version, object.bytes().to_vec());
-                }
+            let is_newer = |stamp: Stamp| stamp.shard == shard && stamp.version > version;
+            at = self.chain(it, hash, is_newer, &mut objects);
+            // What was read may have been another entry by then.
+            for object in objects.iter().filter(|it| is_newer(it.stamp())) {
+                let batch = batches.entry(object.header().batch()).or_default();
+                batch.insert(object.stamp().version, object.bytes().to_vec());
             }
         }
         let record = |(first, entries): (u64, BTreeMap<u64, Vec<u8>>)| {
