@@ -130,13 +130,12 @@ impl Node {
                 self.worker_of(shard).set_lacking(shard, false);
             }
         }
+        // What is to be served comes first: copies take as long as they take.
+        if !self.promotions.is_empty() {
+            return;
+        }
         let mut ask = Vec::new();
-        // A shard that moves here is served first.
-        let promotions = &self.promotions;
-        let unfinished = self
-            .joins
-            .iter_mut()
-            .filter(|(shard, join)| !join.is_whole && !promotions.contains_key(shard));
+        let unfinished = self.joins.iter_mut().filter(|(_, join)| !join.is_whole);
         for (&shard, join) in unfinished.take(JOINS_AT_ONCE) {
             if join.attempt == 0 && now_us < self.join_due_us {
                 break;
