@@ -83,7 +83,12 @@ impl Choice {
 /// No shared memory, or nowhere to write to.
 pub fn run(common: &Common, choice: &Choice) -> Result<()> {
     let mut report = Report::new("pmkv", common)?;
-    report.say("one process, one thread for all servers: costs of the protocols, not of a network");
+    let is_real = matches!(choice.part, Some(Part::Failover | Part::Resharding));
+    if !is_real {
+        report.say(
+            "one process, one thread for all servers: costs of the protocols, not of a network",
+        );
+    }
     if choice.has(Part::Throughput) {
         throughput(common, choice, &mut report)?;
     }
