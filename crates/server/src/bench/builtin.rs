@@ -28,6 +28,8 @@ pub const PLANS: &[(&str, &str)] = plans![
     "open",
     "peers",
     "peers-reads",
+    "rowan-fig16",
+    "rowan-fig16-large",
     "ycsb-a",
     "ycsb-b",
     "ycsb-c",
