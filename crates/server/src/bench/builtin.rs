@@ -28,6 +28,8 @@ pub const PLANS: &[(&str, &str)] = plans![
     "open",
     "peers",
     "peers-reads",
+    "rowan-fig09",
+    "rowan-fig09-writes",
     "rowan-fig16",
     "rowan-fig16-large",
     "ycsb-a",

@@ -120,6 +120,28 @@ pub fn run_named(name: &str, common: Common, stop: &AtomicBool) -> Result<()> {
     run(&Run { plan, common }, stop)
 }
 
+/// Runs those variants of a plan that comes with the program.
+///
+/// # Errors
+/// As [`run`].
+pub fn measure_some(
+    name: &str,
+    is_quick: bool,
+    wanted: &dyn Fn(&Variant) -> bool,
+    stop: &AtomicBool,
+) -> Result<(Plan, PlanResult)> {
+    let common = Common {
+        quick: is_quick,
+        out: None,
+        only: Vec::new(),
+    };
+    let (name, plan) = find(Path::new(name))?;
+    let mut plan = fitted(plan, &common)?;
+    plan.variants.retain(wanted);
+    let result = measure(&name, &plan, &common, stop)?;
+    Ok((plan, result))
+}
+
 fn measure(stem: &str, plan: &Plan, common: &Common, stop: &AtomicBool) -> Result<PlanResult> {
     let mut options = Options {
         stem: stem.to_owned(),

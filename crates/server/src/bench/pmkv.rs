@@ -2,12 +2,14 @@
 //!
 //! Most of it runs in one process over shared memory: one thread steps all servers in turn, so throughput is what the work costs
 //! altogether, and the share of the keeping side's thread can be told. Nothing there is a network: what differs is what the protocols
-//! do. Takeovers and resharding happen to servers that are processes, under Redis cluster clients.
+//! do. Servers that are processes, under Redis cluster clients, show their throughput over load, takeovers and resharding.
 
 mod cluster;
 mod compare;
 mod load;
 mod media;
+mod sensitivity;
+mod servers;
 mod soak;
 mod stories;
 mod timelines;
@@ -27,7 +29,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
 use cluster::{Cluster, Setting};
-use load::{Load, Mix, Seen, Sizes, Until};
+use load::{IN_FLIGHT, Load, Mix, Seen, Sizes, Until};
 
 /// Keys of a throughput run.
 const KEYS: u64 = 100_000;
@@ -37,8 +39,12 @@ const KEYS: u64 = 100_000;
 pub enum Part {
     /// YCSB, with every replication.
     Throughput,
+    /// The same on real servers, over load.
+    Servers,
     /// Write amplification by the model.
     Media,
+    /// Six servers' throughput, computed: size of entries, copies, workers, DIMMs.
+    Sensitivity,
     /// A takeover and a cold start, in process.
     Timelines,
     /// Real servers, of which one is killed.
@@ -83,7 +89,10 @@ impl Choice {
 /// No shared memory, or nowhere to write to.
 pub fn run(common: &Common, choice: &Choice) -> Result<()> {
     let mut report = Report::new("pmkv", common)?;
-    let is_real = matches!(choice.part, Some(Part::Failover | Part::Resharding));
+    let is_real = matches!(
+        choice.part,
+        Some(Part::Servers | Part::Failover | Part::Resharding)
+    );
     if !is_real {
         report.say(
             "one process, one thread for all servers: costs of the protocols, not of a network",
@@ -92,8 +101,14 @@ pub fn run(common: &Common, choice: &Choice) -> Result<()> {
     if choice.has(Part::Throughput) {
         throughput(common, choice, &mut report)?;
     }
+    if choice.has(Part::Servers) {
+        servers::run(common, &choice.protocols(), &mut report)?;
+    }
     if choice.has(Part::Media) {
         media::run(common, &choice.protocols(), &mut report)?;
+    }
+    if choice.has(Part::Sensitivity) {
+        sensitivity::run(common, &choice.protocols(), &mut report)?;
     }
     if choice.has(Part::Timelines) {
         timelines::run(common, &mut report)?;
@@ -154,6 +169,7 @@ fn throughput(common: &Common, choice: &Choice, report: &mut Report) -> Result<(
                         is_skewed,
                         keys: KEYS,
                         until: Until::After(lasts),
+                        in_flight: IN_FLIGHT,
                         seed: common.seed,
                     };
                     let seen = load::run(&mut cluster, load)?;

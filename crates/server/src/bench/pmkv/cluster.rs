@@ -11,9 +11,6 @@ use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_pmkv::{Configuration, Endpoints, Node, NodeConfig, Role, Server, Start};
 use cyclone_replication::Protocol;
 
-/// Copies of everything.
-const COPIES: usize = 3;
-
 /// How long a configuration may take, on a machine that others use too.
 const SERVED_WITHIN: Duration = Duration::from_secs(600);
 
@@ -25,6 +22,8 @@ pub(super) type Media = Option<Arc<Devices>>;
 pub(super) struct Setting {
     pub protocol: Protocol,
     pub servers: u32,
+    /// Of everything, as far as there are servers.
+    pub copies: usize,
     /// Of each server.
     pub workers: u32,
     pub shards: u16,
@@ -42,6 +41,7 @@ impl Setting {
         Setting {
             protocol,
             servers: 3,
+            copies: 3,
             workers: 1,
             shards: 24,
             memory_bytes: 256 << 20,
@@ -147,7 +147,7 @@ impl Cluster {
             cluster.nodes.push(Some(node));
         }
         let servers = cluster.servers();
-        let copies = COPIES.min(servers.len());
+        let copies = cluster.setting.copies.min(servers.len());
         cluster.configuration = Configuration::spread(1, servers, cluster.setting.shards, copies)?;
         cluster.go_over()?;
         Ok(cluster)

@@ -12,8 +12,8 @@ use hdrhistogram::Histogram;
 
 use super::cluster::Cluster;
 
-/// Requests under way.
-const IN_FLIGHT: usize = 64;
+/// Requests under way, where that is not varied.
+pub(super) const IN_FLIGHT: usize = 64;
 /// Bytes of every key.
 pub(super) const KEY_BYTES: usize = 16;
 
@@ -50,34 +50,44 @@ impl Mix {
     ];
 }
 
-/// Sizes of objects, keys included: evenly from half the mean to one and a half.
+/// Sizes of objects, keys included: all from one size to another equally often.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     /// Whose.
     pub name: &'static str,
-    mean_tenths: u64,
+    least: u64,
+    /// How many different ones.
+    count: u64,
 }
 
 impl Sizes {
-    /// Those of rowan §6.1.
+    /// Those of rowan §6.1: from half the mean to one and a half.
     pub const ALL: [Sizes; 3] = [
-        Sizes {
-            name: "zippydb",
-            mean_tenths: 908,
-        },
-        Sizes {
-            name: "up2x",
-            mean_tenths: 572,
-        },
-        Sizes {
-            name: "udb",
-            mean_tenths: 1538,
-        },
+        Sizes::around("zippydb", 908),
+        Sizes::around("up2x", 572),
+        Sizes::around("udb", 1538),
     ];
+
+    const fn around(name: &'static str, mean_tenths: u64) -> Sizes {
+        Sizes {
+            name,
+            least: mean_tenths / 20,
+            count: mean_tenths / 10,
+        }
+    }
+
+    /// One size only.
+    pub const fn only(name: &'static str, bytes: u64) -> Sizes {
+        Sizes {
+            name,
+            least: bytes,
+            count: 1,
+        }
+    }
 
     /// Bytes of a value.
     pub(super) fn draw(self, random: &mut Random) -> u32 {
-        let object = self.mean_tenths / 20 + random.below(self.mean_tenths / 10);
+        let object = self.least + random.below(self.count);
         object.saturating_sub(KEY_BYTES as u64).max(1) as u32
     }
 }
@@ -100,6 +110,8 @@ pub struct Load {
     pub is_skewed: bool,
     pub keys: u64,
     pub until: Until,
+    /// Requests under way.
+    pub in_flight: usize,
     pub seed: u64,
 }
 
@@ -185,9 +197,11 @@ pub(super) fn run(cluster: &mut Cluster, load: Load) -> Result<Seen> {
         refused: 0,
     };
     // A request's ticket is its place here.
-    let mut under_way = [(Instant::now(), false); IN_FLIGHT];
-    let mut free: Vec<u64> = (0..IN_FLIGHT as u64).collect();
+    let mut under_way = vec![(Instant::now(), false); load.in_flight];
+    let mut free: Vec<u64> = (0..load.in_flight as u64).collect();
     let (mut sent, mut done) = (0u64, 0u64);
+    // A cluster that stood still while another one ran must know what time it is before it takes requests.
+    cluster.step();
     cluster.keeping = Duration::ZERO;
     let (begun, cpu) = (Instant::now(), super::cpu_time());
     let mut answers = Vec::new();
@@ -196,7 +210,7 @@ pub(super) fn run(cluster: &mut Cluster, load: Load) -> Result<Seen> {
             Until::After(lasts) => begun.elapsed() < lasts,
             Until::Done(count) => sent < count,
         };
-        if !goes_on && free.len() == IN_FLIGHT {
+        if !goes_on && free.len() == load.in_flight {
             break;
         }
         while let Some(ticket) = free.pop_if(|_| goes_on) {

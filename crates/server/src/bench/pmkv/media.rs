@@ -20,25 +20,22 @@ use cyclone_bench::metered::{Devices, LocalStores};
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::Table;
 use cyclone_bench::verdict::Verdict;
-use cyclone_pmem::media::MediaParameters;
+use cyclone_pmem::media::{MediaParameters, MediaStats};
 use cyclone_replication::Protocol;
 use serde_json::json;
 
 use super::cluster::{Cluster, Setting};
-use super::load::{self, Load, Mix, Sizes, Until};
+use super::load::{self, IN_FLIGHT, Load, Mix, Sizes, Until};
 
 //= rowan §6.1
-const SERVERS: u32 = 6;
-const WORKERS: u32 = 24;
-/// The paper's workers serve any shard and so write to every other server; here a shard has one worker, and it takes ten
-/// shards for a worker to have all the others as backups.
-const SHARDS: u16 = (10 * SERVERS * WORKERS) as u16;
+pub(super) const SERVERS: u32 = 6;
+pub(super) const WORKERS: u32 = 24;
 const KEYS: u64 = 100_000;
 /// How long 99 of 100 writes take at most, in nanoseconds, in networks that reorder more than the paper's was seen to do: the one
 /// parameter that is varied.
 const RESTLESS_P99_NS: [u64; 3] = [36_000, 48_000, 72_000];
 /// Objects, and the bytes of a block with one of the mean size.
-const OBJECTS: [(Sizes, u64); 2] = [(Sizes::ALL[1], 128), (Sizes::ALL[0], 192)];
+pub(super) const OBJECTS: [(Sizes, u64); 2] = [(Sizes::ALL[1], 128), (Sizes::ALL[0], 192)];
 
 //= rowan §6.3, fig. 10
 pub(super) fn run(common: &Common, protocols: &[Protocol], report: &mut Report) -> Result<()> {
@@ -58,15 +55,17 @@ pub(super) fn run(common: &Common, protocols: &[Protocol], report: &mut Report) 
     for (protocol, (sizes, block_bytes)) in asked {
         report.progress(&format!("media under {protocol}, {}", sizes.name));
         let mut measured = |network: Network| -> Result<f64> {
-            let what = (sizes, block_bytes);
-            let (ratio, requested) = amplification(common, protocol, what, network)?;
+            let mut deployment = Deployment::paper(protocol, (sizes, block_bytes), common.quick);
+            deployment.network = network;
+            let stats = deployment.run(common.seed)?;
+            let ratio = stats.amplification();
             table.add(vec![
                 json!(protocol.to_string()),
                 json!(sizes.name),
                 json!(network.p99_ns / 1000),
                 json!((ratio * 1000.0).round() / 1000.0),
                 json!(paper(protocol)),
-                json!(requested),
+                json!(stats.request_bytes),
             ]);
             report.row(&table);
             Ok(ratio)
@@ -112,42 +111,78 @@ fn paper(protocol: Protocol) -> Option<&'static str> {
     }
 }
 
-/// Media bytes ÷ request bytes, and the latter.
-fn amplification(
-    common: &Common,
-    protocol: Protocol,
-    (sizes, block_bytes): (Sizes, u64),
-    network: Network,
-) -> Result<(f64, u64)> {
-    let local = LocalStores {
-        cores: WORKERS,
-        store_bytes: block_bytes,
-        every: 2,
-    };
-    let media = MediaParameters::default();
-    let devices = Devices::behind(network, media, protocol, local)?;
-    let mut cluster = Cluster::start(Setting {
-        servers: SERVERS,
-        workers: WORKERS,
-        shards: SHARDS,
-        memory_bytes: 128 << 20,
-        // Where each of many senders has a segment of its own, they are small.
-        segment_bytes: 128 << 10,
-        media: Some(devices.clone()),
-        ..Setting::small(protocol)
-    })?;
-    let mut load = Load {
-        mix: Mix::LOAD,
-        sizes,
-        is_skewed: false,
-        keys: KEYS,
-        until: Until::Done(KEYS / 4),
-        seed: common.seed,
-    };
-    load::run(&mut cluster, load)?;
-    let before = devices.stats();
-    load.until = Until::Done(if common.quick { KEYS } else { 4 * KEYS });
-    load::run(&mut cluster, load)?;
-    let stats = devices.stats().since(&before);
-    Ok((stats.amplification(), stats.request_bytes))
+/// Servers, and what is written to them.
+#[derive(Clone, Copy)]
+pub(super) struct Deployment {
+    pub protocol: Protocol,
+    pub sizes: Sizes,
+    /// Of a block with an object of the mean size.
+    pub block_bytes: u64,
+    pub copies: u32,
+    /// Of each server.
+    pub workers: u32,
+    /// Of each server.
+    pub dimms: u32,
+    pub network: Network,
+    pub keys: u64,
+    /// What is counted; a quarter of the keys are written before.
+    pub writes: u64,
+}
+
+impl Deployment {
+    /// The paper's, where nothing is varied.
+    pub fn paper(protocol: Protocol, (sizes, block_bytes): (Sizes, u64), is_quick: bool) -> Self {
+        Deployment {
+            protocol,
+            sizes,
+            block_bytes,
+            copies: 3,
+            workers: WORKERS,
+            dimms: MediaParameters::default().dimms,
+            network: Network::PAPER,
+            keys: KEYS,
+            writes: if is_quick { KEYS } else { 4 * KEYS },
+        }
+    }
+
+    /// What all servers' memories have written in the end.
+    pub fn run(&self, seed: u64) -> Result<MediaStats> {
+        let local = LocalStores {
+            cores: self.workers,
+            store_bytes: self.block_bytes,
+            every: self.copies - 1,
+        };
+        let media = MediaParameters {
+            dimms: self.dimms,
+            ..MediaParameters::default()
+        };
+        let devices = Devices::behind(self.network, media, self.protocol, local)?;
+        let mut cluster = Cluster::start(Setting {
+            servers: SERVERS,
+            copies: self.copies as usize,
+            workers: self.workers,
+            // The paper's workers serve any shard and so write to every other server; here a shard has one worker, and it takes
+            // ten shards for a worker to have all the others as backups.
+            shards: (10 * SERVERS * self.workers) as u16,
+            memory_bytes: 128 << 20,
+            // Where each of many senders has a segment of its own, they are small.
+            segment_bytes: 128 << 10,
+            media: Some(devices.clone()),
+            ..Setting::small(self.protocol)
+        })?;
+        let mut load = Load {
+            mix: Mix::LOAD,
+            sizes: self.sizes,
+            is_skewed: false,
+            keys: self.keys,
+            until: Until::Done(self.keys / 4),
+            in_flight: IN_FLIGHT,
+            seed,
+        };
+        load::run(&mut cluster, load)?;
+        let before = devices.stats();
+        load.until = Until::Done(self.writes);
+        load::run(&mut cluster, load)?;
+        Ok(devices.stats().since(&before))
+    }
 }

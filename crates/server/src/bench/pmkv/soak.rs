@@ -11,7 +11,7 @@ use cyclone_replication::Protocol;
 use serde_json::json;
 
 use super::cluster::{Cluster, Setting};
-use super::load::{self, Load, Mix, Sizes, Until};
+use super::load::{self, IN_FLIGHT, Load, Mix, Sizes, Until};
 
 /// Of each server's memory, how much is live, in percent.
 const FULL_PERCENT: u64 = 80;
@@ -69,6 +69,7 @@ pub(super) fn run(common: &Common, minutes: u64, report: &mut Report) -> Result<
         is_skewed: true,
         keys,
         until: Until::Done(keys),
+        in_flight: IN_FLIGHT,
         seed: common.seed,
     };
     load::run(&mut cluster, load)?;

@@ -12,7 +12,7 @@ use cyclone_replication::Protocol;
 use serde_json::json;
 
 use super::cluster::{Cluster, Setting};
-use super::load::{self, Load, Mix, Sizes, Until};
+use super::load::{self, IN_FLIGHT, Load, Mix, Sizes, Until};
 
 fn objects(node: &Node) -> u64 {
     let store = node.store();
@@ -34,6 +34,7 @@ pub(super) fn run(common: &Common, report: &mut Report) -> Result<()> {
         is_skewed: false,
         keys,
         until: Until::Done(keys),
+        in_flight: IN_FLIGHT,
         seed: common.seed,
     };
     load::run(&mut cluster, load)?;
