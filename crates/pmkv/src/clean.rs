@@ -209,6 +209,11 @@ impl Control {
         let Some(to) = self.log.append(header.stamp.bits(), copy) else {
             return false;
         };
+        let shard = self.store.shard(header.stamp.shard);
+        let commit = shard.map_or(0, |it| it.commit());
+        if header.stamp.version > commit {
+            self.unsettle(to);
+        }
         self.stats.copied_bytes += copy.len() as u64;
         let entry = member;
         moves.push(Move { from, to, entry });

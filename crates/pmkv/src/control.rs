@@ -362,6 +362,9 @@ impl Control {
             let epoch = table.entry(segment).map_or(0, |entry| entry.epoch);
             let seed = table.seed(epoch);
             self.store.heap().forget(segment);
+            // Nothing is in it yet; what cleaning puts there says so if it is not on every replica.
+            let is_cleaned = matches!(owner, Owner::Cleaner(_));
+            self.store.heap().settle(segment, is_cleaned);
             self.store.space().give(owner, Granted { segment, seed });
             served = true;
         }
@@ -438,12 +441,21 @@ impl Control {
                 break;
             };
             self.log.fence();
+            self.unsettle(address);
             let there = (address, &bytes[..], true);
             index(&self.store, |_| false, there, &mut WordMap::default());
             self.log.settle(address);
             copied = true;
         }
         copied
+    }
+
+    /// What was written to an address may not be on every replica.
+    pub(crate) fn unsettle(&self, address: u64) {
+        let heap = self.store.heap();
+        if let Some(segment) = heap.segment_of(address) {
+            heap.settle(segment, false);
+        }
     }
 
     /// Takes an entry from another replica, unless what is known is as new: written down, then indexed. `false` if there is
@@ -467,6 +479,7 @@ impl Control {
             return false;
         };
         self.log.fence();
+        self.unsettle(address);
         let there = (address, bytes, true);
         index(&self.store, |_| false, there, &mut WordMap::default());
         self.log.settle(address);
@@ -495,6 +508,7 @@ impl Control {
         self.digested = digested;
         for it in committed {
             self.transition(it.segment, SegmentState::Committed);
+            self.store.heap().settle(it.segment, true);
             self.stats.committed += 1;
         }
     }
@@ -505,6 +519,11 @@ impl Control {
         self.take_used();
         let table = self.backup.table();
         self.digested = rebuild(table, &self.store, &self.voids, threads, start)?;
+        let committed =
+            table.in_order(|it| it.owner.is_remote() && it.state == SegmentState::Committed);
+        for segment in committed {
+            self.store.heap().settle(segment, true);
+        }
         let written = table.in_order(|it| !it.owner.is_remote() && it.state == SegmentState::Using);
         for segment in written {
             self.transition(segment, SegmentState::Used);

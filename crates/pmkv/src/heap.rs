@@ -3,7 +3,7 @@
 //! An address is an entry's first byte, counted from the first byte of the server's memory. Whatever is read through an
 //! address may be overwritten at the same time: entries are checked whole, and who found the address looks again.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use cyclone_pmem::SharedArea;
 use cyclone_replication::BackupMemory;
@@ -77,6 +77,8 @@ pub struct Heap {
     segment_bytes: u64,
     /// Per segment: bytes of entries that an index points at, padding included.
     live: Box<[AtomicI64]>,
+    /// Per segment: every entry in it is on every replica.
+    settled: Box<[AtomicBool]>,
 }
 
 impl Heap {
@@ -87,6 +89,9 @@ impl Heap {
             first: table.segment_offset(0),
             segment_bytes: table.segment_bytes(),
             live: (0..table.segments()).map(|_| AtomicI64::new(0)).collect(),
+            settled: (0..table.segments())
+                .map(|_| AtomicBool::new(false))
+                .collect(),
         }
     }
 
@@ -215,8 +220,23 @@ impl Heap {
         live.map_or(0, |live| live.load(Ordering::SeqCst).max(0) as u64)
     }
 
+    /// Says whether every entry of a segment is on every replica: its version is not above its shard's CommitVer.
+    pub fn settle(&self, segment: u32, is_settled: bool) {
+        if let Some(settled) = self.settled.get(segment as usize) {
+            settled.store(is_settled, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether what lies at an address is known to be on every replica.
+    pub fn is_settled(&self, address: u64) -> bool {
+        let settled = self.segment_of(address);
+        let settled = settled.and_then(|it| self.settled.get(it as usize));
+        settled.is_some_and(|it| it.load(Ordering::SeqCst))
+    }
+
     /// A segment begins another life.
     pub fn forget(&self, segment: u32) {
+        self.settle(segment, false);
         if let Some(live) = self.live.get(segment as usize) {
             live.store(0, Ordering::SeqCst);
         }

@@ -47,7 +47,7 @@ pub enum Body {
         attempt: u32,
         /// Which part this is.
         part: u32,
-        /// How many there are.
+        /// How many there are; to who joins, 0 in all but the last.
         parts: u32,
         /// How far the sender knows the shard to be committed.
         commit: u64,

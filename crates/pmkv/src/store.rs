@@ -267,7 +267,7 @@ impl Store {
         let mut objects = Vec::new();
         let mut at = Some(from);
         while let Some(hash) = at.filter(|_| page.keys.len() < count.max(1)) {
-            at = self.chain(shard, hash, |_| true, &mut objects);
+            at = self.chain(shard, hash, |_| true, |_| true, &mut objects);
             let wanted = objects.iter().filter(|object| {
                 let here = KeyHash::hash_of(object.key());
                 object.kind() == Kind::Put && here >= from
@@ -278,26 +278,30 @@ impl Store {
         page
     }
 
-    /// The entries of one chain, and where the next begins. Entries that are moved while they are read are looked for again.
+    /// The entries of one chain, and where the next begins; not those that their addresses rule out. Entries that are moved while they
+    /// are read are looked for again.
     fn chain(
         &self,
         shard: &Shard,
         hash: u64,
+        is_there: impl Fn(u64) -> bool,
         is_wanted: impl Fn(Stamp) -> bool,
         objects: &mut Vec<Object>,
     ) -> Option<u64> {
-        let (mut addresses, mut again) = (Vec::new(), Vec::new());
+        let (mut addresses, mut again, mut there) = (Vec::new(), Vec::new(), Vec::new());
         loop {
             objects.clear();
             addresses.clear();
             let next = shard.index.collect(hash, &mut addresses);
-            addresses.iter().for_each(|&it| self.heap.prefetch(it));
+            there.clear();
+            there.extend(addresses.iter().copied().filter(|&it| is_there(it)));
+            there.iter().for_each(|&it| self.heap.prefetch(it));
             // Most are not wanted where few are new: their headers say so.
             let is_wanted = |&&address: &&u64| {
                 let header = self.heap.header(address);
                 header.is_some_and(|it| is_wanted(it.stamp))
             };
-            let wanted = addresses.iter().filter(is_wanted);
+            let wanted = there.iter().filter(is_wanted);
             objects.extend(wanted.filter_map(|&address| self.heap.object(address)));
             again.clear();
             shard.index.collect(hash, &mut again);
@@ -308,9 +312,36 @@ impl Store {
         }
     }
 
-    /// What a shard has above a version, as records: what was written as one and is the newest of its keys still stays
-    /// one, so that a replica that takes over has all of it or nothing. In order of versions.
+    /// Entries of a shard up to a version, each by itself, from a hash on: whole chains, until there are so many bytes. And the hash that is
+    /// next; `None` after the last.
+    pub fn stretch(
+        &self,
+        shard: ShardId,
+        from: u64,
+        version: u64,
+        most_bytes: usize,
+    ) -> (Vec<Vec<u8>>, Option<u64>) {
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        let Some(it) = self.shard(shard) else {
+            return (entries, None);
+        };
+        let mut objects = Vec::new();
+        let mut at = Some(from);
+        while let Some(hash) = at.filter(|_| bytes < most_bytes) {
+            let is_wanted = |stamp: Stamp| stamp.shard == shard && stamp.version <= version;
+            at = self.chain(it, hash, |_| true, is_wanted, &mut objects);
+            for object in objects.iter().filter(|it| is_wanted(it.stamp())) {
+                bytes += object.bytes().len();
+                entries.push(object.bytes().to_vec());
+            }
+        }
+        (entries, at)
+    }
+
+    /// What a shard has above a version and is not known to be on every replica, as records: what was written as one and is the newest of
+    /// its keys still stays one, so that a replica that takes over has all of it or nothing. In order of versions.
     pub fn newer(&self, shard: ShardId, version: u64) -> Vec<Vec<u8>> {
+        let is_there = |address| !self.heap.is_settled(address);
         let Some(it) = self.shard(shard) else {
             return Vec::new();
         };
@@ -319,7 +350,7 @@ impl Store {
         let mut at = Some(0);
         while let Some(hash) = at {
             let is_newer = |stamp: Stamp| stamp.shard == shard && stamp.version > version;
-            at = self.chain(it, hash, is_newer, &mut objects);
+            at = self.chain(it, hash, &is_there, is_newer, &mut objects);
             // What was read may have been another entry by then.
             for object in objects.iter().filter(|it| is_newer(it.stamp())) {
                 let batch = batches.entry(object.header().batch()).or_default();

@@ -11,9 +11,10 @@
 //! The same way leads from a cold start to the first request: every replica then has the same entries of a shard,
 //! wherever the crash caught them.
 
+mod joining;
 mod promotion;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -32,7 +33,8 @@ use crate::store::Store;
 use crate::void::Void;
 use crate::worker::{Role, Worker, WorkerConfig};
 
-use promotion::{Join, Promotion};
+use joining::{Gift, Join, Unadopted};
+use promotion::Promotion;
 
 /// Messages of a term to come that are kept; who sent more asks again.
 const MAX_EARLY: usize = 1024;
@@ -116,7 +118,7 @@ pub struct NodeConfig {
     pub clean_from_used_percent: u32,
     /// What [`Node::void`] has answered for this memory, the last by shard.
     pub voids: Vec<(ShardId, Void)>,
-    /// Bytes per second that it takes, on average, of shards that it joins.
+    /// Bytes per second that it takes, on average, of shards that it joins, and that it sends to others that join.
     pub join_bytes_per_s: u64,
     /// The memory's number, and the newest checkpoint of its indexes.
     pub start: Start,
@@ -143,7 +145,7 @@ impl NodeConfig {
             full_below: None,
             clean_from_used_percent: CLEAN_FROM_USED_PERCENT,
             voids: Vec::new(),
-            join_bytes_per_s: 256 << 20,
+            join_bytes_per_s: 32 << 20,
             start: Start::default(),
         }
     }
@@ -188,12 +190,15 @@ pub struct Node {
     serving: BTreeSet<ShardId>,
     promotions: BTreeMap<ShardId, Promotion>,
     joins: BTreeMap<ShardId, Join>,
-    unadopted: Vec<Vec<u8>>,
+    unadopted: Unadopted,
+    gifts: VecDeque<Gift>,
     messages: Vec<Message>,
     /// Of a term that is not committed here yet: its senders are ahead by a moment.
     early: Vec<Message>,
     /// When the next shard may be asked for, to join it.
     join_due_us: u64,
+    /// When more may be sent to who joins.
+    gift_due_us: u64,
     status_due_us: u64,
     now_us: u64,
 }
@@ -258,10 +263,12 @@ impl Node {
             serving: BTreeSet::new(),
             promotions: BTreeMap::new(),
             joins: BTreeMap::new(),
-            unadopted: Vec::new(),
+            unadopted: Unadopted::default(),
+            gifts: VecDeque::new(),
             messages: Vec::new(),
             early: Vec::new(),
             join_due_us: 0,
+            gift_due_us: 0,
             status_due_us: 0,
             now_us: 0,
         })

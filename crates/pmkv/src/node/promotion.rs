@@ -1,10 +1,11 @@
-//! Becoming primary of a shard: gather, scatter, serve; and becoming its backup: gather (docs/adr/0018-becoming-primary.md).
+//! Becoming primary of a shard: gather, scatter, serve (docs/adr/0018-becoming-primary.md).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Node;
-use crate::configuration::{Configuration, KeyHash, ServerId, ShardId};
-use crate::message::{ABOVE_COMMIT, Body, MAX_ENTRIES_BYTES, Message};
+use super::joining::{OF_A_JOIN, parted};
+use crate::configuration::{KeyHash, ServerId, ShardId};
+use crate::message::{ABOVE_COMMIT, Body, Message};
 use crate::store::VERSION_GAP;
 use crate::worker::{Role, Worker};
 
@@ -12,18 +13,12 @@ use crate::worker::{Role, Worker};
 /// for what is on its way already would only make it later.
 const ASK_AGAIN_US: u64 = 50_000;
 
-/// Shards that a server asks for at once while it joins.
-const JOINS_AT_ONCE: usize = 4;
+/// Gathered entries that are written down in one step: what is served waits meanwhile.
+const ADOPTED_AT_ONCE: usize = 256;
 
-/// A server may ask another one for a shard as who joins it, and as who will serve it: their attempts differ by this.
-const OF_A_JOIN: u32 = 1 << 31;
-
-fn patience_us(attempt: u32) -> u64 {
+pub(super) fn patience_us(attempt: u32) -> u64 {
     ASK_AGAIN_US << attempt.saturating_sub(1).min(6)
 }
-
-/// Gathered entries that wait for room, in bytes; more are asked for again.
-const MAX_UNADOPTED_BYTES: usize = 16 << 20;
 
 /// A shard on its way to be served.
 pub(super) struct Promotion {
@@ -36,18 +31,6 @@ pub(super) struct Promotion {
     is_scattering: bool,
     /// The shard moves here: this server knows of no commits, the replicas do.
     is_move: bool,
-}
-
-/// A shard whose entries this server asks for, to be one of its backups.
-#[derive(Default)]
-pub(super) struct Join {
-    primary: ServerId,
-    attempt: u32,
-    asked_us: u64,
-    came: BTreeSet<u32>,
-    is_whole: bool,
-    /// All of it is written down, too.
-    is_here: bool,
 }
 
 impl Promotion {
@@ -67,99 +50,11 @@ impl Promotion {
 }
 
 impl Node {
-    /// Asks for the shards that this server joins. What came in an earlier term is asked for again, unless all of it came:
-    /// whatever was written since has come by itself.
-    //= rowan §4.5
-    pub(super) fn join(&mut self, configuration: &Configuration) {
-        let own = self.config.server;
-        let joins = |(placement, shard): (&crate::configuration::Placement, u16)| {
-            let is_mover = placement.primary == own && placement.source.is_some();
-            (is_mover || placement.joining.contains(&own)).then_some((shard, placement.giver()))
-        };
-        let wanted: Vec<(ShardId, ServerId)> = configuration
-            .shards
-            .iter()
-            .zip(0u16..)
-            .filter_map(joins)
-            .collect();
-        self.unadopted.clear();
-        let mut before = std::mem::take(&mut self.joins);
-        for &(shard, primary) in &wanted {
-            let whole = before.remove(&shard);
-            let whole = whole.filter(|join| join.is_here);
-            let fresh = Join {
-                primary,
-                ..Join::default()
-            };
-            self.joins.insert(shard, whole.unwrap_or(fresh));
-        }
-        for (placement, shard) in configuration.shards.iter().zip(0u16..) {
-            let moves = placement.primary == own && placement.source.is_some();
-            let is_here = self.joins.get(&shard).is_some_and(|join| join.is_here);
-            self.worker_of(shard).set_lacking(shard, moves && !is_here);
-        }
-        let is_joining = !self.joins.is_empty();
-        self.control().keep_tombstones(is_joining);
-    }
-
-    /// Shards that this server has joined: it has everything that the primary had, and all that came since.
-    pub fn joined(&self) -> Vec<ShardId> {
-        let here = self.joins.iter().filter(|(_, join)| join.is_here);
-        here.map(|(&shard, _)| shard).collect()
-    }
-
-    /// How many shards this server joins, finished ones included.
-    pub fn joining(&self) -> usize {
-        self.joins.len()
-    }
-
-    pub(super) fn step_joins(&mut self) {
-        let now_us = self.now_us;
-        if self.unadopted.is_empty() {
-            let came = self
-                .joins
-                .iter_mut()
-                .filter(|(_, it)| it.is_whole && !it.is_here);
-            let came: Vec<ShardId> = came
-                .map(|(&shard, join)| {
-                    join.is_here = true;
-                    shard
-                })
-                .collect();
-            for shard in came {
-                self.worker_of(shard).set_lacking(shard, false);
-            }
-        }
-        // What is to be served comes first: copies take as long as they take.
-        if !self.promotions.is_empty() {
-            return;
-        }
-        let mut ask = Vec::new();
-        let unfinished = self.joins.iter_mut().filter(|(_, join)| !join.is_whole);
-        for (&shard, join) in unfinished.take(JOINS_AT_ONCE) {
-            if join.attempt == 0 && now_us < self.join_due_us {
-                break;
-            }
-            let is_late = now_us.saturating_sub(join.asked_us) >= patience_us(join.attempt);
-            if join.attempt == 0 || is_late {
-                join.attempt += 1;
-                join.asked_us = now_us;
-                join.came.clear();
-                ask.push((join.primary, shard, join.attempt | OF_A_JOIN));
-            }
-        }
-        for (primary, shard, attempt) in ask {
-            let body = Body::Gather {
-                shard,
-                attempt,
-                above: 0,
-            };
-            self.say(primary, body);
-        }
-    }
-
-    /// Sends a replica's newest entries of a shard above a version.
+    /// Sends a primary-to-be what is here of a shard above a version.
     pub(super) fn tell_entries(&mut self, to: ServerId, shard: ShardId, attempt: u32, above: u64) {
+        if attempt & OF_A_JOIN != 0 {
+            return self.give(to, shard, attempt);
+        }
         let Some(it) = self.store.shard(shard) else {
             return;
         };
@@ -168,18 +63,7 @@ impl Node {
         }
         let (commit, newest) = (it.commit(), it.newest());
         let above = if above == ABOVE_COMMIT { commit } else { above };
-        let mut parts: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
-        let mut bytes = 0;
-        for record in self.store.newer(shard, above) {
-            bytes += record.len();
-            if bytes > MAX_ENTRIES_BYTES {
-                bytes = record.len();
-                parts.push(Vec::new());
-            }
-            if let Some(last) = parts.last_mut() {
-                last.push(record);
-            }
-        }
+        let parts = parted(self.store.newer(shard, above));
         let count = parts.len() as u32;
         for (entries, part) in parts.into_iter().zip(0..) {
             let body = Body::Gathered {
@@ -209,22 +93,11 @@ impl Node {
         else {
             return;
         };
-        let waiting: usize = self.unadopted.iter().map(Vec::len).sum();
-        if part >= parts || waiting > MAX_UNADOPTED_BYTES {
+        if !self.unadopted.has_room() {
             return;
         }
-        let is_asked =
-            |join: &&mut Join| join.primary == message.from && join.attempt | OF_A_JOIN == attempt;
-        if let Some(join) = self.joins.get_mut(&shard).filter(is_asked) {
-            join.came.insert(part);
-            join.asked_us = self.now_us;
-            join.is_whole |= join.came.len() as u32 == parts;
-            let bytes: usize = entries.iter().map(Vec::len).sum();
-            let takes_us =
-                (bytes as u64).saturating_mul(1_000_000) / self.config.join_bytes_per_s.max(1);
-            self.join_due_us = self.join_due_us.max(self.now_us) + takes_us;
-            self.unadopted.extend(entries);
-            return;
+        if attempt & OF_A_JOIN != 0 {
+            return self.given(message.from, (shard, attempt), (part, parts), entries);
         }
         let Some(promotion) = self.promotions.get_mut(&shard) else {
             return;
@@ -232,7 +105,7 @@ impl Node {
         let Some(came) = promotion.missing.get_mut(&message.from) else {
             return;
         };
-        if attempt != promotion.attempt {
+        if attempt != promotion.attempt || part >= parts {
             return;
         }
         came.insert(part);
@@ -276,19 +149,18 @@ impl Node {
         if self.unadopted.is_empty() {
             return false;
         }
-        let unadopted = std::mem::take(&mut self.unadopted);
-        let mut entries = unadopted.into_iter();
-        let mut control = self.control();
-        let mut left = Vec::new();
-        for entry in entries.by_ref() {
-            if !control.adopt_if_newer(&entry) {
-                left.push(entry);
-                break;
+        let mut unadopted = std::mem::take(&mut self.unadopted);
+        {
+            let mut control = self.control();
+            for _ in 0..ADOPTED_AT_ONCE {
+                let Some(entry) = unadopted.pop() else { break };
+                if !control.adopt_if_newer(&entry) {
+                    unadopted.put_back(entry);
+                    break;
+                }
             }
         }
-        drop(control);
-        left.extend(entries);
-        self.unadopted = left;
+        self.unadopted = unadopted;
         true
     }
 

@@ -170,7 +170,7 @@ impl Worker {
     }
 
     /// A request arrives, perhaps not for the first time.
-    fn arrive(&mut self, parked: Parked) {
+    pub(super) fn arrive(&mut self, parked: Parked) {
         let decoded: Result<Vec<Command<'_>>, _> = parked
             .operations
             .iter()
@@ -182,6 +182,6 @@ impl Worker {
             return self.answers.push((ticket, Answer::Busy));
         };
         let operations: Vec<Operation<'_>> = commands.into_iter().map(|it| it.operation).collect();
-        self.begin(ticket, &operations);
+        self.route(ticket, &operations);
     }
 }

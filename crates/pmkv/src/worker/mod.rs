@@ -13,6 +13,7 @@ mod fetch;
 mod keys;
 mod links;
 mod requests;
+mod room;
 #[cfg(test)]
 mod tests;
 mod versions;
@@ -36,6 +37,7 @@ use fetch::{Fetching, Lacking};
 use keys::{KeySet, Keys};
 use links::{Links, Sent};
 use requests::Parked;
+use room::Roomless;
 use versions::Versions;
 
 /// What a worker is made of, and its limits.
@@ -176,6 +178,7 @@ pub struct Worker {
     keys: Keys,
     parked: BTreeMap<u64, Parked>,
     fetching: Fetching,
+    roomless: Roomless,
     /// Shards that move here.
     moving: usize,
     /// Requests that look at everything, and wait for all that came before.
@@ -220,6 +223,7 @@ impl Worker {
             keys: Keys::default(),
             parked: BTreeMap::new(),
             fetching: Fetching::default(),
+            roomless: Roomless::default(),
             moving: 0,
             walks: VecDeque::new(),
             full_servers: HashSet::new(),
@@ -406,6 +410,7 @@ impl Worker {
                 }
             }
         }
+        self.use_room();
         self.tell_commits();
         busy |= !self.staged.is_empty();
         self.send_staged();
@@ -428,7 +433,7 @@ impl Worker {
 
     /// Requests and internal records under way.
     pub fn in_flight(&self) -> usize {
-        self.ops.len() + self.parked.len() + self.fetching.len()
+        self.ops.len() + self.parked.len() + self.fetching.len() + self.roomless.len()
     }
 
     /// Servers whose logs are not open to this worker.

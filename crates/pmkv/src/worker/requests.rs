@@ -107,16 +107,23 @@ impl Worker {
             self.answers.push((ticket, Answer::Busy));
             return;
         }
+        self.route(ticket, operations);
+    }
+
+    pub(super) fn route(&mut self, ticket: u64, operations: &[Operation<'_>]) {
         if let [Operation::Read(query)] = operations
             && query.keys().is_empty()
         {
-            return self.submit_walk(ticket, operations);
+            return match self.roomless.is_queue() {
+                true => self.wait_for_room(ticket, operations),
+                false => self.submit_walk(ticket, operations),
+            };
         }
         self.begin(ticket, operations);
     }
 
     /// A request is executed, or waits for its keys.
-    pub(super) fn begin(&mut self, ticket: u64, operations: &[Operation<'_>]) {
+    fn begin(&mut self, ticket: u64, operations: &[Operation<'_>]) {
         let (shard, keys) = match self.place(operations) {
             Ok(found) => found,
             Err(answer) => return self.answers.push((ticket, answer)),
@@ -206,13 +213,19 @@ impl Worker {
         if self.role(shard) != Role::Serving {
             return self.answers.push((ticket, Answer::NotServed));
         }
+        if self.roomless.is_queue() {
+            return self.wait_for_room(ticket, operations);
+        }
         let mine = &mut self.shards[usize::from(shard)];
         mine.requests = mine.requests.saturating_add(1);
         if let [Operation::Set { key, value, .. }] = operations
             && is_blind(operations)
         {
             let members = [(*key, Some(*value))];
-            return self.write(ticket, shard, keys, &members, vec![Reply::Ok]);
+            if !self.write(ticket, shard, keys, &members, vec![Reply::Ok]) {
+                self.wait_for_room(ticket, operations);
+            }
+            return;
         }
         if let [Operation::Read(Query::Get { key })] = operations
             && mine.lacking.is_none()
@@ -240,14 +253,17 @@ impl Worker {
                     .iter()
                     .map(|(key, value)| (&key[..], value.as_deref()))
                     .collect();
-                self.write(ticket, shard, keys, &members, replies);
+                if !self.write(ticket, shard, keys, &members, replies) {
+                    self.wait_for_room(ticket, operations);
+                }
             }
             // Looking up fails at no key.
             Err(_) => self.answers.push((ticket, Answer::Unknown)),
         }
     }
 
-    /// Appends what a request writes to the t-log, and stages it for the backups.
+    /// Appends what a request writes to the t-log, and stages it for the backups. `false` if the log has no room for it now: nothing was
+    /// done.
     //= rowan §4.1
     fn write(
         &mut self,
@@ -256,7 +272,7 @@ impl Worker {
         keys: KeySet,
         members: &[Member<'_>],
         replies: Vec<Reply>,
-    ) {
+    ) -> bool {
         let len = match members {
             [(key, value)] => entry::HEADER_BYTES + key.len() + value.map_or(0, <[u8]>::len),
             _ => entry::batch_bytes(members),
@@ -265,15 +281,20 @@ impl Worker {
         let (Some(it), None) = (self.store.shard(shard), &refusal) else {
             let answer = refusal.unwrap_or(Answer::NotServed);
             self.stats.refused_full += u64::from(answer == Answer::Full);
-            return self.answers.push((ticket, answer));
+            self.answers.push((ticket, answer));
+            return true;
         };
+        if !self.log.has_room(len) {
+            return false;
+        }
         let first = Stamp {
             version: it.newest() + 1,
             shard,
         };
         let last = it.newest() + members.len() as u64;
         if last > MAX_VERSION {
-            return self.answers.push((ticket, Answer::Full));
+            self.answers.push((ticket, Answer::Full));
+            return true;
         }
         let mut record = Vec::with_capacity(len);
         match members {
@@ -285,9 +306,8 @@ impl Worker {
                 entry::encode_batch(first, members, &mut record);
             }
         }
-        // There is room: it was looked for.
         let Some(address) = self.log.append(first.bits(), &record) else {
-            return self.answers.push((ticket, Answer::Full));
+            return false;
         };
         it.saw(last);
         let mine = &mut self.shards[usize::from(shard)];
@@ -309,10 +329,11 @@ impl Worker {
                 since_us,
             },
         });
+        true
     }
 
     /// Why a write is refused: full memory refuses all but deletions.
-    fn refusal(&mut self, shard: ShardId, members: &[Member<'_>], len: usize) -> Option<Answer> {
+    fn refusal(&self, shard: ShardId, members: &[Member<'_>], len: usize) -> Option<Answer> {
         if len > self.config.max_entry_bytes {
             return Some(Answer::TooLarge);
         }
@@ -320,7 +341,7 @@ impl Worker {
         let full = self.store.space().is_full()
             || backups.iter().any(|id| self.full_servers.contains(&id.0));
         let puts = members.iter().any(|(_, value)| value.is_some());
-        ((full && puts) || !self.log.has_room(len)).then_some(Answer::Full)
+        (full && puts).then_some(Answer::Full)
     }
 
     /// A write has ended: who waits for its keys may go.

@@ -47,6 +47,9 @@ pub struct ClusterFile {
     /// How often each server writes a checkpoint of its indexes, in seconds; by default never: starts read all of the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_s: Option<u64>,
+    /// How many MiB of copies a server takes per second, and sends: what replaces lost copies keeps to it.
+    #[serde(default = "copy_mib_s")]
+    pub copy_mib_s: u32,
     /// Where configurations are kept: embedded, etcd or zookeeper (features of their names).
     #[serde(default = "embedded")]
     pub store: String,
@@ -90,6 +93,10 @@ fn rowan() -> String {
 fn store_path() -> String {
     "/cyclone/pmkv".into()
 }
+fn copy_mib_s() -> u32 {
+    32
+}
+
 fn embedded() -> String {
     "embedded".into()
 }
@@ -116,6 +123,9 @@ impl ClusterFile {
         file.protocol()?;
         file.secret()?;
         file.rules().check()?;
+        if file.copy_mib_s == 0 {
+            bail!("copy_mib_s must be at least 1: lost copies would not be replaced");
+        }
         Ok(file)
     }
 

@@ -87,6 +87,7 @@ impl Servers {
             segment_bytes: 1 << 20,
             lease_ms: shape.lease_ms,
             checkpoint_s: None,
+            copy_mib_s: 32,
             store: "embedded".into(),
             store_addresses: Vec::new(),
             store_path: String::new(),

@@ -518,6 +518,7 @@ fn node_config(file: &ClusterFile, id: ServerId, memory: &OwnMemory) -> Result<N
         secret()?,
     );
     config.voids = memory.voids();
+    config.join_bytes_per_s = u64::from(file.copy_mib_s) << 20;
     config.rebuild_threads = std::thread::available_parallelism()
         .map_or(1, std::num::NonZero::get)
         .min(MAX_REBUILD_THREADS);
