@@ -36,8 +36,8 @@ pub struct Rules {
     pub backup_write_permille: u64,
     /// Copies of whole shards that a server gives or takes at once.
     pub copies_per_server: usize,
-    /// Bytes per second that one copy may move; the engine keeps to it.
-    pub copy_bytes_per_s: u64,
+    /// A copy that has become full waits so long for others to share a configuration with, in microseconds.
+    pub copied_wait_us: u64,
 }
 
 impl Default for Rules {
@@ -64,7 +64,7 @@ impl Rules {
             min_requests: 1000,
             backup_write_permille: 250,
             copies_per_server: 2,
-            copy_bytes_per_s: 256 << 20,
+            copied_wait_us: lease_us * 20,
         }
     }
 

@@ -62,6 +62,8 @@ pub(super) struct Leading {
     fence_us: u64,
     hellos: BTreeMap<ServerId, Hello>,
     copied: BTreeSet<(ServerId, ShardId, u64)>,
+    /// Since when one of these waits.
+    copied_since_us: Option<u64>,
     commands: VecDeque<Command>,
     loads: Loads,
     /// What the last whole period says about each shard.
@@ -109,6 +111,7 @@ impl Leading {
             fence_us: now_us + rules.lease_us,
             hellos: BTreeMap::new(),
             copied: BTreeSet::new(),
+            copied_since_us: None,
             commands: VecDeque::new(),
             loads: Loads::new(),
             weights: Weights::new(),
@@ -344,11 +347,12 @@ impl Leading {
             }
         }
         let looked = (base.term, committed);
+        let is_over = now_us >= self.period_ends_us && self.reported.len() >= base.up().count();
         let news = !failed.is_empty()
             || !self.hellos.is_empty()
             || !self.commands.is_empty()
-            || !self.copied.is_empty()
-            || (now_us >= self.period_ends_us && self.reported.len() >= base.up().count());
+            || (committed && self.are_copies_due(now_us, &base, desk))
+            || (is_over && base.copy_tasks().next().is_none());
         if self.settled_in && !news && self.looked == looked {
             return;
         }
@@ -384,6 +388,18 @@ impl Leading {
                 self.copied.retain(|report| !copied.contains(report));
             }
         }
+    }
+
+    /// Whether copies that have become full are to be counted now: each configuration is a pause for everybody, so those that become full
+    /// soon after each other share one.
+    fn are_copies_due(&mut self, now_us: u64, base: &Configuration, desk: &Desk) -> bool {
+        if self.copied.is_empty() {
+            self.copied_since_us = None;
+            return false;
+        }
+        let since_us = *self.copied_since_us.get_or_insert(now_us);
+        let waited = now_us.saturating_sub(since_us) >= desk.rules.copied_wait_us;
+        waited || base.copy_tasks().count() <= self.copied.len()
     }
 
     /// Those who have said hello. One whose earlier process is a member comes in at once, as that process will never

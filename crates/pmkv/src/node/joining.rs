@@ -13,6 +13,9 @@ use crate::message::{Body, MAX_ENTRIES_BYTES};
 /// Shards that a server asks for at once while it joins.
 const JOINS_AT_ONCE: usize = 4;
 
+/// An entry counts as so many bytes at least where copies are paced.
+const LEAST_COST: usize = 512;
+
 /// A server may ask another one for a shard as who joins it, and as who will serve it: their attempts differ by this.
 pub(super) const OF_A_JOIN: u32 = 1 << 31;
 
@@ -99,8 +102,12 @@ pub(super) fn parted(records: Vec<Vec<u8>>) -> Vec<Vec<Vec<u8>>> {
     parts
 }
 
-fn total(entries: &[Vec<u8>]) -> u64 {
-    entries.iter().map(|it| it.len() as u64).sum()
+/// What copies cost, in bytes: small entries cost time rather than bytes.
+fn cost(entries: &[Vec<u8>]) -> u64 {
+    entries
+        .iter()
+        .map(|it| it.len().max(LEAST_COST) as u64)
+        .sum()
 }
 
 impl Node {
@@ -250,7 +257,7 @@ impl Node {
         if entries.is_empty() && !is_end {
             return;
         }
-        self.gift_due_us = self.gift_due_us.max(self.now_us) + self.takes_us(total(&entries));
+        self.gift_due_us = self.gift_due_us.max(self.now_us) + self.takes_us(cost(&entries));
         let (commit, newest) = match self.store.shard(gift.shard) {
             Some(it) => (it.commit(), it.newest()),
             None => return,
@@ -286,7 +293,7 @@ impl Node {
         (part, parts): (u32, u32),
         entries: Vec<Vec<u8>>,
     ) {
-        let takes_us = self.takes_us(total(&entries));
+        let takes_us = self.takes_us(cost(&entries));
         let Some(join) = self.joins.get_mut(&shard) else {
             return;
         };
