@@ -68,10 +68,10 @@ impl Rules {
         }
     }
 
-    /// The default rules for servers with `cores` cores each: 10 ms with four or more; with fewer, longer in proportion, 40 ms at
+    /// The default rules for servers with `cores` cores each: 10 ms with four or more; with fewer, longer in proportion, 20 ms at
     /// most, because going over to a configuration then takes as long as a lease lasts, and would cause the next one.
     pub fn for_cores(cores: usize) -> Rules {
-        Rules::with_lease(10_000 * 4u64.div_ceil((cores as u64).clamp(1, 4)))
+        Rules::with_lease(10_000 * 4u64.div_ceil((cores as u64).clamp(2, 4)))
     }
 
     /// For how long a holder may believe in a lease of `lease_us`. The holder's clock may be slow and the grantor's
@@ -128,7 +128,7 @@ mod tests {
         for cores in 0..100 {
             Rules::for_cores(cores).check().unwrap();
         }
-        assert_eq!(Rules::for_cores(0).lease_us, 40_000);
+        assert_eq!(Rules::for_cores(0).lease_us, 20_000);
         assert_eq!(Rules::for_cores(2).lease_us, 20_000);
         assert_eq!(Rules::for_cores(64).lease_us, 10_000);
         assert_eq!(Rules::default().trusted_us(10_000), 9_980);

@@ -150,7 +150,7 @@ struct Demo {
     /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share.
     #[arg(long, default_value = "rowan")]
     replication: String,
-    /// For pmkv: the servers' leases in milliseconds; by default 10 with eight cores for each server, longer with fewer.
+    /// For pmkv: the servers' leases in milliseconds; by default 10 with four cores for each server, 20 with fewer.
     #[arg(long)]
     lease_ms: Option<u64>,
     /// Number of physical logs.

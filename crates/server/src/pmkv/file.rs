@@ -41,7 +41,7 @@ pub struct ClusterFile {
     /// Bytes of a segment; a multiple of 4096.
     #[serde(default = "segment_bytes")]
     pub segment_bytes: u64,
-    /// A server's lease in milliseconds; by default 10 ms with four cores or more for each server, up to 40 with fewer.
+    /// A server's lease in milliseconds; by default 10 ms with four cores or more for each server, up to 20 with fewer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
     /// How often each server writes a checkpoint of its indexes, in seconds; by default never: starts read all of the memory.
