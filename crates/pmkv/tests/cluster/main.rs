@@ -135,6 +135,18 @@ fn space_is_used_again() {
     );
 }
 
+/// A log that has no segment at this moment refuses nothing: memory is not full.
+#[test]
+fn writes_wait_for_a_segment() {
+    each(Plan::new, 650..652, |world| {
+        world.burst(150);
+        world.run(500);
+        world.settle();
+        assert_eq!(world.full, 0);
+        world.check();
+    });
+}
+
 /// A memory full of values refuses more, but takes deletions, and is of use again afterwards.
 #[test]
 fn a_full_memory_refuses_values_and_takes_deletions() {

@@ -15,22 +15,7 @@ impl World {
         loop {
             let before = self.full;
             for _ in 0..10 {
-                let key = numbered(n);
-                let mut value = self.value();
-                value.resize(600, b'+');
-                self.clock += 1;
-                let number = self.model.begin(&key, Some(value.clone()), self.clock);
-                let operation = Operation::Set {
-                    key: &key,
-                    value: &value,
-                    condition: Condition::Always,
-                    get: false,
-                };
-                let asked = Asked::Write {
-                    key: key.clone(),
-                    number,
-                };
-                self.submit(self.primary_of(&key), asked, &[operation]);
+                self.write_filler(n);
                 n += 1;
             }
             self.settle();
@@ -38,6 +23,39 @@ impl World {
                 return n;
             }
             assert!(n < 5_000, "seed {}: it never gets full", self.seed);
+        }
+    }
+
+    fn write_filler(&mut self, n: usize) {
+        let key = numbered(n);
+        let mut value = self.value();
+        value.resize(600, b'+');
+        self.clock += 1;
+        let number = self.model.begin(&key, Some(value.clone()), self.clock);
+        let operation = Operation::Set {
+            key: &key,
+            value: &value,
+            condition: Condition::Always,
+            get: false,
+        };
+        let asked = Asked::Write {
+            key: key.clone(),
+            number,
+        };
+        self.submit(self.primary_of(&key), asked, &[operation]);
+    }
+
+    /// Writes more at once than a log has segments for, while the control threads do nothing.
+    pub fn burst(&mut self, count: usize) {
+        for n in 0..count {
+            self.write_filler(n);
+        }
+        for _ in 0..100 {
+            for id in self.live() {
+                let now_us = self.now_us();
+                self.node(id).step(now_us);
+            }
+            self.fabric.advance();
         }
     }
 
