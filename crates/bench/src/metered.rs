@@ -25,6 +25,8 @@ const SPACE_BYTES: u64 = 1 << 34;
 const APPENDED: u64 = 1 << 62;
 /// Where local cores write.
 const LOCAL: u64 = 1 << 61;
+/// A stream that is not among so many stores is at its end.
+const RECENT_STORES: u64 = 1024;
 /// Messages smaller than this carry no record.
 const LEAST_RECORD_BYTES: usize = 64;
 
@@ -63,6 +65,8 @@ struct Device {
     local_stores: u64,
     /// What is on its way, where a network is modelled.
     arrivals: Option<Arrivals<Store>>,
+    /// Segments and queues that others have written, and when last, in stores.
+    streams: HashMap<u64, u64>,
 }
 
 /// The modelled media of all targets, shared by all endpoints that write there.
@@ -144,6 +148,7 @@ impl Devices {
             local: self.local,
             stores: 0,
             local_stores: 0,
+            streams: HashMap::new(),
             arrivals: self
                 .network
                 .map(|network| Arrivals::new(network, targets.len() as u64)),
@@ -171,6 +176,21 @@ impl Devices {
             sum.partial_lines += stats.partial_lines;
         }
         sum
+    }
+
+    /// How many streams others write at a target at the same time, on average of those that were written to at all.
+    pub fn remote_streams(&self) -> f64 {
+        let targets = self
+            .by_target
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let streams = targets.values().map(|device| {
+            let device = device.lock().unwrap_or_else(PoisonError::into_inner);
+            let since = device.stores.saturating_sub(RECENT_STORES);
+            device.streams.values().filter(|at| **at > since).count()
+        });
+        let written: Vec<usize> = streams.filter(|count| *count > 0).collect();
+        written.iter().sum::<usize>() as f64 / written.len().max(1) as f64
     }
 
     fn now_ns(&self) -> u64 {
@@ -249,11 +269,13 @@ impl Device {
         self.local_store(now_ns);
         match *store {
             Store::At { id, offset, len } => {
+                self.streams.insert(id, self.stores);
                 let address = (id % (LOCAL / SPACE_BYTES)) * SPACE_BYTES + offset % SPACE_BYTES;
                 self.media.store_at(address, len, now_ns)
             }
             Store::Appended { queue, len } => {
                 let base = APPENDED + (queue % 64) * SPACE_BYTES;
+                self.streams.insert(base, self.stores);
                 let tail = self.tails.entry(queue).or_insert(0);
                 let at = *tail;
                 *tail = (at + len.next_multiple_of(64)) % SPACE_BYTES;

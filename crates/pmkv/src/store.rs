@@ -350,7 +350,7 @@ impl Store {
         let mut at = Some(0);
         while let Some(hash) = at {
             let is_newer = |stamp: Stamp| stamp.shard == shard && stamp.version > version;
-            at = self.chain(it, hash, &is_there, is_newer, &mut objects);
+            at = self.chain(it, hash, is_there, is_newer, &mut objects);
             // What was read may have been another entry by then.
             for object in objects.iter().filter(|it| is_newer(it.stamp())) {
                 let batch = batches.entry(object.header().batch()).or_default();

@@ -6,6 +6,7 @@
 
 mod cluster;
 mod compare;
+mod fan_in;
 mod load;
 mod media;
 mod sensitivity;
@@ -41,7 +42,7 @@ pub enum Part {
     Throughput,
     /// The same on real servers, over load.
     Servers,
-    /// Write amplification by the model.
+    /// Write amplification by the model, and how many streams meet at a server.
     Media,
     /// Six servers' throughput, computed: size of entries, copies, workers, DIMMs.
     Sensitivity,

@@ -25,6 +25,7 @@ use cyclone_replication::Protocol;
 use serde_json::json;
 
 use super::cluster::{Cluster, Setting};
+use super::fan_in;
 use super::load::{self, IN_FLIGHT, Load, Mix, Sizes, Until};
 
 //= rowan §6.1
@@ -52,12 +53,13 @@ pub(super) fn run(common: &Common, protocols: &[Protocol], report: &mut Report) 
     let objects = &OBJECTS[..if common.quick { 1 } else { OBJECTS.len() }];
     let asked = protocols.iter().filter(wanted);
     let asked = asked.flat_map(|&protocol| objects.iter().map(move |it| (protocol, *it)));
+    let mut counted = Vec::new();
     for (protocol, (sizes, block_bytes)) in asked {
         report.progress(&format!("media under {protocol}, {}", sizes.name));
-        let mut measured = |network: Network| -> Result<f64> {
+        let mut measured = |network: Network| -> Result<(f64, f64)> {
             let mut deployment = Deployment::paper(protocol, (sizes, block_bytes), common.quick);
             deployment.network = network;
-            let stats = deployment.run(common.seed)?;
+            let (stats, streams) = deployment.run(common.seed)?;
             let ratio = stats.amplification();
             table.add(vec![
                 json!(protocol.to_string()),
@@ -68,9 +70,12 @@ pub(super) fn run(common: &Common, protocols: &[Protocol], report: &mut Report) 
                 json!(stats.request_bytes),
             ]);
             report.row(&table);
-            Ok(ratio)
+            Ok((ratio, streams))
         };
-        let ratio = measured(Network::PAPER)?;
+        let (ratio, streams) = measured(Network::PAPER)?;
+        if sizes.name == OBJECTS[0].0.name {
+            counted.push((protocol, streams));
+        }
         let mut restless = Vec::new();
         if protocol == Protocol::Share && sizes.name == OBJECTS[0].0.name {
             for p99_ns in RESTLESS_P99_NS {
@@ -78,7 +83,7 @@ pub(super) fn run(common: &Common, protocols: &[Protocol], report: &mut Report) 
                     p99_ns,
                     ..Network::PAPER
                 };
-                restless.push((p99_ns, measured(network)?));
+                restless.push((p99_ns, measured(network)?.0));
             }
         }
         if sizes.name != OBJECTS[0].0.name {
@@ -99,7 +104,8 @@ pub(super) fn run(common: &Common, protocols: &[Protocol], report: &mut Report) 
             report.verdict(Verdict::at_least(what, ratio, 1.28).note(note));
         }
     }
-    report.table("pmkv-media", &table)
+    report.table("pmkv-media", &table)?;
+    fan_in::run(&counted, report)
 }
 
 fn paper(protocol: Protocol) -> Option<&'static str> {
@@ -145,8 +151,8 @@ impl Deployment {
         }
     }
 
-    /// What all servers' memories have written in the end.
-    pub fn run(&self, seed: u64) -> Result<MediaStats> {
+    /// What all servers' memories have written in the end, and how many streams others wrote at each.
+    pub fn run(&self, seed: u64) -> Result<(MediaStats, f64)> {
         let local = LocalStores {
             cores: self.workers,
             store_bytes: self.block_bytes,
@@ -183,6 +189,6 @@ impl Deployment {
         let before = devices.stats();
         load.until = Until::Done(self.writes);
         load::run(&mut cluster, load)?;
-        Ok(devices.stats().since(&before))
+        Ok((devices.stats().since(&before), devices.remote_streams()))
     }
 }

@@ -212,7 +212,7 @@ pub(super) fn run(common: &Common, protocols: &[Protocol], report: &mut Report) 
                 let cores = by_cores(&deployment, cpu_s + network_s);
                 let best = by_media(&deployment, 1.0).min(cores);
                 load_network(&mut deployment, best);
-                let amplification = deployment.run(common.seed)?.amplification();
+                let amplification = deployment.run(common.seed)?.0.amplification();
                 let media = by_media(&deployment, amplification);
                 let ops_s = cores.min(media);
                 let mops = |ops: f64| (ops / 1e4).round() / 100.0;
