@@ -231,9 +231,18 @@ where
             .draw_series(points.map(|point| Circle::new(point, 3, colour.filled())))
             .map_err(fault)?;
     }
+    // Where less is drawn: lines that fall leave room on the right.
+    let sum = |end: fn(&Series) -> Option<&(f64, f64)>| -> f64 {
+        panel.series.iter().filter_map(end).map(|it| it.1).sum()
+    };
+    let falls = sum(|it| it.points.first()) > sum(|it| it.points.last());
+    let position = match falls {
+        true => SeriesLabelPosition::UpperRight,
+        false => SeriesLabelPosition::UpperLeft,
+    };
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(position)
         .background_style(WHITE.mix(0.85))
         .border_style(BLACK.mix(0.25))
         .label_font((FONT, 12))
