@@ -388,6 +388,19 @@ impl World {
             .submit(ticket, operations);
     }
 
+    /// A client has a server set a key; it asked at `start`.
+    fn ask_set(&mut self, id: ServerId, key: &[u8], value: &[u8], start: u64) {
+        let number = self.model.begin(key, Some(value.to_vec()), start);
+        let operation = Operation::Set {
+            key,
+            value,
+            condition: Condition::Always,
+            get: false,
+        };
+        let key = key.to_vec();
+        self.submit(id, Asked::Write { key, number }, &[operation]);
+    }
+
     /// A client asks for something.
     pub fn ask(&mut self) {
         let key = self.key();
@@ -400,18 +413,7 @@ impl World {
         match self.random.below(20) {
             0..9 => {
                 let value = self.value();
-                let number = self.model.begin(&key, Some(value.clone()), start);
-                let operation = Operation::Set {
-                    key: &key,
-                    value: &value,
-                    condition: Condition::Always,
-                    get: false,
-                };
-                let asked = Asked::Write {
-                    key: key.clone(),
-                    number,
-                };
-                self.submit(id, asked, &[operation]);
+                self.ask_set(id, &key, &value, start);
             }
             9..11 => {
                 let number = self.model.begin(&key, None, start);

@@ -1,6 +1,6 @@
 //! Filling memories, and emptying them.
 
-use cyclone_wire::command::{Condition, Operation};
+use cyclone_wire::command::Operation;
 
 use super::{Asked, World};
 
@@ -31,18 +31,8 @@ impl World {
         let mut value = self.value();
         value.resize(600, b'+');
         self.clock += 1;
-        let number = self.model.begin(&key, Some(value.clone()), self.clock);
-        let operation = Operation::Set {
-            key: &key,
-            value: &value,
-            condition: Condition::Always,
-            get: false,
-        };
-        let asked = Asked::Write {
-            key: key.clone(),
-            number,
-        };
-        self.submit(self.primary_of(&key), asked, &[operation]);
+        let id = self.primary_of(&key);
+        self.ask_set(id, &key, &value, self.clock);
     }
 
     /// Writes more at once than a log has segments for, while the control threads do nothing.
