@@ -125,6 +125,19 @@ impl Area {
         self.mapping.note_fence();
     }
 
+    /// [`Area::fence`] for several areas: the CPU waits once for all.
+    pub fn fence_all<'a>(areas: impl Iterator<Item = &'a Area>) {
+        flush::fence();
+        let mut noted: Option<&Arc<Mapping>> = None;
+        for area in areas {
+            // Once for neighbours in one mapping.
+            if noted.is_none_or(|mapping| !Arc::ptr_eq(mapping, &area.mapping)) {
+                area.mapping.note_fence();
+                noted = Some(&area.mapping);
+            }
+        }
+    }
+
     /// Flush and fence.
     #[inline]
     pub fn persist(&self, offset: u64, len: u64) {

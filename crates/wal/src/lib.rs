@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 pub mod flash;
+mod persist;
 mod recover;
 mod repair;
 pub mod ring;
@@ -10,6 +11,7 @@ pub mod superblock;
 mod write;
 
 pub use cyclone_wire::ring::HardState;
+pub use persist::{Written, persist_all};
 pub use recover::Recovered;
 pub use repair::Finding;
 pub use ring::{Batch, EntryView, NewEntry, Persisted, Ring, RingError, RingSpec};

@@ -1,4 +1,5 @@
-//! The ring: its shape, its refusals, and reading it. What changes it is in `write.rs`, opening it in `recover.rs`.
+//! The ring: its shape, its refusals, and reading it. What changes it is in `write.rs` and `persist.rs`, opening
+//! it in `recover.rs`.
 //! //= cyclone §4.2
 
 use std::collections::VecDeque;
@@ -219,7 +220,7 @@ pub struct EntryView<'a> {
 }
 
 impl Persisted {
-    /// For `persist` alone, after its last fence.
+    /// For `persist.rs` alone, after its last fence.
     pub(crate) fn after_fence(last: u64) -> Persisted {
         Persisted {
             last,

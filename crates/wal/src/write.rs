@@ -1,13 +1,11 @@
-//! Changing the ring: appending, truncating, trimming, resetting, hard state. //= cyclone §4.2
-//!
-//! Order of every append: records (and the frames they name) are flushed and fenced; only then are the slots that
-//! point at them stored, flushed and fenced. So the first null slot is the log's end, and whatever a non-null slot
-//! points at before it was durable once: if it does not read back, memory has rotted, and the log says so instead of
-//! shortening itself.
+//! Changing the ring: records and slots, truncating, trimming, resetting, hard state; in which order they become durable
+//! says `persist.rs`. //= cyclone §4.2
 //!
 //! Anchor and hard state have two slots each. A new one goes to slot `seq % 2`; once it is durable there, a copy goes
 //! over the old one in the other slot, flushed but not waited for. So one slot is whole and newest at any moment, and
 //! when one of them rots later, what was acknowledged still stands in the other.
+
+use std::ops::Range;
 
 use cyclone_pmem::{Payload, Pool, Segment};
 use cyclone_wire::planted::{self, Bug};
@@ -16,7 +14,7 @@ use cyclone_wire::ring::{
     RECORD_UNIT, RecordHeader, SEGMENT_BYTES, SLOTS_AT, crc32c, slot,
 };
 
-use crate::ring::{Batch, Meta, NewEntry, Part, Persisted, Ring, RingError, check_members};
+use crate::ring::{Meta, NewEntry, Part, Ring, RingError};
 
 /// Pieces of one record's payload; a payload with more is copied inline. A record whose payload is all inline has no
 /// segment table.
@@ -26,58 +24,15 @@ const MAX_PIECES: usize = 4096;
 /// have the store flush for want of them, while the ring is almost empty.
 const FRAMES_FILLED: u64 = 8;
 
-impl Ring {
-    /// Makes entries and hard state durable, in that order where it matters. After `Ok` nothing in the batch is lost by
-    /// a crash; after an error nothing was appended (a conflicting suffix may be gone, as it would be anyway).
-    ///
-    /// # Errors
-    /// [`RingError::Full`], [`RingError::TooLarge`], [`RingError::NotConsecutive`], [`RingError::TermBackwards`],
-    /// [`RingError::TooManyMembers`], [`RingError::CommitBeyondEnd`], [`RingError::TruncatesCommitted`].
-    pub fn persist(&mut self, batch: Batch<'_>) -> Result<Persisted, RingError> {
-        if let Some(state) = &batch.hard_state {
-            check_members(state)?;
-            let added = batch.entries.len() as u64;
-            let last = match batch.entries.first() {
-                Some(entry) => entry.index.saturating_add(added) - 1,
-                None => self.last_index(),
-            };
-            if state.commit > last {
-                let commit = state.commit;
-                return Err(RingError::CommitBeyondEnd { commit, last });
-            }
-        }
-        let durable_last = match batch.entries.first() {
-            Some(entry) => {
-                self.check(batch.entries)?;
-                if entry.index <= self.last_index() {
-                    self.truncate(entry.index);
-                }
-                let last = self.last_index();
-                self.append(batch.entries)?;
-                last
-            }
-            None => self.last_index(),
-        };
-        if let Some(state) = batch.hard_state {
-            // A commit index must not become durable before the entries that it covers.
-            if state.commit > durable_last
-                && !batch.entries.is_empty()
-                && !planted::has(Bug::CommitBeforeEntries)
-            {
-                self.area.fence();
-            }
-            self.write_hard_state(state);
-            if !planted::has(Bug::AckBeforeFence) {
-                self.area.fence();
-            }
-            self.copy_hard_state();
-        } else if !batch.entries.is_empty() && !planted::has(Bug::AckBeforeFence) {
-            self.area.fence();
-        }
-        Ok(Persisted::after_fence(self.last_index()))
-    }
+/// Where a ring ended at some moment.
+pub(crate) struct Mark {
+    entries: usize,
+    tail: u64,
+    used: u64,
+}
 
-    fn check(&self, entries: &[NewEntry<'_>]) -> Result<(), RingError> {
+impl Ring {
+    pub(crate) fn check(&self, entries: &[NewEntry<'_>]) -> Result<(), RingError> {
         let (first, last) = (self.first_index(), self.last_index());
         let Some(start) = entries.first().map(|entry| entry.index) else {
             return Ok(());
@@ -122,33 +77,36 @@ impl Ring {
         Ok(())
     }
 
-    /// Writes records and stores slots; the slots are flushed but not yet fenced.
-    fn append(&mut self, entries: &[NewEntry<'_>]) -> Result<(), RingError> {
-        let before = (self.metas.len(), self.tail, self.used);
-        for entry in entries {
-            if let Err(error) = self.write_record(entry) {
-                // No slot points at the records written so far: forgetting them is enough.
-                self.metas.truncate(before.0);
-                (self.tail, self.used) = (before.1, before.2);
-                return Err(error);
-            }
+    /// Where the ring ends.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark {
+            entries: self.metas.len(),
+            tail: self.tail,
+            used: self.used,
         }
-        if !planted::has(Bug::RecordsNotFenced) {
-            self.area.fence();
-        }
-        for entry in entries {
-            let at = self.slot_at(entry.index);
-            // Just written, so it is there.
-            let offset = self.meta(entry.index).map_or(0, |meta| meta.offset);
-            self.area.store_u64(at, slot(offset, entry.index));
-        }
-        if !planted::has(Bug::SlotsNotFlushed) {
-            self.flush_slots(entries[0].index, entries.len() as u64);
-        }
-        Ok(())
     }
 
-    fn write_record(&mut self, entry: &NewEntry<'_>) -> Result<(), RingError> {
+    /// Forgets the records written since. No slot points at them, so that is enough.
+    pub(crate) fn forget(&mut self, since: Mark) {
+        self.metas.truncate(since.entries);
+        (self.tail, self.used) = (since.tail, since.used);
+    }
+
+    /// Stores and flushes the slots of these entries, whose records are durable; the caller fences.
+    pub(crate) fn store_slots(&mut self, entries: Range<u64>) {
+        for index in entries.clone() {
+            let at = self.slot_at(index);
+            // Written before, so it is there.
+            let offset = self.meta(index).map_or(0, |meta| meta.offset);
+            self.area.store_u64(at, slot(offset, index));
+        }
+        if !planted::has(Bug::SlotsNotFlushed) {
+            self.flush_slots(entries.start, entries.end - entries.start);
+        }
+    }
+
+    /// Writes and flushes a record; the caller fences.
+    pub(crate) fn write_record(&mut self, entry: &NewEntry<'_>) -> Result<(), RingError> {
         let pieces = self.pieces(entry.payload);
         let header = RecordHeader {
             log: self.spec.log,
@@ -321,7 +279,7 @@ impl Ring {
 
     /// Removes a conflicting suffix durably, before its indexes are used again: the first slot is nulled first, so that a
     /// crash in between leaves a log that ends there.
-    fn truncate(&mut self, from: u64) {
+    pub(crate) fn truncate(&mut self, from: u64) {
         let count = self.last_index() + 1 - from;
         if planted::has(Bug::SuffixNotNulled) {
             // Nothing.

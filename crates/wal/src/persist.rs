@@ -1,0 +1,170 @@
+//! Making batches durable: one ring's, or those of several rings by the same fences. //= cyclone §4.2
+//!
+//! Order of every append: records (and the frames they name) are flushed and fenced; only then are the slots that
+//! point at them stored, flushed and fenced. So the first null slot is the log's end, and whatever a non-null slot
+//! points at before it was durable once: if it does not read back, memory has rotted, and the log says so instead of
+//! shortening itself.
+//!
+//! A fence waits for everything that its thread has flushed, in whichever area. So several rings take each of these steps
+//! together, and wait once.
+
+use std::ops::Range;
+
+use cyclone_pmem::Area;
+use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::ring::HardState;
+
+use crate::ring::{Batch, Persisted, Ring, RingError, check_members};
+use crate::write::Mark;
+
+/// A batch whose records are written and on their way to memory. No slot points at them yet: dropped, they are
+/// forgotten.
+#[must_use]
+pub struct Written<'r> {
+    ring: &'r mut Ring,
+    entries: Range<u64>,
+    hard_state: Option<HardState>,
+    has_state: bool,
+    /// The last index that is durable already.
+    durable_last: u64,
+    /// Where the ring ended before the records; none once slots point at them.
+    before: Option<Mark>,
+}
+
+impl Ring {
+    /// Makes entries and hard state durable, in that order where it matters. After `Ok` nothing in the batch is lost by
+    /// a crash; after an error nothing was appended (a conflicting suffix may be gone, as it would be anyway).
+    ///
+    /// # Errors
+    /// [`RingError::Full`], [`RingError::TooLarge`], [`RingError::NotConsecutive`], [`RingError::TermBackwards`],
+    /// [`RingError::TooManyMembers`], [`RingError::CommitBeyondEnd`], [`RingError::TruncatesCommitted`].
+    pub fn persist(&mut self, batch: Batch<'_>) -> Result<Persisted, RingError> {
+        let mut one = [self.write(batch)];
+        settle(&mut one);
+        let [one] = one;
+        one.map(Written::witness)
+    }
+
+    /// The first half of [`Ring::persist`]: writes the records, for [`persist_all`].
+    ///
+    /// # Errors
+    /// As [`Ring::persist`].
+    pub fn write(&mut self, batch: Batch<'_>) -> Result<Written<'_>, RingError> {
+        self.check_hard_state(&batch)?;
+        let next = match batch.entries.first() {
+            Some(entry) => {
+                self.check(batch.entries)?;
+                if entry.index <= self.last_index() {
+                    self.truncate(entry.index);
+                }
+                entry.index
+            }
+            None => self.last_index() + 1,
+        };
+        let written = Written {
+            entries: next..next + batch.entries.len() as u64,
+            has_state: batch.hard_state.is_some(),
+            hard_state: batch.hard_state,
+            durable_last: self.last_index(),
+            before: Some(self.mark()),
+            ring: self,
+        };
+        for entry in batch.entries {
+            written.ring.write_record(entry)?;
+        }
+        Ok(written)
+    }
+
+    fn check_hard_state(&self, batch: &Batch<'_>) -> Result<(), RingError> {
+        let Some(state) = &batch.hard_state else {
+            return Ok(());
+        };
+        check_members(state)?;
+        let added = batch.entries.len() as u64;
+        let last = match batch.entries.first() {
+            Some(entry) => entry.index.saturating_add(added) - 1,
+            None => self.last_index(),
+        };
+        if state.commit > last {
+            let commit = state.commit;
+            return Err(RingError::CommitBeyondEnd { commit, last });
+        }
+        Ok(())
+    }
+}
+
+impl Written<'_> {
+    fn has_entries(&self) -> bool {
+        !self.entries.is_empty()
+    }
+
+    /// Whether the commit index covers entries of the same batch: it must not become durable before they are.
+    fn commits_its_own(&self) -> bool {
+        let commit = self.hard_state.as_ref().map_or(0, |state| state.commit);
+        self.has_entries() && commit > self.durable_last
+    }
+
+    /// Lets slots point at the records, which are durable.
+    fn point(&mut self) {
+        self.before = None;
+        self.ring.store_slots(self.entries.clone());
+    }
+
+    fn write_hard_state(&mut self) {
+        if let Some(state) = self.hard_state.take() {
+            self.ring.write_hard_state(state);
+        }
+    }
+
+    /// The hard state is durable in its slot.
+    fn copy_hard_state(&mut self) {
+        if self.has_state {
+            self.ring.copy_hard_state();
+        }
+    }
+
+    /// For those that have been settled.
+    fn witness(self) -> Persisted {
+        Persisted::after_fence(self.ring.last_index())
+    }
+}
+
+impl Drop for Written<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            self.ring.forget(before);
+        }
+    }
+}
+
+/// Makes batches of several rings durable, each as [`Ring::persist`] does, with as many fences as one of them takes.
+/// Those that could not be written stay as they are.
+pub fn persist_all<E>(
+    mut written: Vec<Result<Written<'_>, E>>,
+) -> impl Iterator<Item = Result<Persisted, E>> {
+    settle(&mut written);
+    written.into_iter().map(|one| one.map(Written::witness))
+}
+
+/// Makes durable what has been written.
+fn settle<E>(written: &mut [Result<Written<'_>, E>]) {
+    if !planted::has(Bug::RecordsNotFenced) {
+        fence(written, |one| one.has_entries());
+    }
+    written.iter_mut().flatten().for_each(Written::point);
+    if !planted::has(Bug::CommitBeforeEntries) {
+        fence(written, |one| one.commits_its_own());
+    }
+    (written.iter_mut().flatten()).for_each(Written::write_hard_state);
+    if !planted::has(Bug::AckBeforeFence) {
+        fence(written, |one| one.has_entries() || one.has_state);
+    }
+    (written.iter_mut().flatten()).for_each(Written::copy_hard_state);
+}
+
+/// Waits for what was flushed, if any of them needs it.
+fn fence<E>(written: &[Result<Written<'_>, E>], needs: impl Fn(&Written<'_>) -> bool) {
+    if written.iter().flatten().any(needs) {
+        Area::fence_all(written.iter().flatten().map(|one| &one.ring.area));
+    }
+}
