@@ -7,9 +7,11 @@ use std::collections::VecDeque;
 use cyclone_wal::flash::{
     FetchError, FetchId, FlashLog, FlashMode, FlashState, FlashStats, StoredEntry,
 };
-use cyclone_wal::ring::Ring;
+use cyclone_wal::ring::{Persisted, Ring};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::SnapshotMeta;
+use cyclone_wire::ring::HardState;
+use raft::eraftpb::Entry;
 use raft::{GetEntriesContext, Ready as RaftReady};
 
 use crate::error::ConsensusError;
@@ -46,6 +48,13 @@ struct Mark {
     position: Option<u64>,
     messages: Vec<OutMessage>,
     snapshot: Option<u64>,
+}
+
+/// What a step that is being persisted means for flash, where that is the only durable level.
+pub(crate) struct Behind {
+    /// It says something new.
+    changes: bool,
+    new_term: bool,
 }
 
 /// A part of the replay is handed out while the next one is read.
@@ -325,24 +334,35 @@ impl Group {
         Ok(outbox)
     }
 
-    /// The counterpart of `persist` where flash is the only durable level: the ring has it, flash gets it; a leader's
-    /// appends may leave at once, everything else waits. The step itself counts when it is durable.
-    pub(crate) fn persist_behind(
+    /// Where flash is the only durable level, before a step is written to the ring: what it means for flash.
+    pub(crate) fn put_behind(
         &mut self,
-        mut ready: RaftReady,
-        snapshot: Option<&SnapshotMeta>,
-    ) -> Result<Outbox, ConsensusError> {
-        let hard_state = self.next_hard_state(snapshot);
-        let entries = ready.take_entries();
-        let changes = hard_state.is_some() || !entries.is_empty() || snapshot.is_some();
+        entries: &[Entry],
+        hard_state: Option<&HardState>,
+        is_reset: bool,
+    ) -> Behind {
         let term = self.raw.store().ring.hard_state().term;
-        let new_term = hard_state.as_ref().is_some_and(|state| state.term > term);
         let replaced = entries.first().map(|entry| entry.index);
         let replaced = replaced.filter(|index| *index <= self.raw.store().ring.last_index());
         if let (Some(index), Some(level)) = (replaced, self.level_mut()) {
             level.log.rewind(index);
         }
-        let durable = self.persist_entries(&entries, hard_state)?;
+        Behind {
+            changes: hard_state.is_some() || !entries.is_empty() || is_reset,
+            new_term: hard_state.is_some_and(|state| state.term > term),
+        }
+    }
+
+    /// The counterpart of `finish_step` where flash is the only durable level: the ring has it, flash gets it; a leader's
+    /// appends may leave at once, everything else waits. The step itself counts when it is durable.
+    pub(crate) fn finish_behind(
+        &mut self,
+        mut ready: RaftReady,
+        snapshot: Option<&SnapshotMeta>,
+        behind: Behind,
+        durable: Persisted,
+    ) -> Result<Outbox, ConsensusError> {
+        let Behind { changes, new_term } = behind;
         let last = durable.last();
         let (mut early, mut held) = (ready.take_messages(), ready.take_persisted_messages());
         let committed = ready.take_committed_entries();

@@ -4,12 +4,15 @@
 use cyclone_pmem::Payload;
 use cyclone_wal::flash::Durable;
 use cyclone_wal::ring::{Batch, NewEntry, Persisted};
+use cyclone_wal::{Written, persist_all as persist_all_rings};
 use cyclone_wire::planted::{self, Bug};
+use cyclone_wire::raftmsg::SnapshotMeta;
 use cyclone_wire::ring::HardState;
-use raft::StateRole;
 use raft::eraftpb::{Entry, Message};
+use raft::{Ready as RaftReady, StateRole};
 
 use crate::error::ConsensusError;
+use crate::flash::Behind;
 use crate::group::Group;
 use crate::message::{self, OutMessage};
 use crate::status::Role;
@@ -77,18 +80,64 @@ impl Ready<'_> {
     /// The ring failed or raft-rs contradicts the group's books: the group is of no further use.
     //= cyclone §4.2
     pub fn persist(self) -> Result<Outbox, ConsensusError> {
-        let result = if self.group.failed {
-            Err(ConsensusError::Failed)
-        } else {
-            self.group.persist()
-        };
-        self.group.failed |= result.is_err();
-        result
+        let mut outboxes = persist_all(std::iter::once(self));
+        outboxes.pop().unwrap_or(Err(ConsensusError::Failed))
     }
 }
 
+/// [`Ready::persist`] for several groups, whose rings wait for their memory together. Answers in their order; one's failure
+/// is its own.
+pub fn persist_all<'g>(
+    readies: impl IntoIterator<Item = Ready<'g>>,
+) -> Vec<Result<Outbox, ConsensusError>> {
+    let mut begun: Vec<Begun<'_>> = readies.into_iter().map(Begun::new).collect();
+    let written = begun.iter_mut().map(Begun::write).collect();
+    let durable: Vec<Result<Persisted, ConsensusError>> = persist_all_rings(written).collect();
+    let groups = begun.into_iter().zip(durable);
+    groups
+        .map(|(begun, durable)| begun.finish(durable))
+        .collect()
+}
+
+/// A group in the middle of a step: raft-rs has said what is to be persisted.
+struct Begun<'g> {
+    group: &'g mut Group,
+    /// None: the group has failed before.
+    step: Option<Step>,
+}
+
+impl<'g> Begun<'g> {
+    fn new(ready: Ready<'g>) -> Begun<'g> {
+        let group = ready.group;
+        let step = (!group.failed).then(|| group.begin_step());
+        Begun { group, step }
+    }
+
+    fn write(&mut self) -> Result<Written<'_>, ConsensusError> {
+        let step = self.step.as_mut().ok_or(ConsensusError::Failed)?;
+        self.group.write_step(step)
+    }
+
+    fn finish(self, durable: Result<Persisted, ConsensusError>) -> Result<Outbox, ConsensusError> {
+        let step = self.step.ok_or(ConsensusError::Failed);
+        let outbox = step.and_then(|step| self.group.finish_step(step, durable?));
+        self.group.failed |= outbox.is_err();
+        outbox
+    }
+}
+
+/// One step of a group, from what raft-rs has ready to its outbox.
+struct Step {
+    ready: RaftReady,
+    snapshot: Option<SnapshotMeta>,
+    entries: Vec<Entry>,
+    hard_state: Option<HardState>,
+    /// What waits for flash, where that is the only durable level.
+    behind: Option<Behind>,
+}
+
 impl Group {
-    fn persist(&mut self) -> Result<Outbox, ConsensusError> {
+    fn begin_step(&mut self) -> Step {
         let mut ready = self.raw.ready();
         let snapshot = view::snapshot_meta(ready.snapshot()).filter(|meta| meta.index > 0);
         if let Some(meta) = &snapshot {
@@ -96,11 +145,34 @@ impl Group {
             self.changes.clear();
             self.reset_flash(meta.index, meta.term);
         }
-        if self.is_behind_flash() {
-            return self.persist_behind(ready, snapshot.as_ref());
-        }
         let hard_state = self.next_hard_state(snapshot.as_ref());
-        let durable = self.persist_entries(&ready.take_entries(), hard_state)?;
+        let entries = ready.take_entries();
+        let behind = self
+            .is_behind_flash()
+            .then(|| self.put_behind(&entries, hard_state.as_ref(), snapshot.is_some()));
+        Step {
+            ready,
+            snapshot,
+            entries,
+            hard_state,
+            behind,
+        }
+    }
+
+    fn finish_step(&mut self, step: Step, durable: Persisted) -> Result<Outbox, ConsensusError> {
+        if !step.entries.is_empty() {
+            self.staging.clear();
+        }
+        self.commit_due = false;
+        let Step {
+            mut ready,
+            snapshot,
+            behind,
+            ..
+        } = step;
+        if let Some(behind) = behind {
+            return self.finish_behind(ready, snapshot.as_ref(), behind, durable);
+        }
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
         let mut committed = ready.take_committed_entries();
@@ -144,12 +216,10 @@ impl Group {
         }
     }
 
-    /// Writes the entries, whose payloads are the front of the staging queue, and the hard state.
-    pub(crate) fn persist_entries(
-        &mut self,
-        entries: &[Entry],
-        hard_state: Option<HardState>,
-    ) -> Result<Persisted, ConsensusError> {
+    /// Writes the entries, whose payloads are the front of the staging queue; with the hard state they are durable when the
+    /// ring says so.
+    fn write_step(&mut self, step: &mut Step) -> Result<Written<'_>, ConsensusError> {
+        let entries = &step.entries[..];
         let staged = if entries.is_empty() {
             0
         } else {
@@ -178,25 +248,17 @@ impl Group {
                 payload,
             });
         }
-        let durable = self.raw.mut_store().ring.persist(Batch {
+        let batch = Batch {
             entries: &new,
-            hard_state,
-        })?;
-        drop(new);
-        if staged > 0 {
-            self.staging.clear();
-        }
-        self.commit_due = false;
-        Ok(durable)
+            hard_state: step.hard_state.take(),
+        };
+        Ok(self.raw.mut_store().ring.write(batch)?)
     }
 
     /// The hard state to write now, if any: at once when term, vote or membership changed, and otherwise the commit
     /// index once per tick: the next leader would find it again, so it need not be written with every entry. It is not
     /// written beyond a membership entry before the membership itself is: a restart takes both from one state.
-    pub(crate) fn next_hard_state(
-        &self,
-        snapshot: Option<&cyclone_wire::raftmsg::SnapshotMeta>,
-    ) -> Option<HardState> {
+    pub(crate) fn next_hard_state(&self, snapshot: Option<&SnapshotMeta>) -> Option<HardState> {
         let raft = &self.raw.raft;
         let old = raft.store().ring.hard_state();
         let moved = raft.term != old.term || raft.vote != old.vote;
