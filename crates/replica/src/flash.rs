@@ -292,16 +292,18 @@ pub(crate) fn rebuild(
 
 impl Node {
     /// Moves a log's second level on, and lets go of the messages that waited for it.
-    pub(crate) fn poll_flash(&mut self, log: usize) -> Result<usize, NodeError> {
-        let now_us = self.now.steady_us;
-        let group = &mut self.logs[log].group;
-        if group.flash().is_none() {
-            return Ok(0);
+    pub(crate) fn poll_flash(&mut self) -> Result<usize, NodeError> {
+        let (now_us, mut moved) = (self.now.steady_us, 0);
+        for log in 0..self.logs.len() {
+            let group = &mut self.logs[log].group;
+            if group.flash().is_none() {
+                continue;
+            }
+            let (work, outbox) = group.poll_flash(now_us)?;
+            moved += work + outbox.messages.len();
+            self.post(log, outbox.messages);
         }
-        let (work, outbox) = group.poll_flash(now_us)?;
-        let sent = outbox.messages.len();
-        self.post(log, outbox.messages);
-        Ok(work + sent)
+        Ok(moved)
     }
 
     /// When a second level wants a step by itself.

@@ -9,7 +9,7 @@ mod scattered;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use cyclone_consensus::{Colocation, OutMessage, StepError};
+use cyclone_consensus::{Colocation, OutMessage, Outbox, Ready, StepError, persist_all};
 use cyclone_packet::{Message, Peer, Port};
 use cyclone_pmem::{Payload, Pool, Survives};
 use cyclone_store::{Applied, ApplyError, StateMachine};
@@ -376,8 +376,8 @@ impl Node {
         let mut work = 0;
         for log in 0..self.logs.len() {
             self.ask_reads(log);
-            work += self.persist(log)?;
         }
+        work += self.persist()?;
         self.send()?;
         if self.snapshots.is_installing() && !planted::has(Bug::AppliesWhileInstalling) {
             return Ok(work);
@@ -411,27 +411,40 @@ impl Node {
         }
     }
 
-    /// Makes a log's step durable and takes in what it gives.
-    fn persist(&mut self, log: usize) -> Result<usize, NodeError> {
-        let mut work = self.poll_flash(log)?;
-        let mut elected = false;
-        while let Some(ready) = self.logs[log].group.take_ready() {
-            // Typestate: the messages exist only once their entries and hard state are durable.
-            let mut outbox = ready.persist()?;
-            work += 1;
-            for &(context, index) in &outbox.read_states {
-                self.logs[log].reads.confirm(context, index);
+    /// Makes a step of all logs durable, with the fences of one, and takes in what it gives.
+    //= cyclone §4.2
+    fn persist(&mut self) -> Result<usize, NodeError> {
+        let mut work = self.poll_flash()?;
+        loop {
+            let logs = self.logs.iter_mut().enumerate();
+            let ready = logs.filter_map(|(log, of)| Some((log, of.group.take_ready()?)));
+            let (logs, ready): (Vec<usize>, Vec<Ready<'_>>) = ready.unzip();
+            if logs.is_empty() {
+                break;
             }
-            elected |= outbox.leader_change.is_some();
-            self.post(log, std::mem::take(&mut outbox.messages));
-            let book = &mut self.gangs.book;
-            self.logs[log].committed(&mut outbox, book, &mut self.answers);
+            work += logs.len();
+            let mut elected = false;
+            // Typestate: the messages exist only once their entries and hard state are durable.
+            for (log, outbox) in logs.into_iter().zip(persist_all(ready)) {
+                let outbox = outbox?;
+                elected |= outbox.leader_change.is_some();
+                self.persisted(log, outbox);
+            }
+            if elected {
+                self.gather(0);
+            }
         }
-        work += self.poll_flash(log)?;
-        if elected {
-            self.gather(0);
+        Ok(work + self.poll_flash()?)
+    }
+
+    /// Takes in what a log's step gave, which is durable.
+    fn persisted(&mut self, log: usize, mut outbox: Outbox) {
+        for &(context, index) in &outbox.read_states {
+            self.logs[log].reads.confirm(context, index);
         }
-        Ok(work)
+        self.post(log, std::mem::take(&mut outbox.messages));
+        let book = &mut self.gangs.book;
+        self.logs[log].committed(&mut outbox, book, &mut self.answers);
     }
 
     fn execute_reads(&mut self, log: usize) -> Result<(), NodeError> {
@@ -448,11 +461,9 @@ impl Node {
     /// Keeps a log's messages for the end of the step. Of several acknowledgements to one peer only the last is kept: it
     /// says all that the others say.
     pub(crate) fn post(&mut self, log: usize, messages: Vec<OutMessage>) {
-        let superseded: Vec<bool> = (0..messages.len())
-            .map(|at| messages[at].is_superseded_by(&messages[at + 1..]))
-            .collect();
-        for (message, superseded) in messages.into_iter().zip(superseded) {
-            if superseded {
+        let mut messages = messages.into_iter();
+        while let Some(message) = messages.next() {
+            if message.is_superseded_by(messages.as_slice()) {
                 continue;
             }
             if message.header.kind == RaftKind::Snapshot {
