@@ -83,7 +83,7 @@ impl GangBook {
 
     /// A log has committed another entry; `head` if it belongs to a gang. Answers whether the log must stand still
     /// there. An entry that its own view does not know is none of a gang.
-    pub fn committed(&mut self, log: usize, index: u64, term: u64, head: Option<&Head>) -> bool {
+    pub fn committed(&mut self, log: usize, index: u64, term: u64, head: Option<Head>) -> bool {
         let book = &mut self.logs[log];
         book.term = book.term.max(term);
         let Some(head) = head.filter(|head| head.term_of(log as u16) == Some(term)) else {
@@ -93,7 +93,7 @@ impl GangBook {
         if book.waiting.iter().any(twice) {
             return false;
         }
-        book.waiting.push_back((index, head.clone()));
+        book.waiting.push_back((index, head));
         true
     }
 

@@ -15,7 +15,7 @@ use raft::{RawNode, SnapshotStatus, StateRole};
 use crate::config::Config;
 use crate::error::{ConsensusError, ProposeError, RequestError, StepError};
 use crate::flash::Level;
-use crate::message::{self, EncodedMessage, OutMessage};
+use crate::message;
 use crate::outbox::Ready;
 use crate::staging::{self, Staging};
 use crate::status::Role;
@@ -481,32 +481,6 @@ impl Group {
         let commit_due =
             self.commit_due && self.commit() > self.raw.store().ring.hard_state().commit;
         (self.failed || commit_due || self.raw.has_ready()).then_some(Ready { group: self })
-    }
-
-    /// A message's bytes, ready to be sent piece by piece. Entries that the log has dropped since are left out.
-    pub fn encode<'a>(&'a self, message: &OutMessage) -> EncodedMessage<'a> {
-        let log = self.raw.store();
-        let mut payloads = Vec::with_capacity(message.header.entries.len());
-        for (place, entry) in message.header.entries.iter().enumerate() {
-            let level = log.flash.as_ref();
-            let fetched = || level?.fetched(entry.index, entry.term);
-            match log.ring.entry(entry.index) {
-                Some(view) if view.term == entry.term => payloads.extend(view.segments()),
-                None if let Some(stored) = fetched() => payloads.push(&stored.payload[..]),
-                _ => {
-                    let mut header = message.header.clone();
-                    header.entries.truncate(place);
-                    return EncodedMessage {
-                        prefix: message::prefix(&header),
-                        payloads,
-                    };
-                }
-            }
-        }
-        EncodedMessage {
-            prefix: message::prefix(&message.header),
-            payloads,
-        }
     }
 
     /// Appends the payload of the entry at `index` to `out`; `false` if the log does not hold it.

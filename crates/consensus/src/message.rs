@@ -7,9 +7,10 @@ use cyclone_wire::envelope;
 use cyclone_wire::raftmsg::{Context, EntryHeader, RaftKind, RaftMessage};
 use raft::eraftpb::{Entry, Message, MessageType};
 
+use crate::group::Group;
 use crate::view::{self, LogView};
 
-/// A message that may be sent: what it says is durable. [`crate::Group::encode`] gives its bytes.
+/// A message that may be sent: what it says is durable. [`Group::encode`] gives its bytes.
 #[derive(Clone, Debug)]
 pub struct OutMessage {
     /// The receiving replica.
@@ -45,17 +46,49 @@ pub struct EncodedMessage<'a> {
     pub payloads: Vec<&'a [u8]>,
 }
 
-/// The bytes of a message without its payloads: class, length of header and payloads, header.
-pub(crate) fn prefix(header: &RaftMessage) -> Vec<u8> {
-    let mut out =
-        Vec::with_capacity(5 + cyclone_wire::raftmsg::HEADER_BYTES + 16 * header.entries.len());
+impl Group {
+    /// A message's bytes, ready to be sent piece by piece. Entries that the log has dropped since are left out.
+    pub fn encode<'a>(&'a self, message: &OutMessage) -> EncodedMessage<'a> {
+        let (mut prefix, mut payloads) = (Vec::new(), Vec::new());
+        self.encode_into(message, &mut prefix, &mut payloads);
+        EncodedMessage { prefix, payloads }
+    }
+
+    /// The same, into buffers that may hold other messages already.
+    pub fn encode_into<'a>(
+        &'a self,
+        message: &OutMessage,
+        prefix: &mut Vec<u8>,
+        payloads: &mut Vec<&'a [u8]>,
+    ) {
+        let log = self.raw.store();
+        for (place, entry) in message.header.entries.iter().enumerate() {
+            let level = log.flash.as_ref();
+            let fetched = || level?.fetched(entry.index, entry.term);
+            match log.ring.entry(entry.index) {
+                Some(view) if view.term == entry.term => payloads.extend(view.segments()),
+                None if let Some(stored) = fetched() => payloads.push(&stored.payload[..]),
+                _ => {
+                    let mut header = message.header.clone();
+                    header.entries.truncate(place);
+                    return put_prefix(&header, prefix);
+                }
+            }
+        }
+        put_prefix(&message.header, prefix);
+    }
+}
+
+/// Appends the bytes of a message without its payloads: class, length of header and payloads, header.
+fn put_prefix(header: &RaftMessage, out: &mut Vec<u8>) {
+    let at = out.len();
+    out.reserve(5 + cyclone_wire::raftmsg::HEADER_BYTES + 16 * header.entries.len());
     out.put_u8(envelope::RAFT);
     out.put_u32(0);
-    header.encode_header(&mut out);
-    let length = (out.len() - 5) as u64 + header.payload_bytes();
+    header.encode_header(out);
+    let length = (out.len() - at - 5) as u64 + header.payload_bytes();
     // Messages are split far below 4 GiB.
-    out[1..5].copy_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
-    out
+    out[at + 1..at + 5].copy_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
 }
 
 fn kind(of: MessageType) -> Option<RaftKind> {
@@ -161,7 +194,7 @@ pub(crate) fn from_raft(
         });
         return;
     }
-    let mut part = header.clone();
+    let mut part = header;
     // raft-rs 0.7.0 batches entries into an earlier append without entries even if that one ends elsewhere: the entries
     // decide where the message belongs.
     if let Some(before) = entries
@@ -174,6 +207,7 @@ pub(crate) fn from_raft(
         };
         (part.index, part.log_term) = (before, term);
     }
+    part.entries.reserve(entries.len());
     let mut bytes = 0u64;
     for (entry, index) in entries.iter().zip(part.index + 1..) {
         let len = log_view.payload_len(entry.index, entry.term);
@@ -181,11 +215,13 @@ pub(crate) fn from_raft(
             break;
         };
         if !part.entries.is_empty() && bytes + u64::from(len) > max_bytes {
-            let mut next = header.clone();
+            let held = std::mem::take(&mut part.entries);
+            let mut next = part.clone();
             // The loop has put at least one entry into the part.
-            if let Some(last) = part.entries.last() {
+            if let Some(last) = held.last() {
                 (next.index, next.log_term) = (last.index, last.term);
             }
+            part.entries = held;
             push_append(std::mem::replace(&mut part, next), out);
             bytes = 0;
         }

@@ -80,22 +80,29 @@ impl Ready<'_> {
     /// The ring failed or raft-rs contradicts the group's books: the group is of no further use.
     //= cyclone §4.2
     pub fn persist(self) -> Result<Outbox, ConsensusError> {
-        let mut outboxes = persist_all(std::iter::once(self));
-        outboxes.pop().unwrap_or(Err(ConsensusError::Failed))
+        let mut outboxes = persist_all(std::iter::once(((), self)));
+        outboxes
+            .pop()
+            .map_or(Err(ConsensusError::Failed), |(_, outbox)| outbox)
     }
 }
 
-/// [`Ready::persist`] for several groups, whose rings wait for their memory together. Answers in their order; one's failure
-/// is its own.
-pub fn persist_all<'g>(
-    readies: impl IntoIterator<Item = Ready<'g>>,
-) -> Vec<Result<Outbox, ConsensusError>> {
-    let mut begun: Vec<Begun<'_>> = readies.into_iter().map(Begun::new).collect();
-    let written = begun.iter_mut().map(Begun::write).collect();
+/// [`Ready::persist`] for several groups, whose rings wait for their memory together. Answers in their order, each under its
+/// caller's name; one's failure is its own.
+pub fn persist_all<'g, N>(
+    readies: impl Iterator<Item = (N, Ready<'g>)>,
+) -> Vec<(N, Result<Outbox, ConsensusError>)> {
+    let mut begun: Vec<(N, Begun<'_>)> = readies
+        .map(|(name, ready)| (name, Begun::new(ready)))
+        .collect();
+    if begun.is_empty() {
+        return Vec::new();
+    }
+    let written = begun.iter_mut().map(|(_, begun)| begun.write()).collect();
     let durable: Vec<Result<Persisted, ConsensusError>> = persist_all_rings(written).collect();
     let groups = begun.into_iter().zip(durable);
     groups
-        .map(|(begun, durable)| begun.finish(durable))
+        .map(|((name, begun), durable)| (name, begun.finish(durable)))
         .collect()
 }
 
@@ -103,7 +110,7 @@ pub fn persist_all<'g>(
 struct Begun<'g> {
     group: &'g mut Group,
     /// None: the group has failed before.
-    step: Option<Step>,
+    step: Option<Box<Step>>,
 }
 
 impl<'g> Begun<'g> {
@@ -137,7 +144,7 @@ struct Step {
 }
 
 impl Group {
-    fn begin_step(&mut self) -> Step {
+    fn begin_step(&mut self) -> Box<Step> {
         let mut ready = self.raw.ready();
         let snapshot = view::snapshot_meta(ready.snapshot()).filter(|meta| meta.index > 0);
         if let Some(meta) = &snapshot {
@@ -150,16 +157,20 @@ impl Group {
         let behind = self
             .is_behind_flash()
             .then(|| self.put_behind(&entries, hard_state.as_ref(), snapshot.is_some()));
-        Step {
+        Box::new(Step {
             ready,
             snapshot,
             entries,
             hard_state,
             behind,
-        }
+        })
     }
 
-    fn finish_step(&mut self, step: Step, durable: Persisted) -> Result<Outbox, ConsensusError> {
+    fn finish_step(
+        &mut self,
+        step: Box<Step>,
+        durable: Persisted,
+    ) -> Result<Outbox, ConsensusError> {
         if !step.entries.is_empty() {
             self.staging.clear();
         }
@@ -169,7 +180,7 @@ impl Group {
             snapshot,
             behind,
             ..
-        } = step;
+        } = *step;
         if let Some(behind) = behind {
             return self.finish_behind(ready, snapshot.as_ref(), behind, durable);
         }

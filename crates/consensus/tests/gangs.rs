@@ -143,7 +143,7 @@ impl<'a> Replica<'a> {
         };
         self.known[log] += 1;
         self.book
-            .committed(log, self.known[log], *term, head.as_ref());
+            .committed(log, self.known[log], *term, head.clone());
         true
     }
 

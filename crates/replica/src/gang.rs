@@ -157,10 +157,11 @@ impl Node {
                 .map(|log| (log as u16, self.logs[log].group.term()))
                 .collect(),
         };
+        let mut bytes = Vec::with_capacity(Head::bytes(logs.len()));
+        head.encode(&mut bytes);
+        let encoded = Payload::from_vec(bytes);
         let share = |log: usize| {
-            let mut bytes = Vec::with_capacity(Head::bytes(logs.len()));
-            head.encode(&mut bytes);
-            let mut share = Payload::from_vec(bytes);
+            let mut share = encoded.clone();
             if log == logs.lowest() {
                 share.append(front.batch.clone());
             }
@@ -288,15 +289,8 @@ impl Node {
             let mut moved = false;
             for log in 0..self.logs.len() {
                 let stop = self.gangs.book.stop(log);
-                let store = Arc::clone(&self.store);
-                let job = self.logs[log].apply(&*store, stop, &mut self.answers)?;
-                if let Some(job) = job {
-                    self.counters.store_stalls += 1;
-                    let id = self.logs[log].id;
-                    self.workers.run(move || {
-                        let result = job.apply(&*store, id);
-                        Done::Applied { log, result }
-                    });
+                if self.logs[log].can_apply(stop) {
+                    self.apply_log(log, stop)?;
                 }
                 if stop.is_some() && self.logs[log].front() == stop {
                     moved |= self.settle_gang(log)?;
@@ -306,6 +300,20 @@ impl Node {
                 return Ok(());
             }
         }
+    }
+
+    fn apply_log(&mut self, log: usize, stop: Option<u64>) -> Result<(), NodeError> {
+        let physical = &mut self.logs[log];
+        let job = physical.apply(&*self.store, stop, &mut self.answers)?;
+        if let Some(job) = job {
+            self.counters.store_stalls += 1;
+            let (store, id) = (Arc::clone(&self.store), physical.id);
+            self.workers.run(move || {
+                let result = job.apply(&*store, id);
+                Done::Applied { log, result }
+            });
+        }
+        Ok(())
     }
 
     /// A log stands at a gang's entry: goes on if it may. Answers whether anything moved.

@@ -9,7 +9,7 @@ mod scattered;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use cyclone_consensus::{Colocation, OutMessage, Outbox, Ready, StepError, persist_all};
+use cyclone_consensus::{Colocation, OutMessage, Outbox, StepError, persist_all};
 use cyclone_packet::{Message, Peer, Port};
 use cyclone_pmem::{Payload, Pool, Survives};
 use cyclone_store::{Applied, ApplyError, StateMachine};
@@ -418,14 +418,14 @@ impl Node {
         loop {
             let logs = self.logs.iter_mut().enumerate();
             let ready = logs.filter_map(|(log, of)| Some((log, of.group.take_ready()?)));
-            let (logs, ready): (Vec<usize>, Vec<Ready<'_>>) = ready.unzip();
-            if logs.is_empty() {
+            // Typestate: the messages exist only once their entries and hard state are durable.
+            let outboxes = persist_all(ready);
+            if outboxes.is_empty() {
                 break;
             }
-            work += logs.len();
+            work += outboxes.len();
             let mut elected = false;
-            // Typestate: the messages exist only once their entries and hard state are durable.
-            for (log, outbox) in logs.into_iter().zip(persist_all(ready)) {
+            for (log, outbox) in outboxes {
                 let outbox = outbox?;
                 elected |= outbox.leader_change.is_some();
                 self.persisted(log, outbox);

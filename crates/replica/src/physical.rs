@@ -11,7 +11,7 @@ use cyclone_pmem::Payload;
 use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
 
 use cyclone_wire::batch;
-use cyclone_wire::gang::{FIXED_BYTES, Head};
+use cyclone_wire::gang::{FIXED_BYTES, Head, MAX_LOGS};
 use cyclone_wire::planted::{self, Bug};
 
 use crate::reads::Reads;
@@ -337,7 +337,7 @@ impl PhysicalLog {
     fn queue(&mut self, next: ToApply, book: &mut GangBook) {
         let entry = next.entry;
         let head = self.gang_head(&entry);
-        book.committed(usize::from(self.id), entry.index, entry.term, head.as_ref());
+        book.committed(usize::from(self.id), entry.index, entry.term, head);
         self.apply_queue.push_back(next);
     }
 
@@ -362,14 +362,14 @@ impl PhysicalLog {
 
     /// What a ganged entry begins with; `None` for any other.
     pub(crate) fn gang_head(&self, entry: &Committed) -> Option<Head> {
-        let mut fixed = [0; FIXED_BYTES];
-        let whole = entry.len as usize;
+        let (mut fixed, whole) = ([0; FIXED_BYTES], entry.len as usize);
         if whole < FIXED_BYTES || !self.group.peek_payload(entry.index, &mut fixed) {
             return None;
         }
-        let mut head = vec![0; Head::length(&fixed)?.min(whole)];
-        self.group.peek_payload(entry.index, &mut head);
-        Head::decode(&head).ok().map(|(head, _)| head)
+        let mut head = [0; Head::bytes(MAX_LOGS as usize)];
+        let head = &mut head[..Head::length(&fixed)?.min(whole)];
+        self.group.peek_payload(entry.index, head);
+        Head::decode(head).ok().map(|(head, _)| head)
     }
 
     /// The first entry that is committed and not applied; `None` also while a worker applies it.
@@ -412,8 +412,8 @@ impl PhysicalLog {
         let front = self.apply_queue.front()?;
         let mut payload = Vec::with_capacity(front.entry.len as usize);
         self.group.copy_payload(front.entry.index, &mut payload);
-        let at = self.gang_head(&front.entry)?.view.len();
-        payload.drain(..Head::bytes(at).min(payload.len()));
+        let head = Head::length(payload.first_chunk()?)?;
+        payload.drain(..head.min(payload.len()));
         Some((front.entry.index, front.entry.term, payload))
     }
 
@@ -578,7 +578,7 @@ impl PhysicalLog {
             self.apply_queue[position].skip = false;
             let entry = self.apply_queue[position].entry;
             let head = self.gang_head(&entry);
-            book.committed(log, entry.index, entry.term, head.as_ref());
+            book.committed(log, entry.index, entry.term, head);
         }
     }
 }

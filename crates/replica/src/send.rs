@@ -1,16 +1,63 @@
 //! What leaves for other replicas: everything that a step of all logs says to one peer shares datagrams, so that one
 //! heartbeat datagram carries all logs.
 
-use cyclone_consensus::EncodedMessage;
 use cyclone_packet::{Outgoing, Peer};
 
 use crate::node::{Node, NodeError};
+
+/// Pieces of payloads up to this long are copied behind their message's header: as slices of their own they cost the system
+/// call and the tag more than the copy does.
+const COPIED_BYTES: usize = 256;
 
 /// Messages to one peer that share a datagram, or one that is larger.
 struct Shared<'a> {
     to: u64,
     bytes: usize,
-    parts: Vec<&'a [u8]>,
+    /// Headers, and what is copied behind them.
+    copied: Vec<u8>,
+    /// The other pieces, where they lie in the log, each with how much of `copied` comes before it.
+    lying: Vec<(usize, &'a [u8])>,
+}
+
+impl<'a> Shared<'a> {
+    fn new(to: u64) -> Shared<'a> {
+        Shared {
+            to,
+            bytes: 0,
+            copied: Vec::new(),
+            lying: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, prefix: &mut Vec<u8>, payloads: &[&'a [u8]], bytes: usize) {
+        match self.copied.is_empty() {
+            true => std::mem::swap(&mut self.copied, prefix),
+            // The class byte stands at the datagram's start already.
+            false => self.copied.extend_from_slice(&prefix[1..]),
+        }
+        for piece in payloads {
+            match piece.len() <= COPIED_BYTES {
+                true => self.copied.extend_from_slice(piece),
+                false => self.lying.push((self.copied.len(), piece)),
+            }
+        }
+        self.bytes += bytes;
+    }
+
+    /// How many pieces there are.
+    fn count(&self) -> usize {
+        2 * self.lying.len() + 1
+    }
+
+    /// Appends all pieces in their order.
+    fn put<'s>(&'s self, parts: &mut Vec<&'s [u8]>) {
+        let mut from = 0;
+        for (at, piece) in &self.lying {
+            parts.extend([&self.copied[from..*at], piece]);
+            from = *at;
+        }
+        parts.push(&self.copied[from..]);
+    }
 }
 
 impl Node {
@@ -21,48 +68,37 @@ impl Node {
             return Ok(());
         }
         let limit = self.port.chunk_bytes();
-        let mut encoded: Vec<(u64, EncodedMessage<'_>)> = Vec::with_capacity(self.outgoing.len());
+        let mut shared: Vec<Shared<'_>> = Vec::new();
+        let (mut prefix, mut payloads) = (Vec::new(), Vec::new());
         for (log, message) in &self.outgoing {
-            encoded.push((message.to, self.logs[*log].group.encode(message)));
+            prefix.clear();
+            payloads.clear();
+            let group = &self.logs[*log].group;
+            group.encode_into(message, &mut prefix, &mut payloads);
+            let bytes = prefix.len() + payloads.iter().map(|piece| piece.len()).sum::<usize>();
+            let last = shared.iter().rposition(|shared| shared.to == message.to);
+            let open = last.filter(|at| shared[*at].bytes + bytes <= limit);
+            let open = open.unwrap_or_else(|| {
+                shared.push(Shared::new(message.to));
+                shared.len() - 1
+            });
+            shared[open].add(&mut prefix, &payloads, bytes);
         }
-        let mut shared: Vec<Shared<'_>> = Vec::with_capacity(encoded.len());
-        for (to, message) in &encoded {
-            let payload: usize = message.payloads.iter().map(|part| part.len()).sum();
-            let bytes = message.prefix.len() + payload;
-            let open = shared
-                .iter_mut()
-                .rev()
-                .find(|shared| shared.to == *to)
-                .filter(|shared| shared.bytes + bytes <= limit);
-            match open {
-                // The class byte stands at the datagram's start already.
-                Some(open) => {
-                    open.bytes += bytes;
-                    open.parts.push(&message.prefix[1..]);
-                    open.parts.extend(message.payloads.iter().copied());
-                }
-                None => {
-                    let mut parts: Vec<&[u8]> = Vec::with_capacity(2 + message.payloads.len());
-                    parts.push(&message.prefix);
-                    parts.extend(message.payloads.iter().copied());
-                    let to = *to;
-                    shared.push(Shared { to, bytes, parts });
-                }
-            }
-        }
-        let burst: Vec<Outgoing<'_>> = shared
-            .iter()
-            .map(|shared| Outgoing {
+        let mut parts: Vec<&[u8]> = Vec::with_capacity(shared.iter().map(Shared::count).sum());
+        shared.iter().for_each(|one| one.put(&mut parts));
+        let mut rest = &parts[..];
+        let take = |shared: &Shared<'_>| {
+            let (parts, behind) = rest.split_at(shared.count());
+            rest = behind;
+            Outgoing {
                 to: Peer::Node(shared.to),
-                parts: &shared.parts,
-            })
-            .collect();
+                parts,
+            }
+        };
+        let burst: Vec<Outgoing<'_>> = shared.iter().map(take).collect();
         self.port
             .send(self.now.steady_us, &burst)
             .map_err(NodeError::Port)?;
-        drop(burst);
-        drop(shared);
-        drop(encoded);
         self.outgoing.clear();
         Ok(())
     }

@@ -138,7 +138,7 @@ impl Checks {
                 let entries = checks.committed.iter().zip(1..).skip(from);
                 for (entry, index) in entries.take(KNOWN_AT_ONCE) {
                     let head = Head::decode(entry.bytes()).ok().map(|(head, _)| head);
-                    book.committed(log, index, entry.term, head.as_ref());
+                    book.committed(log, index, entry.term, head);
                 }
             }
             let known = (from + KNOWN_AT_ONCE) as u64;

@@ -23,7 +23,7 @@ use crate::write::Mark;
 pub struct Written<'r> {
     ring: &'r mut Ring,
     entries: Range<u64>,
-    hard_state: Option<HardState>,
+    hard_state: Option<Box<HardState>>,
     has_state: bool,
     /// The last index that is durable already.
     durable_last: u64,
@@ -64,7 +64,7 @@ impl Ring {
         let written = Written {
             entries: next..next + batch.entries.len() as u64,
             has_state: batch.hard_state.is_some(),
-            hard_state: batch.hard_state,
+            hard_state: batch.hard_state.map(Box::new),
             durable_last: self.last_index(),
             before: Some(self.mark()),
             ring: self,
@@ -112,7 +112,7 @@ impl Written<'_> {
 
     fn write_hard_state(&mut self) {
         if let Some(state) = self.hard_state.take() {
-            self.ring.write_hard_state(state);
+            self.ring.write_hard_state(*state);
         }
     }
 

@@ -250,7 +250,7 @@ impl<'a> Run<'a> {
                 && let Some(entry) = lane.pull()?
             {
                 let gang = gang_of(&entry.payload);
-                let head = gang.as_ref().map(|(head, _)| head);
+                let head = gang.as_ref().map(|(head, _)| head.clone());
                 self.book.committed(log, entry.index, entry.term, head);
                 lane.bytes += entry.payload.len();
                 lane.queue.push_back(Waiting {

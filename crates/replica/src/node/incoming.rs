@@ -6,6 +6,9 @@ use super::*;
 
 /// Messages taken from the port in one step.
 const RECEIVE_BURST: usize = 256;
+/// Fewer datagrams than this, and the port is taken to be empty: another look at it would be one more system call before what
+/// came is answered. What has come since is for the next step.
+const FEW: usize = 8;
 /// Commands and reads of native clients that one step looks at. A step is short, however much is asked: heartbeats and
 /// acknowledgements wait for its end.
 const STEP_REQUESTS: u64 = 256;
@@ -17,18 +20,18 @@ impl Node {
     /// the clients' as a step takes.
     pub(super) fn receive(&mut self) -> Result<usize, NodeError> {
         let mut inbox = std::mem::take(&mut self.inbox);
-        let mut received = 0;
+        let (mut received, few) = (0, FEW.min(self.config.network.burst));
         while received < RECEIVE_BURST {
             let count = self
                 .port
                 .poll(self.now.steady_us, &mut inbox)
                 .map_err(NodeError::Port)?;
-            if count == 0 {
-                break;
-            }
             received += count;
             for message in inbox.drain(..) {
                 self.dispatch(message);
+            }
+            if count < few {
+                break;
             }
         }
         self.inbox = inbox;
