@@ -301,7 +301,7 @@ impl Node {
             }
             let (work, outbox) = group.poll_flash(now_us)?;
             moved += work + outbox.messages.len();
-            self.post(log, outbox.messages);
+            self.post(outbox.messages);
         }
         Ok(moved)
     }

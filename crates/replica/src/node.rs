@@ -98,8 +98,8 @@ pub struct Node {
     pub(crate) joined: JoinedReads,
     /// Where the logs ended now and then: the sum of their last indexes, and each.
     pub(crate) marks: VecDeque<(u64, Vec<u64>)>,
-    /// Messages of this step, with the log they are of.
-    pub(crate) outgoing: Vec<(usize, OutMessage)>,
+    /// Messages of this step.
+    pub(crate) outgoing: Vec<OutMessage>,
     pub(crate) store: Arc<dyn StateMachine>,
     pub(crate) workers: Workers<Done>,
     pub(crate) snapshots: Snapshots,
@@ -442,7 +442,7 @@ impl Node {
         for &(context, index) in &outbox.read_states {
             self.logs[log].reads.confirm(context, index);
         }
-        self.post(log, std::mem::take(&mut outbox.messages));
+        self.post(std::mem::take(&mut outbox.messages));
         let book = &mut self.gangs.book;
         self.logs[log].committed(&mut outbox, book, &mut self.answers);
     }
@@ -458,19 +458,23 @@ impl Node {
         Ok(())
     }
 
-    /// Keeps a log's messages for the end of the step. Of several acknowledgements to one peer only the last is kept: it
+    /// Keeps one log's messages for the end of the step. Of several acknowledgements to one peer only the last is kept: it
     /// says all that the others say.
-    pub(crate) fn post(&mut self, log: usize, messages: Vec<OutMessage>) {
-        let mut messages = messages.into_iter();
-        while let Some(message) = messages.next() {
-            if message.is_superseded_by(messages.as_slice()) {
+    pub(crate) fn post(&mut self, mut messages: Vec<OutMessage>) {
+        let mut kept = 0;
+        for at in 0..messages.len() {
+            if messages[at].is_superseded_by(&messages[at + 1..]) {
                 continue;
             }
-            if message.header.kind == RaftKind::Snapshot {
-                self.offering(message.to);
-            }
-            self.outgoing.push((log, message));
+            messages.swap(kept, at);
+            kept += 1;
         }
+        messages.truncate(kept);
+        let offers = |message: &&OutMessage| message.header.kind == RaftKind::Snapshot;
+        for offer in messages.iter().filter(offers) {
+            self.offering(offer.to);
+        }
+        self.outgoing.append(&mut messages);
     }
 
     /// Takes back what the worker threads have finished.

@@ -70,10 +70,10 @@ impl Node {
         let limit = self.port.chunk_bytes();
         let mut shared: Vec<Shared<'_>> = Vec::new();
         let (mut prefix, mut payloads) = (Vec::new(), Vec::new());
-        for (log, message) in &self.outgoing {
+        for message in &self.outgoing {
             prefix.clear();
             payloads.clear();
-            let group = &self.logs[*log].group;
+            let group = &self.logs[usize::from(message.header.log)].group;
             group.encode_into(message, &mut prefix, &mut payloads);
             let bytes = prefix.len() + payloads.iter().map(|piece| piece.len()).sum::<usize>();
             let last = shared.iter().rposition(|shared| shared.to == message.to);
