@@ -10,6 +10,7 @@
 
 mod answers;
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use cyclone_wire::client::{MAX_TERMS, ReadMode, Status, put_mode, responses};
@@ -17,10 +18,11 @@ use cyclone_wire::codec::Write;
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::envelope;
 use cyclone_wire::reply::{Failure, Reply};
+use cyclone_wire::slot::slot;
 
 use crate::error::{ClientError, NotDone};
 use crate::hunt::Hunt;
-use crate::pack::{Buffers, MESSAGE_REQUESTS, OVERHEAD_BYTES, Pack};
+use crate::pack::{Buffers, MESSAGE_REQUESTS, OVERHEAD_BYTES, Pack, Packs};
 use crate::request::{
     Completion, Kind, MAX_ATTEMPTS, MAX_SLOTS, Slab, Stage, Ticket, split_id, wire_id,
 };
@@ -45,6 +47,9 @@ pub struct CoreConfig {
     pub max_request_bytes: usize,
     /// Requests per message, at most.
     pub burst: usize,
+    /// The cluster's physical logs, if each has a port of its own (`log_threads`): requests for one log go there. 0: all go to the
+    /// replica's.
+    pub log_ports: u16,
 }
 
 impl Default for CoreConfig {
@@ -56,6 +61,7 @@ impl Default for CoreConfig {
             attempt_us: 25_000,
             max_request_bytes: 4 << 20,
             burst: MESSAGE_REQUESTS,
+            log_ports: 0,
         }
     }
 }
@@ -124,7 +130,10 @@ impl ClientCore {
 
     /// Takes in a command. Commands that are pending together may be executed in any order.
     pub fn submit(&mut self, now_us: u64, operation: &Operation<'_>) -> Ticket {
-        self.push(now_us, Kind::Write, |body| session::encode(operation, body))
+        let door = self.door(|| operation.keys());
+        self.push(now_us, Kind::Write, door, |body| {
+            session::encode(operation, body);
+        })
     }
 
     /// Takes in a linearizable read; `through_log` chooses the quorum read of cyclone §2 over ReadIndex.
@@ -138,10 +147,33 @@ impl ClientCore {
 
     /// Takes in a read. A weak one shows every write of this client that had its outcome before.
     pub fn submit_read(&mut self, now_us: u64, query: &Query<'_>, mode: ReadMode) -> Ticket {
-        self.push(now_us, Kind::Read { mode }, |body| query.encode(body))
+        let door = self.door(|| Cow::Borrowed(query.keys()));
+        self.push(now_us, Kind::Read { mode }, door, |body| query.encode(body))
     }
 
-    fn push(&mut self, now_us: u64, kind: Kind, encode: impl FnOnce(&mut Vec<u8>)) -> Ticket {
+    /// The port for a request about these keys: their log's, if they lie in one.
+    fn door<'a>(&self, keys: impl FnOnce() -> Cow<'a, [&'a [u8]]>) -> u16 {
+        let logs = self.config.log_ports;
+        if logs == 0 {
+            return 0;
+        }
+        let keys = keys();
+        let mut doors = keys.iter().map(|key| slot(key) % logs + 1);
+        let first = doors.next().unwrap_or(0);
+        if doors.all(|door| door == first) {
+            first
+        } else {
+            0
+        }
+    }
+
+    fn push(
+        &mut self,
+        now_us: u64,
+        kind: Kind,
+        door: u16,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Ticket {
         let deadline_us = now_us.saturating_add(self.config.deadline_us);
         let room = self.requests.len() < self.config.window.saturating_add(self.config.max_queued);
         let Some(ticket) = room
@@ -151,6 +183,7 @@ impl ClientCore {
             return self.turn_away(NotDone::QueueFull);
         };
         if let Some(request) = self.requests.get(ticket) {
+            request.door = door;
             encode(&mut request.body);
             if request.body.len() + OVERHEAD_BYTES > self.config.max_request_bytes {
                 self.requests.remove(ticket);
@@ -187,7 +220,7 @@ impl ClientCore {
             (false, false) => MESSAGE_REQUESTS,
             (false, true) => 0,
         };
-        let mut pack = Pack::new(self.config.burst);
+        let mut packs = Packs::new(node, self.config.log_ports, self.config.burst);
         for _ in 0..self.again.len() {
             if budget == 0 {
                 break;
@@ -203,7 +236,7 @@ impl ClientCore {
                 continue;
             }
             self.resent += 1;
-            budget -= usize::from(self.put(now_us, node, ticket, &mut pack, out));
+            budget -= usize::from(self.put(now_us, ticket, &mut packs, out));
         }
         while budget > 0 && self.sent.len() < self.config.window {
             let Some(&ticket) = self.fresh.front() else {
@@ -220,12 +253,12 @@ impl ClientCore {
                 request.place = self.sent.len();
                 self.sent.push(ticket);
             }
-            budget -= usize::from(self.put(now_us, node, ticket, &mut pack, out));
+            budget -= usize::from(self.put(now_us, ticket, &mut packs, out));
         }
         if self.opening.queued && budget > 0 {
-            self.put_opening(now_us, node, &mut pack, out);
+            self.put_opening(now_us, packs.at(0), out);
         }
-        pack.finish(node, out);
+        packs.finish(out);
         if !out.is_empty() && !self.hunt.is_found() && !self.hunt.is_probing() {
             let patience_us = self.patience_us();
             let usual_us = self.response_time.usual_us();
@@ -269,9 +302,8 @@ impl ClientCore {
     fn put(
         &mut self,
         now_us: u64,
-        node: u64,
         ticket: Ticket,
-        pack: &mut Pack,
+        packs: &mut Packs,
         out: &mut Vec<(u64, Vec<u8>)>,
     ) -> bool {
         let Some(request) = self.requests.get(ticket) else {
@@ -291,7 +323,13 @@ impl ClientCore {
             .min(request.due_us)
             .min(request.deadline_us);
         let body_bytes = request.body.len() + 8 * self.terms.len();
-        pack.make_room(node, body_bytes, &mut self.buffers, out);
+        // Whoever leads is looked for at its own port, and asked there again for what had no answer.
+        let door = match self.hunt.is_found() && request.timeouts == 0 {
+            true => request.door,
+            false => 0,
+        };
+        let pack = packs.at(door);
+        pack.make_room(body_bytes, &mut self.buffers, out);
         // As `cyclone_wire::client` writes it, but the bodies are in wire form already.
         let (session, terms) = (&self.session, &self.terms);
         pack.message.put_sized(|message| {
@@ -311,14 +349,8 @@ impl ClientCore {
         true
     }
 
-    fn put_opening(
-        &mut self,
-        now_us: u64,
-        node: u64,
-        pack: &mut Pack,
-        out: &mut Vec<(u64, Vec<u8>)>,
-    ) {
-        pack.make_room(node, 0, &mut self.buffers, out);
+    fn put_opening(&mut self, now_us: u64, pack: &mut Pack, out: &mut Vec<(u64, Vec<u8>)>) {
+        pack.make_room(0, &mut self.buffers, out);
         let id = wire_id(Slab::ticket(self.opening.number, MAX_SLOTS), 1);
         let command = Command {
             session: None,

@@ -1,5 +1,6 @@
 //! Many requests in one message.
 
+use cyclone_packet::door::port_of;
 use cyclone_wire::envelope;
 
 /// Bytes after which a message takes no further request.
@@ -27,15 +28,39 @@ impl Buffers {
 
 /// A message being filled.
 pub(crate) struct Pack {
+    /// Where it goes.
+    to: u64,
     pub(crate) message: Vec<u8>,
     count: usize,
     most: usize,
 }
 
+/// Messages being filled, one for each port of a node.
+pub(crate) struct Packs(Vec<Pack>);
+
+impl Packs {
+    /// For a node's own port and so many of its logs. `most`: requests per message.
+    pub(crate) fn new(node: u64, log_ports: u16, most: usize) -> Packs {
+        let pack = |door| Pack::new(port_of(node, door), most);
+        Packs((0..=log_ports).map(pack).collect())
+    }
+
+    /// The one for a port.
+    pub(crate) fn at(&mut self, door: u16) -> &mut Pack {
+        let last = self.0.len() - 1;
+        &mut self.0[usize::from(door).min(last)]
+    }
+
+    /// The last messages.
+    pub(crate) fn finish(self, out: &mut Vec<(u64, Vec<u8>)>) {
+        self.0.into_iter().for_each(|pack| pack.finish(out));
+    }
+}
+
 impl Pack {
-    /// `most`: requests per message.
-    pub(crate) fn new(most: usize) -> Pack {
+    fn new(to: u64, most: usize) -> Pack {
         Pack {
+            to,
             message: Vec::new(),
             count: 0,
             most,
@@ -45,14 +70,13 @@ impl Pack {
     /// Makes sure that a request with a body of so many bytes can be appended, and counts it.
     pub(crate) fn make_room(
         &mut self,
-        node: u64,
         body_bytes: usize,
         buffers: &mut Buffers,
         out: &mut Vec<(u64, Vec<u8>)>,
     ) {
         let bytes = self.message.len() + body_bytes + OVERHEAD_BYTES;
         if self.count > 0 && (self.count >= self.most || bytes > MESSAGE_BYTES) {
-            out.push((node, std::mem::take(&mut self.message)));
+            out.push((self.to, std::mem::take(&mut self.message)));
             self.count = 0;
         }
         if self.count == 0 {
@@ -63,9 +87,9 @@ impl Pack {
     }
 
     /// The last message.
-    pub(crate) fn finish(self, node: u64, out: &mut Vec<(u64, Vec<u8>)>) {
+    fn finish(self, out: &mut Vec<(u64, Vec<u8>)>) {
         if self.count > 0 {
-            out.push((node, self.message));
+            out.push((self.to, self.message));
         }
     }
 }

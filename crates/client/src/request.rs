@@ -112,6 +112,8 @@ pub(crate) struct Request {
     generation: u64,
     pub(crate) stage: Stage,
     pub(crate) kind: Kind,
+    /// The port it is for: 0 is a replica's own, beyond it those of the logs.
+    pub(crate) door: u16,
     /// A command (with a tag of zeros) or a query in wire form.
     pub(crate) body: Vec<u8>,
     /// Session that `seq` belongs to; 0: none.
@@ -161,6 +163,7 @@ impl Slab {
                     generation: 0,
                     stage: Stage::Free,
                     kind,
+                    door: 0,
                     body: Vec::new(),
                     session: 0,
                     seq: 0,

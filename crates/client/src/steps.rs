@@ -1,5 +1,8 @@
 //! The client as a step function over any driver: whoever owns the clock calls it.
 
+use std::net::SocketAddr;
+
+use cyclone_packet::door::{node_of, port_of};
 use cyclone_packet::{Driver, Identity, Keys, Message, Outgoing, Peer, Port, PortConfig};
 use cyclone_pmem::Pool;
 
@@ -7,10 +10,20 @@ use crate::core::ClientCore;
 use crate::error::ClientError;
 use crate::{ClientConfig, io};
 
+/// Makes a node known, with the ports of its logs right behind its own.
+fn add_node(port: &mut Port, id: u64, address: SocketAddr, log_ports: u16) {
+    for door in 0..=log_ports {
+        if let Some(number) = address.port().checked_add(door) {
+            port.add_node(port_of(id, door), (address.ip(), number).into());
+        }
+    }
+}
+
 /// A [`ClientCore`] behind a packet port. Reads no clock and never waits.
 pub struct StepClient {
     /// Requests go in and outcomes come out here.
     pub core: ClientCore,
+    log_ports: u16,
     pub(crate) port: Port,
     inbox: Vec<Message>,
     outbox: Vec<(u64, Vec<u8>)>,
@@ -35,8 +48,9 @@ impl StepClient {
         settings.security = config.security;
         settings.max_message = config.max_message;
         let mut port = Port::new(driver, pool, settings).map_err(io)?;
+        let log_ports = config.core.log_ports;
         for &(id, address) in &config.nodes {
-            port.add_node(id, address);
+            add_node(&mut port, id, address, log_ports);
         }
         let nodes = config
             .nodes
@@ -48,6 +62,7 @@ impl StepClient {
         core.max_request_bytes = core.max_request_bytes.min(config.max_message);
         Ok(StepClient {
             core: ClientCore::new(nodes, core),
+            log_ports,
             port,
             inbox: Vec::new(),
             outbox: Vec::new(),
@@ -85,6 +100,7 @@ impl StepClient {
                 let Peer::Node(node) = message.from else {
                     continue;
                 };
+                let node = node_of(node);
                 match message.body.contiguous() {
                     Some(bytes) => self.core.on_message(now_us, node, bytes),
                     None => self.core.on_message(now_us, node, &message.body.to_vec()),
@@ -93,7 +109,7 @@ impl StepClient {
         }
         for (id, address) in self.core.learned() {
             if let Ok(address) = address.parse() {
-                self.port.add_node(id, address);
+                add_node(&mut self.port, id, address, self.log_ports);
             }
         }
         Ok(())

@@ -16,6 +16,7 @@
 //! (`now_us`, microseconds of any monotone clock), randomness once, as the boot value.
 
 pub mod auth;
+pub mod door;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
 pub mod driver;

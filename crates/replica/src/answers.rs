@@ -22,7 +22,7 @@ use crate::reads::{How, Read};
 use crate::requests::{Origin, Outcome, Ticket};
 
 /// How long a weak read waits for the entries it must see, in microseconds; then it is refused as "busy".
-const WEAK_WAIT_US: u64 = 500_000;
+pub(crate) const WEAK_WAIT_US: u64 = 500_000;
 /// Expired keys removed by one entry.
 const SWEEP_LIMIT: u32 = 256;
 

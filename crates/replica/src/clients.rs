@@ -39,8 +39,9 @@ impl ClientReplies {
         }
     }
 
-    pub(crate) fn add(&mut self, origin: Origin, outcome: Outcome, members: &[Member]) {
-        let status = match outcome {
+    /// What a client is told of a request's end.
+    pub(crate) fn status(outcome: Outcome, members: &[Member]) -> Status {
+        match outcome {
             Outcome::Done(reply) => Status::Done(reply),
             Outcome::NotLeader(leader) => {
                 let address = |id| {
@@ -57,12 +58,11 @@ impl ClientReplies {
             Outcome::Lost => Status::Lost,
             Outcome::Unknown => Status::Unknown,
             Outcome::TooLarge => Status::TooLarge,
-        };
-        self.refuse(origin, &status);
+        }
     }
 
-    pub(crate) fn refuse(&mut self, origin: Origin, status: &Status) {
-        let Origin::Native { peer, id } = origin else {
+    pub(crate) fn add(&mut self, origin: Origin, status: &Status) {
+        let Origin::Native { peer, id, .. } = origin else {
             return;
         };
         let Peer::Client(client) = peer else { return };

@@ -4,7 +4,7 @@ use cyclone_wire::planted::{self, Bug};
 
 /// Follows the machine's steady clock; when that is caught going back, time goes on from where it was. Were it to stand
 /// still instead until the clock has come back, heartbeats, elections and repetitions would stand still with it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Steady {
     seen_us: u64,
     /// How far the machine's clock has gone back in all.
@@ -20,6 +20,17 @@ impl Steady {
         self.back_us = self.back_us.max(self.seen_us.saturating_sub(machine_us));
         self.seen_us = machine_us.saturating_add(self.back_us);
         self.seen_us
+    }
+
+    /// Takes in what another reader of the same clock has seen.
+    pub(crate) fn learn(&mut self, other: &Steady) {
+        self.back_us = self.back_us.max(other.back_us);
+        self.seen_us = self.seen_us.max(other.seen_us);
+    }
+
+    /// Whether the clock was caught going back.
+    pub(crate) fn has_gone_back_since(&self, before: &Steady) -> bool {
+        self.back_us > before.back_us
     }
 
     /// What the machine's clock shows when the replica takes the time for `steady_us`.

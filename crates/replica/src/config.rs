@@ -83,6 +83,14 @@ pub struct Member {
     pub redis: Option<SocketAddr>,
 }
 
+impl Member {
+    /// Where the packets of one log go that has a loop of its own: the port so many behind the replica's.
+    pub fn log_address(&self, log: u16) -> Option<SocketAddr> {
+        let port = self.packet.port().checked_add(log + 1)?;
+        Some(SocketAddr::new(self.packet.ip(), port))
+    }
+}
+
 /// Everything a replica needs to start.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -100,6 +108,9 @@ pub struct Config {
     pub join: bool,
     /// Number of physical logs, fixed at cluster creation.
     pub logs: u16,
+    /// Threads that run a loop of its own for each log, with a packet port of its own; 0: the replica's loop moves all logs. To be
+    /// the same on all replicas: those that have such ports are slow with those that have none.
+    pub log_threads: u16,
     /// Directory of the store, checkpoints and the identity file.
     pub data: PathBuf,
     /// File or device of the log region.
@@ -159,6 +170,12 @@ impl Config {
         (share as usize).min(cyclone_wire::command::MAX_BATCH_BYTES)
     }
 
+    /// This replica among the members.
+    pub(crate) fn own(&self) -> Result<&Member, ConfigError> {
+        let own = self.members.iter().find(|member| member.id == self.id);
+        own.ok_or_else(|| ConfigError(format!("node id {} is not among the members", self.id)))
+    }
+
     /// Whether an empty data directory and region are a beginning, and not a loss.
     pub(crate) fn may_begin(&self) -> bool {
         self.bootstrap || self.join
@@ -170,6 +187,36 @@ impl Config {
             true => Vec::new(),
             false => self.members.iter().map(|member| member.id).collect(),
         }
+    }
+
+    /// Each log with a loop of its own has a port right behind its replica's.
+    fn check_log_ports(&self) -> Result<(), ConfigError> {
+        if self.log_threads == 0 {
+            return Ok(());
+        }
+        let fail = |what: String| Err(ConfigError(what));
+        if !matches!(self.transport, Transport::Udp | Transport::Tcp) {
+            return fail("log_threads needs the transport udp or tcp".into());
+        }
+        for member in &self.members {
+            let (packet, logs) = (member.packet, self.logs);
+            let Some(last) = member.log_address(logs - 1) else {
+                return fail(format!(
+                    "packet address {packet}: no room for {logs} ports of logs behind it (log_threads)"
+                ));
+            };
+            let hit = |other: &&Member| {
+                let port = other.packet.port();
+                other.packet.ip() == packet.ip() && port > packet.port() && port <= last.port()
+            };
+            if let Some(other) = self.members.iter().find(hit) {
+                return fail(format!(
+                    "packet address {} lies among the ports of logs behind {packet} (log_threads: {logs} of them)",
+                    other.packet
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Checks the relations between the fields; the message names the field and its value.
@@ -201,15 +248,14 @@ impl Config {
                 return fail(format!("packet address {} is given twice", member.packet));
             }
         }
-        if !self.members.iter().any(|member| member.id == self.id) {
-            return fail(format!("node id {} is not among the members", self.id));
-        }
+        self.own()?;
         if self.bootstrap && self.join {
             return fail("a node bootstraps a new cluster or joins one that exists".into());
         }
         if self.logs == 0 || self.logs > MAX_LOGS {
             return fail(format!("logs = {} is outside 1..={MAX_LOGS}", self.logs));
         }
+        self.check_log_ports()?;
         if self.nvm_bytes < Self::MIN_NVM_BYTES * u64::from(self.logs) {
             return fail(format!(
                 "nvm_bytes = {} is below {} per log",

@@ -3,17 +3,21 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use cyclone_pmem::Payload;
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::reply::Reply;
 use mio::Waker;
 use mio::event::Event;
 
 use crate::config::Config;
+use crate::lane::{LogLoop, Mail, Request};
+use crate::logset::LogSet;
 use crate::node::{Node, NodeError, Now};
+use crate::reads::How;
 use crate::requests::Outcome;
 use crate::run::{Companion, Reactor};
 use crate::start::StartError;
@@ -41,9 +45,84 @@ pub enum EmbeddedError {
     Stopped,
 }
 
+/// Outcomes of many calls, in the order in which they are known: cheaper than a channel for each.
+#[derive(Default)]
+pub struct Answers {
+    known: Mutex<Vec<(u64, Outcome)>>,
+    more: Condvar,
+}
+
+impl Answers {
+    /// An empty queue; one thread waits on it.
+    pub fn new() -> Arc<Answers> {
+        Arc::default()
+    }
+
+    /// Appends the outcomes that are known to `out`, by their tokens; waits for the first, at most so long.
+    pub fn wait(&self, patience: Duration, out: &mut Vec<(u64, Outcome)>) {
+        let known = lock(&self.known);
+        let waited = self
+            .more
+            .wait_timeout_while(known, patience, |known| known.is_empty());
+        let (mut known, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        out.append(&mut known);
+    }
+
+    fn tell(&self, token: u64, outcome: Outcome) {
+        let mut known = lock(&self.known);
+        known.push((token, outcome));
+        let first = known.len() == 1;
+        drop(known);
+        if first {
+            self.more.notify_one();
+        }
+    }
+}
+
+/// Who waits for an outcome.
+pub(crate) enum Caller {
+    /// For this one alone.
+    Once(Sender<Outcome>),
+    /// For many, by token.
+    Many(OneOf),
+}
+
+/// A place in a queue of answers. One that is given up is told that nobody knows.
+pub(crate) struct OneOf(u64, Option<Arc<Answers>>);
+
+impl Drop for OneOf {
+    fn drop(&mut self) {
+        if let Some(answers) = self.1.take() {
+            answers.tell(self.0, Outcome::Unknown);
+        }
+    }
+}
+
+impl Caller {
+    fn many(token: u64, answers: &Arc<Answers>) -> Caller {
+        Caller::Many(OneOf(token, Some(Arc::clone(answers))))
+    }
+
+    pub(crate) fn tell(self, outcome: Outcome) {
+        match self {
+            // A caller that gave up does not want to know.
+            Caller::Once(answer) => drop(answer.send(outcome)),
+            Caller::Many(mut place) => {
+                if let Some(answers) = place.1.take() {
+                    answers.tell(place.0, outcome);
+                }
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 enum Call {
-    Write(Vec<u8>, Sender<Outcome>),
-    Read(Vec<u8>, Sender<Outcome>),
+    Write(Vec<u8>, Caller),
+    Read(Vec<u8>, Caller),
 }
 
 struct Queue {
@@ -54,6 +133,9 @@ struct Queue {
 /// A running replica. Dropping it hands leadership over and stops it.
 pub struct Embedded {
     queue: Arc<Queue>,
+    /// The letter boxes of logs that have loops of their own.
+    mails: Vec<Arc<Mail>>,
+    logs: usize,
     waker: Arc<Waker>,
     stop: Arc<AtomicBool>,
     leads: Arc<AtomicBool>,
@@ -64,7 +146,7 @@ pub struct Embedded {
 struct Host {
     queue: Arc<Queue>,
     leads: Arc<AtomicBool>,
-    waiting: HashMap<u64, Sender<Outcome>>,
+    waiting: HashMap<u64, Caller>,
     next: u64,
 }
 
@@ -72,13 +154,7 @@ impl Companion for Host {
     fn ready(&mut self, _event: &Event) {}
 
     fn step(&mut self, _now: Now, node: &mut Node) -> usize {
-        let calls = std::mem::take(
-            &mut *self
-                .queue
-                .calls
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let calls = std::mem::take(&mut *lock(&self.queue.calls));
         let mut work = calls.len();
         for call in calls {
             self.next += 1;
@@ -101,8 +177,7 @@ impl Companion for Host {
         for (ticket, outcome) in node.take_completions() {
             work += 1;
             if let Some(answer) = self.waiting.remove(&ticket) {
-                // A caller that gave up does not want to know.
-                let _ = answer.send(outcome);
+                answer.tell(outcome);
             }
         }
         self.leads.store(node.leads(), Ordering::Relaxed);
@@ -116,6 +191,26 @@ impl Embedded {
     /// # Errors
     /// See [`StartError`].
     pub fn start(config: Config) -> Result<Embedded, StartError> {
+        let (embedded, loops) = Embedded::launch(config, false)?;
+        debug_assert!(loops.is_empty());
+        Ok(embedded)
+    }
+
+    /// Starts a replica whose logs have loops of their own (`config.log_threads` of them, at least one), and leaves running those to
+    /// the caller: a program with a thread per core gives each of its threads a loop, and asks for what is kept there without
+    /// waking anybody.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start_apart(config: Config) -> Result<(Embedded, Vec<LogLoop>), StartError> {
+        let config = Config {
+            log_threads: config.log_threads.max(1),
+            ..config
+        };
+        Embedded::launch(config, true)
+    }
+
+    fn launch(config: Config, apart: bool) -> Result<(Embedded, Vec<LogLoop>), StartError> {
         let cannot = |source| StartError::Io {
             what: "starting the event loop".into(),
             source,
@@ -123,6 +218,12 @@ impl Embedded {
         let mut reactor = Reactor::new().map_err(cannot)?;
         let waker = reactor.waker();
         let mut node = Node::start(config, Arc::clone(&waker))?;
+        let loops = match apart {
+            true => LogLoop::divide(node.take_lanes(), node.config(), &waker).map_err(cannot)?,
+            false => Vec::new(),
+        };
+        let mails = node.mails();
+        let logs = usize::from(node.config().logs);
         let queue = Arc::new(Queue {
             calls: Mutex::new(Vec::new()),
             closed: AtomicBool::new(false),
@@ -136,27 +237,31 @@ impl Embedded {
             next: 0,
         };
         let (stopping, closing) = (Arc::clone(&stop), Arc::clone(&queue));
+        let boxes = mails.clone();
         let run = move || {
             let ended = reactor.run(&mut node, &mut host, &stopping);
             closing.closed.store(true, Ordering::Release);
-            closing
-                .calls
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clear();
+            // Whoever waits is told that nobody knows.
+            let waiting = std::mem::take(&mut *lock(&closing.calls));
+            drop(waiting);
+            host.waiting.clear();
+            boxes.iter().for_each(|mail| mail.close());
             ended
         };
         let thread = std::thread::Builder::new()
             .name("cyclone".into())
             .spawn(run)
             .map_err(cannot)?;
-        Ok(Embedded {
+        let embedded = Embedded {
             queue,
+            mails,
+            logs,
             waker,
             stop,
             leads,
             thread: Some(thread),
-        })
+        };
+        Ok((embedded, loops))
     }
 
     /// Whether this replica leads; only then do calls succeed.
@@ -166,40 +271,76 @@ impl Embedded {
 
     /// Submits a write; the receiver gets its outcome once it is durable at a majority and applied.
     pub fn submit(&self, operation: &Operation<'_>) -> Receiver<Outcome> {
-        let mut bytes = Vec::new();
+        let (answer, outcome) = channel();
+        self.write_for(Caller::Once(answer), operation);
+        outcome
+    }
+
+    /// Submits a write; its outcome comes under `token`.
+    pub fn submit_to(&self, answers: &Arc<Answers>, token: u64, operation: &Operation<'_>) {
+        self.write_for(Caller::many(token, answers), operation);
+    }
+
+    /// Submits a linearizable read.
+    pub fn submit_read(&self, query: &Query<'_>) -> Receiver<Outcome> {
+        let (answer, outcome) = channel();
+        self.read_for(Caller::Once(answer), query);
+        outcome
+    }
+
+    /// Submits a linearizable read; its outcome comes under `token`.
+    pub fn submit_read_to(&self, answers: &Arc<Answers>, token: u64, query: &Query<'_>) {
+        self.read_for(Caller::many(token, answers), query);
+    }
+
+    fn write_for(&self, caller: Caller, operation: &Operation<'_>) {
+        let mut bytes = Vec::with_capacity(64);
         Command {
             session: None,
             operation: operation.clone(),
         }
         .encode(&mut bytes);
-        self.push(|answer| Call::Write(bytes, answer))
+        match self.mail_of(LogSet::of(operation, self.logs)) {
+            Some((log, mail)) => mail.call(log, caller, |origin| {
+                Request::Write(origin, Payload::from_vec(bytes))
+            }),
+            None => self.push(Call::Write(bytes, caller)),
+        }
     }
 
-    /// Submits a linearizable read.
-    pub fn submit_read(&self, query: &Query<'_>) -> Receiver<Outcome> {
-        let mut bytes = Vec::new();
+    fn read_for(&self, caller: Caller, query: &Query<'_>) {
+        let mut bytes = Vec::with_capacity(64);
         query.encode(&mut bytes);
-        self.push(|answer| Call::Read(bytes, answer))
+        let how = How::Index;
+        match self.mail_of(LogSet::of_query(query, self.logs)) {
+            Some((log, mail)) => mail.call(log, caller, |origin| Request::Read {
+                origin,
+                query: bytes,
+                how,
+            }),
+            None => self.push(Call::Read(bytes, caller)),
+        }
     }
 
-    fn push(&self, call: impl FnOnce(Sender<Outcome>) -> Call) -> Receiver<Outcome> {
-        let (answer, outcome) = channel();
-        let mut calls = self
-            .queue
-            .calls
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+    /// The letter box of a log that has a loop of its own, if there is only this log to be asked.
+    fn mail_of(&self, logs: LogSet) -> Option<(u16, &Mail)> {
+        let log = logs.single()?;
+        let mail = self.mails.get(log)?;
+        Some((log as u16, mail))
+    }
+
+    fn push(&self, call: Call) {
+        let mut calls = lock(&self.queue.calls);
         // Whoever made the queue longer than nothing wakes the loop, which takes all of it at once.
         let first = calls.is_empty();
         if !self.queue.closed.load(Ordering::Acquire) {
-            calls.push(call(answer));
+            calls.push(call);
         }
         drop(calls);
         if first {
             // The loop looks again within a tenth of a second should the wake-up fail.
             let _ = self.waker.wake();
         }
-        outcome
     }
 
     /// Executes a write and waits.

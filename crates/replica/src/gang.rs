@@ -90,6 +90,7 @@ impl GangJob {
 impl Node {
     /// Takes in an operation over several logs. The caller has been admitted to all of them.
     pub(crate) fn begin_gang(&mut self, logs: LogSet, mut command: BatchBuilder) {
+        self.catch_up(logs);
         let now_ms = self.now.wall_ms;
         let (batch, origins) = command.seal(now_ms);
         self.gangs.counter += 1;
@@ -304,14 +305,9 @@ impl Node {
 
     fn apply_log(&mut self, log: usize, stop: Option<u64>) -> Result<(), NodeError> {
         let physical = &mut self.logs[log];
-        let job = physical.apply(&*self.store, stop, &mut self.answers)?;
+        let job = physical.apply(&*self.store, stop, 0, &mut self.answers)?;
         if let Some(job) = job {
-            self.counters.store_stalls += 1;
-            let (store, id) = (Arc::clone(&self.store), physical.id);
-            self.workers.run(move || {
-                let result = job.apply(&*store, id);
-                Done::Applied { log, result }
-            });
+            self.apply_elsewhere(log, job);
         }
         Ok(())
     }

@@ -25,6 +25,7 @@ pub(crate) struct JoinedReads {
 impl Node {
     /// Takes in a read that all `logs` must be ready for. The caller has been admitted to them.
     pub(crate) fn join_read(&mut self, logs: LogSet, origin: Origin, query: Vec<u8>, how: How) {
+        self.catch_up(logs);
         // A lease would have to be checked again for all of them.
         let how = if how == How::Lease { How::Index } else { how };
         self.joined.next += 1;

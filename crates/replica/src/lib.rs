@@ -15,6 +15,10 @@
 //!     flash          the second level, or the only durable one           flash.rs
 //!     archive        committed entries in files, and back                archive/
 //!     upkeep         trimming, handing over, counters                    upkeep.rs, status.rs
+//!     Lending        lends the logs to loops of their own                lane/home.rs
+//!   Lane::step       one log, where each has a loop of its own          lane/mod.rs, step.rs, turn.rs
+//!   LogLoop          the loops of some logs, on a thread                lane/run.rs
+//!   Intake           clients' requests, for both kinds of loops         intake.rs, scattered.rs
 //!   Node::start      region, identity, store, port                       start.rs, identity.rs
 //!   Platform         what all of it stands on: this machine, or another  platform.rs
 //!   inspect          what a stopped node has                             inspect.rs
@@ -37,7 +41,9 @@ mod gang;
 pub mod identity;
 mod idle;
 pub mod inspect;
+mod intake;
 mod joined;
+mod lane;
 mod lease;
 mod logset;
 pub mod membership;
@@ -48,6 +54,7 @@ mod reads;
 pub mod repair;
 mod requests;
 mod run;
+mod scattered;
 mod send;
 mod snapshot;
 mod start;
@@ -61,8 +68,9 @@ pub use backup::{BackupError, BackupReply, BackupRequest};
 pub use config::{Config, ConfigError, Engine, Member, Network, Polling, Transport};
 pub use cyclone_consensus::FlashStatus;
 pub use cyclone_packet::Security;
-pub use embed::{Embedded, EmbeddedError};
+pub use embed::{Answers, Embedded, EmbeddedError};
 pub use flash::{Durability, FlashConfig};
+pub use lane::{Lane, LogLoop};
 pub use membership::{MemberError, MemberRequest};
 pub use node::{Node, NodeError, Now};
 pub use platform::{JobRunner, Platform, open_store};

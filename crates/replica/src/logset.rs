@@ -15,6 +15,11 @@ impl LogSet {
         LogSet(u64::MAX >> (64 - count.clamp(1, 64)))
     }
 
+    /// This log alone.
+    pub(crate) fn one(log: usize) -> LogSet {
+        LogSet(1 << log)
+    }
+
     /// The logs of these keys: each key's Redis slot modulo the number of logs.
     //= cyclone §5
     pub(crate) fn of_keys(keys: &[&[u8]], count: usize) -> LogSet {

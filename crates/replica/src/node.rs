@@ -3,8 +3,7 @@
 
 mod error;
 mod incoming;
-mod requests;
-mod scattered;
+mod intake;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use cyclone_consensus::{Colocation, OutMessage, Outbox, StepError, persist_all};
 use cyclone_packet::{Message, Peer, Port};
 use cyclone_pmem::{Payload, Pool, Survives};
 use cyclone_store::{Applied, ApplyError, StateMachine};
-use cyclone_wire::client::{ReadMode, Status};
+use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::RaftKind;
@@ -27,16 +26,19 @@ use crate::clock::Steady;
 use crate::config::Config;
 use crate::gang::Gangs;
 use crate::joined::JoinedReads;
+use crate::lane::{Lane, Lending, Request};
 use crate::logset::LogSet;
 use crate::membership::Membership;
 use crate::physical::PhysicalLog;
 use crate::reads::{How, Read};
 use crate::requests::{BatchBuilder, Origin, Outcome, Ticket};
+use crate::send::drop_superseded;
 use crate::snapshot::Snapshots;
 use crate::status::Counters;
 use crate::workers::Workers;
 
 pub use error::NodeError;
+pub(crate) use incoming::STEP_REQUESTS;
 
 /// Wall clock and steady clock of one step.
 #[derive(Clone, Copy, Debug)]
@@ -119,15 +121,19 @@ pub struct Node {
     /// Reads under leases whose answers are to be checked by the next step's clock.
     pub(crate) unchecked: Vec<Unchecked>,
     /// Per log the last term in which this replica led.
-    led: Vec<u64>,
+    pub(crate) led: Vec<u64>,
     /// Per log where the last command of the replica's own lies.
     pub(crate) own_work: Vec<u64>,
     /// The first step's time.
     pub(crate) started_us: u64,
-    clients: ClientReplies,
+    pub(crate) clients: ClientReplies,
+    /// The logs' own loops, if they have any.
+    pub(crate) lending: Lending,
+    /// Those loops, until somebody runs them.
+    pub(crate) lanes: Vec<Lane>,
     inbox: Vec<Message>,
     /// Clients' requests that were received and not looked at yet.
-    backlog: VecDeque<(Peer, Payload)>,
+    backlog: VecDeque<(u16, Peer, Payload)>,
     pub(crate) answers: Vec<(Origin, Outcome)>,
     pub(crate) flushing: bool,
     pub(crate) completions: Vec<(Ticket, Outcome)>,
@@ -137,7 +143,7 @@ pub struct Node {
     pub(crate) next_touch_us: u64,
     tick_us: u64,
     pub(crate) active_us: u64,
-    steady: Steady,
+    pub(crate) steady: Steady,
     pub(crate) now: Now,
 }
 
@@ -196,6 +202,8 @@ impl Node {
             pool,
             flushing: false,
             clients,
+            lending: Lending::new(Vec::new()),
+            lanes: Vec::new(),
             inbox: Vec::new(),
             backlog: VecDeque::new(),
             answers: Vec::new(),
@@ -229,8 +237,13 @@ impl Node {
     pub(crate) fn submit_write(&mut self, logs: LogSet, origin: Origin, command: &Command<'_>) {
         match (self.admit(logs), logs.single()) {
             (Err(outcome), _) => self.answers.push((origin, outcome)),
-            (Ok(()), Some(log)) => {
+            (Ok(()), Some(log)) if self.lending.posts.is_empty() => {
                 self.logs[log].write_bytes(self.now.wall_ms, origin, |out| command.encode(out));
+            }
+            (Ok(()), Some(log)) => {
+                let mut bytes = Vec::new();
+                command.encode(&mut bytes);
+                self.submit(log, Request::Write(origin, Payload::from_vec(bytes)));
             }
             (Ok(()), None) => {
                 let mut builder = BatchBuilder::new(self.config.network.burst);
@@ -254,12 +267,17 @@ impl Node {
         self.counters.reads += 1;
         match (self.admit(logs), logs.single()) {
             (Err(outcome), _) => self.answers.push((origin, outcome)),
-            (Ok(()), Some(log)) => {
-                let barrier = self.logs[log].barrier();
-                let read = Read::new(origin, query, barrier, how);
-                self.logs[log].reads.submit(read);
-            }
+            (Ok(()), Some(log)) => self.submit(log, Request::Read { origin, query, how }),
             (Ok(()), None) => self.join_read(logs, origin, query, how),
+        }
+    }
+
+    /// A request for one log, which has been admitted.
+    pub(crate) fn submit(&mut self, log: usize, request: Request) {
+        if let Some(request) = self.delegate(log, request) {
+            // What was left to the log's loop before came before.
+            self.catch_up(LogSet::one(log));
+            self.logs[log].take_in(self.now.wall_ms, request);
         }
     }
 
@@ -268,7 +286,8 @@ impl Node {
         self.check_leadership()?;
         let full = |log: usize| {
             let physical = &self.logs[log];
-            physical.pending() >= self.config.max_pending || !physical.has_room()
+            let pending = physical.pending() + self.delegated(log);
+            pending >= self.config.max_pending || !physical.has_room()
         };
         if logs.iter().any(full) {
             self.counters.refused_busy += 1;
@@ -280,7 +299,9 @@ impl Node {
     /// Whether some log takes little more: a caller that can hold its work back should.
     pub fn is_pressed(&self) -> bool {
         let most = self.config.max_pending / 4 * 3;
-        let pressed = |log: &PhysicalLog| log.pending() > most || log.is_pressed();
+        let pressed = |log: &PhysicalLog| {
+            log.pending() + self.delegated(usize::from(log.id)) > most || log.is_pressed()
+        };
         self.logs.iter().any(pressed)
     }
 
@@ -303,7 +324,8 @@ impl Node {
             self.started_us = now.steady_us.max(1);
         }
         self.check_leases();
-        let mut work = self.receive()?;
+        let mut work = self.read_letters()?;
+        work += self.receive()?;
         work += self.collect()?;
         self.tick();
         work += self.advance()?;
@@ -393,22 +415,11 @@ impl Node {
     }
 
     fn ask_reads(&mut self, log: usize) {
-        let now_us = self.now.steady_us;
         let physical = &mut self.logs[log];
-        if !physical.group.is_leader() {
-            return;
+        if physical.group.is_leader() {
+            self.led[log] = physical.group.term();
         }
-        let (group, reads) = (&mut physical.group, &mut physical.reads);
-        let (term, mut confirmed) = (group.term(), None);
-        self.led[log] = term;
-        reads.use_lease(now_us, term, group.commit());
-        reads.ask(now_us, term, |context| {
-            confirmed = planted::has(Bug::ReadsNotConfirmed).then_some(context);
-            confirmed.is_some() || group.read_index(context).is_ok()
-        });
-        if let Some(context) = confirmed {
-            reads.confirm(context, group.commit());
-        }
+        physical.ask_reads(self.now.steady_us);
     }
 
     /// Makes a step of all logs durable, with the fences of one, and takes in what it gives.
@@ -458,18 +469,9 @@ impl Node {
         Ok(())
     }
 
-    /// Keeps one log's messages for the end of the step. Of several acknowledgements to one peer only the last is kept: it
-    /// says all that the others say.
+    /// Keeps one log's messages for the end of the step.
     pub(crate) fn post(&mut self, mut messages: Vec<OutMessage>) {
-        let mut kept = 0;
-        for at in 0..messages.len() {
-            if messages[at].is_superseded_by(&messages[at + 1..]) {
-                continue;
-            }
-            messages.swap(kept, at);
-            kept += 1;
-        }
-        messages.truncate(kept);
+        drop_superseded(&mut messages);
         let offers = |message: &&OutMessage| message.header.kind == RaftKind::Snapshot;
         for offer in messages.iter().filter(offers) {
             self.offering(offer.to);
@@ -553,12 +555,13 @@ impl Node {
         for (origin, outcome) in answers.drain(..) {
             match self.answers_for(origin) {
                 Some(Origin::Local(ticket)) => self.completions.push((ticket, outcome)),
-                Some(origin @ Origin::Native { .. }) => {
-                    if !leads && !matches!(outcome, Outcome::Done(_)) {
+                Some(origin @ Origin::Native { door, .. }) => {
+                    if !leads && door == 0 && !matches!(outcome, Outcome::Done(_)) {
                         self.clients.turned_away(origin);
                     }
-                    self.clients.add(origin, outcome, self.membership.list());
+                    self.tell_outcome(origin, outcome);
                 }
+                Some(Origin::Direct { log, ticket }) => self.tell_direct(log, ticket, outcome),
                 Some(Origin::Joined(_) | Origin::Nobody) | None => {}
             }
         }

@@ -1,5 +1,6 @@
 //! One physical log: its Raft group, the entry in the making, what waits for commit, and the apply pipeline.
 
+mod again;
 mod fate;
 
 use std::collections::VecDeque;
@@ -14,7 +15,8 @@ use cyclone_wire::batch;
 use cyclone_wire::gang::{FIXED_BYTES, Head, MAX_LOGS};
 use cyclone_wire::planted::{self, Bug};
 
-use crate::reads::Reads;
+use crate::lane::{Hears, Request};
+use crate::reads::{Read, Reads};
 use crate::requests::{BatchBuilder, Origin, Outcome};
 
 /// Entries of one log handed to the state machine in one step, and in one call.
@@ -23,6 +25,8 @@ const APPLY_ENTRIES: usize = 16;
 const APPLY_BYTES: usize = 256 << 10;
 /// A command whose entry has neither been committed nor overwritten after this long is answered "unknown".
 const OUTCOME_TIMEOUT_US: u64 = 5_000_000;
+/// Between two tries at a store that is taken: a fraction of a microsecond.
+const PAUSE_SPINS: u32 = 16;
 /// Sealed entries that may wait to be proposed.
 const SEALED_LIMIT: usize = 256;
 
@@ -149,6 +153,28 @@ impl PhysicalLog {
         self.pending + self.reads.len()
     }
 
+    /// Leader: asks for a round for the reads that want one, or lets them go on under the lease.
+    pub(crate) fn ask_reads(&mut self, now_us: u64) {
+        if !self.group.is_leader() {
+            return;
+        }
+        let (group, reads) = (&mut self.group, &mut self.reads);
+        let (term, mut confirmed) = (group.term(), None);
+        reads.use_lease(now_us, term, group.commit());
+        reads.ask(now_us, term, |context| {
+            confirmed = planted::has(Bug::ReadsNotConfirmed).then_some(context);
+            confirmed.is_some() || group.read_index(context).is_ok()
+        });
+        if let Some(context) = confirmed {
+            reads.confirm(context, group.commit());
+        }
+    }
+
+    /// Whether entries are still to come from flash before those that are committed now.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.applied < self.replay_to || !self.behind.is_empty()
+    }
+
     /// Whether nothing waits to be proposed: then another entry moves no barrier that a read was given.
     pub(crate) fn has_proposed_all(&self) -> bool {
         self.sealed.is_empty() && self.open.is_empty()
@@ -189,6 +215,17 @@ impl PhysicalLog {
     pub(crate) fn write_payload(&mut self, now_ms: u64, origin: Origin, command: &Payload) {
         self.open.push_payload(origin, command);
         self.added(now_ms);
+    }
+
+    /// Takes in a request that was admitted elsewhere.
+    pub(crate) fn take_in(&mut self, now_ms: u64, request: Request) {
+        match request {
+            Request::Write(origin, command) => self.write_payload(now_ms, origin, &command),
+            Request::Read { origin, query, how } => {
+                let barrier = self.barrier();
+                self.reads.submit(Read::new(origin, query, barrier, how));
+            }
+        }
     }
 
     fn added(&mut self, now_ms: u64) {
@@ -286,7 +323,7 @@ impl PhysicalLog {
     pub(crate) fn committed(
         &mut self,
         outbox: &mut Outbox,
-        book: &mut GangBook,
+        book: &mut impl Hears,
         answers: &mut Vec<(Origin, Outcome)>,
     ) {
         for entry in outbox.committed.drain(..) {
@@ -322,7 +359,7 @@ impl PhysicalLog {
                 skip: false,
             };
             // Behind those that wait already, even when what they waited for has just been applied.
-            match self.applied < self.replay_to || !self.behind.is_empty() {
+            match self.is_behind() {
                 true => self.behind.push_back(next),
                 false => self.queue(next, book),
             }
@@ -334,30 +371,11 @@ impl PhysicalLog {
 
     /// An entry is next to be applied. The book must hear of entries in their order, and of none before: that a log's
     /// term has moved on without an entry of a gang is evidence.
-    fn queue(&mut self, next: ToApply, book: &mut GangBook) {
+    fn queue(&mut self, next: ToApply, book: &mut impl Hears) {
         let entry = next.entry;
         let head = self.gang_head(&entry);
         book.committed(usize::from(self.id), entry.index, entry.term, head);
         self.apply_queue.push_back(next);
-    }
-
-    /// Takes the next part of what the store lacks and the ring does not have, or what waited for that. Answers how many
-    /// entries have become next to be applied.
-    ///
-    /// # Errors
-    /// Flash does not read back.
-    pub(crate) fn replay(&mut self, book: &mut GangBook) -> Result<usize, ConsensusError> {
-        let before = self.apply_queue.len();
-        if self.applied >= self.replay_to {
-            while let Some(next) = self.behind.pop_front() {
-                self.queue(next, book);
-            }
-        } else if self.applying == 0 && self.apply_queue.is_empty() {
-            for entry in self.group.replay(self.applied + 1, self.replay_to)? {
-                self.queue(ToApply::again(entry), book);
-            }
-        }
-        Ok(self.apply_queue.len() - before)
     }
 
     /// What a ganged entry begins with; `None` for any other.
@@ -444,7 +462,8 @@ impl PhysicalLog {
     }
 
     /// Applies what is committed, up to where the log must stand still for a gang, and no more at once than keeps a step short; without
-    /// ever blocking. `Some` is work for a thread that may block.
+    /// ever blocking. Where the store is taken, it is asked so many times more: another log's loop has it for a moment. `Some` is work
+    /// for a thread that may block.
     ///
     /// # Errors
     /// A store that cannot go on.
@@ -452,6 +471,7 @@ impl PhysicalLog {
         &mut self,
         store: &dyn StateMachine,
         stop: Option<u64>,
+        mut tries: u32,
         answers: &mut Vec<(Origin, Outcome)>,
     ) -> Result<Option<ApplyJob>, ApplyError> {
         if !self.can_apply(stop) {
@@ -477,7 +497,13 @@ impl PhysicalLog {
                 payload: &self.scratch[span.clone()],
             })
             .collect();
-        match store.apply(self.id, &entries, Mode::NonBlocking) {
+        let mut applied = store.apply(self.id, &entries, Mode::NonBlocking);
+        while tries > 0 && matches!(applied, Err(ApplyError::WouldBlock)) {
+            tries -= 1;
+            (0..PAUSE_SPINS).for_each(|_| std::hint::spin_loop());
+            applied = store.apply(self.id, &entries, Mode::NonBlocking);
+        }
+        match applied {
             Ok(applied) => self.finish(count, applied, answers),
             Err(ApplyError::WouldBlock) => {
                 self.applying = count;
@@ -517,68 +543,5 @@ impl PhysicalLog {
             answers.extend(answered.map(|(origin, reply)| (origin, Outcome::Done(reply))));
         }
         self.group.applied_to(self.applied);
-    }
-
-    /// A checkpoint has replaced the state up to `index`: what waited below it is settled, its replies are not known.
-    pub(crate) fn skip_to(&mut self, index: u64, term: u64, answers: &mut Vec<(Origin, Outcome)>) {
-        if index >= self.replay_to {
-            self.replay_to = 0;
-            self.apply_queue.append(&mut self.behind);
-        }
-        let mut settle = |origins: Vec<Origin>| {
-            self.pending -= origins.len();
-            answers.extend(origins.into_iter().map(|origin| (origin, Outcome::Unknown)));
-        };
-        while let Some(skipped) = (self.apply_queue).pop_front_if(|next| next.entry.index <= index)
-        {
-            settle(skipped.origins);
-        }
-        while let Some(ours) = self.in_flight.pop_front_if(|ours| ours.index <= index) {
-            settle(ours.origins);
-        }
-        if index < self.applied {
-            self.rewind_to(index);
-        }
-        self.applied = index;
-        self.applied_term = term;
-        self.group.skip_to(index);
-        // The log may be without a leader, and full: what the checkpoint holds of it may go.
-        self.group.applied_to(index);
-    }
-
-    /// A checkpoint holds less of this log than was applied: the entries behind it are applied again. The log still has
-    /// them, or the checkpoint would not have been taken: the ring, or below its first entry flash. The book is told by
-    /// [`PhysicalLog::retell`] and [`PhysicalLog::replay`].
-    fn rewind_to(&mut self, index: u64) {
-        let through = self.group.replay_through();
-        let mut waiting = std::mem::take(&mut self.apply_queue);
-        waiting.append(&mut self.behind);
-        // Parts of a replay that was under way; nobody waits for them.
-        waiting.retain(|next| next.entry.index > through);
-        let from = waiting.front().map(|next| next.entry.index);
-        let until = from.unwrap_or(self.group.delivered() + 1);
-        for again in (index.max(through) + 1..until).rev() {
-            let Some(entry) = self.group.delivered_entry(again) else {
-                debug_assert!(false, "entry {again} is gone");
-                return;
-            };
-            waiting.push_front(ToApply::again(entry));
-        }
-        match index < through {
-            true => (self.replay_to, self.behind) = (through, waiting),
-            false => (self.replay_to, self.apply_queue) = (0, waiting),
-        }
-    }
-
-    /// Tells the book again what waits in this log.
-    pub(crate) fn retell(&mut self, book: &mut GangBook) {
-        let log = usize::from(self.id);
-        book.reset(log, self.applied_term);
-        for position in 0..self.apply_queue.len() {
-            self.apply_queue[position].skip = false;
-            let entry = self.apply_queue[position].entry;
-            let head = self.gang_head(&entry);
-            book.committed(log, entry.index, entry.term, head);
-        }
     }
 }

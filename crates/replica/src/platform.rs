@@ -2,6 +2,7 @@
 //! is another.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -106,6 +107,20 @@ pub trait Platform {
     /// When the address cannot be bound.
     fn driver(&mut self, config: &Config, pool: &Pool) -> Result<Box<dyn Driver>, StartError>;
 
+    /// Opens the packet driver of a log that has a loop of its own; it receives into frames of `pool`.
+    ///
+    /// # Errors
+    /// When the address cannot be bound; when this platform has only one port per replica.
+    fn log_driver(
+        &mut self,
+        config: &Config,
+        log: u16,
+        pool: &Pool,
+    ) -> Result<Box<dyn Driver>, StartError> {
+        let _ = (config, log, pool);
+        Err(ConfigError("this platform has no packet ports for logs".into()).into())
+    }
+
     /// 64 random bits.
     ///
     /// # Errors
@@ -139,6 +154,33 @@ fn xdp_options(config: &Config) -> XdpOptions {
         burst: config.network.burst,
         ..XdpOptions::new(&config.network.interface)
     }
+}
+
+fn open_driver(
+    config: &Config,
+    address: SocketAddr,
+    pool: &Pool,
+) -> Result<Box<dyn Driver>, StartError> {
+    let cannot = || io(format!("cannot open the packet port {address}"));
+    let udp = UdpOptions {
+        burst: match config.network.burst {
+            1 => 1,
+            _ => UdpOptions::default().burst,
+        },
+        ..UdpOptions::default()
+    };
+    Ok(match config.transport {
+        Transport::Udp => Box::new(UdpDriver::bind(address, pool, udp).map_err(cannot())?),
+        Transport::Xdp => Box::new(
+            XdpDriver::open(address, pool, &xdp_options(config))
+                .map_err(std::io::Error::from)
+                .map_err(cannot())?,
+        ),
+        Transport::Dpdk => dpdk_ports(config).open(address, pool).map_err(cannot())?,
+        Transport::Tcp => {
+            Box::new(TcpDriver::bind(address, pool, TcpOptions::default()).map_err(cannot())?)
+        }
+    })
 }
 
 /// Opens the store of a configuration's engine in a directory.
@@ -256,34 +298,19 @@ impl Platform for Os {
     }
 
     fn driver(&mut self, config: &Config, pool: &Pool) -> Result<Box<dyn Driver>, StartError> {
-        // The configuration was checked: this node is a member.
-        let Some(own) = config.members.iter().find(|member| member.id == config.id) else {
-            return Err(
-                ConfigError(format!("node id {} is not among the members", config.id)).into(),
-            );
-        };
-        let cannot = || io(format!("cannot open the packet port {}", own.packet));
-        let udp = UdpOptions {
-            burst: match config.network.burst {
-                1 => 1,
-                _ => UdpOptions::default().burst,
-            },
-            ..UdpOptions::default()
-        };
-        Ok(match config.transport {
-            Transport::Udp => Box::new(UdpDriver::bind(own.packet, pool, udp).map_err(cannot())?),
-            Transport::Xdp => Box::new(
-                XdpDriver::open(own.packet, pool, &xdp_options(config))
-                    .map_err(std::io::Error::from)
-                    .map_err(cannot())?,
-            ),
-            Transport::Dpdk => dpdk_ports(config)
-                .open(own.packet, pool)
-                .map_err(cannot())?,
-            Transport::Tcp => Box::new(
-                TcpDriver::bind(own.packet, pool, TcpOptions::default()).map_err(cannot())?,
-            ),
-        })
+        open_driver(config, config.own()?.packet, pool)
+    }
+
+    fn log_driver(
+        &mut self,
+        config: &Config,
+        log: u16,
+        pool: &Pool,
+    ) -> Result<Box<dyn Driver>, StartError> {
+        let own = config.own()?;
+        // The configuration was checked.
+        let address = own.log_address(log).unwrap_or(own.packet);
+        open_driver(config, address, pool)
     }
 
     fn random(&mut self) -> Result<u64, StartError> {

@@ -30,9 +30,18 @@ pub enum Outcome {
 pub(crate) enum Origin {
     /// The host process: the Redis gateway or an embedding program.
     Local(Ticket),
+    /// Whoever asks a log's own loop: its host, or another thread of this process.
+    Direct {
+        /// The log.
+        log: u16,
+        /// The number of the request there.
+        ticket: Ticket,
+    },
     /// A native client's request.
     Native {
-        /// The client's association.
+        /// The port: 0 is the replica's, beyond it those of the logs.
+        door: u16,
+        /// The client's association there.
         peer: Peer,
         /// The client's number for the request.
         id: u64,

@@ -12,6 +12,7 @@ use mio::{Events, Interest, Poll, Registry, Token, Waker};
 
 use crate::config::Polling;
 use crate::idle::Spinner;
+use crate::lane::{Crew, LogLoop};
 use crate::node::{Node, NodeError, Now};
 
 /// Token of the waker that other threads use.
@@ -97,10 +98,15 @@ impl Reactor {
                 )
                 .map_err(NodeError::Port)?;
         }
+        let loops = LogLoop::divide(node.take_lanes(), node.config(), &self.waker);
+        let crew = loops.and_then(|loops| Crew::start(loops, node.config()));
+        let crew = crew.map_err(NodeError::Port)?;
         let mut events = Events::with_capacity(1024);
         let mut leaving_until = None;
         let mut spinner = Spinner::new();
         loop {
+            node.take_logs()?;
+            // Nobody who moved a log has seen a later time.
             let now = now();
             let mut work = companion.step(now, node);
             work += node.step(now)?;
@@ -111,14 +117,17 @@ impl Reactor {
                     now.steady_us + 500_000
                 });
                 if !node.leads_any() || now.steady_us >= until {
+                    drop(crew);
                     return node.close();
                 }
             }
             let wait_us = if work > 0 {
                 0
             } else {
-                wait_us(polling, now, node, companion, &mut spinner)
+                let deadline_us = node.deadline_us().min(companion.deadline_us(now));
+                wait_us(polling, now, deadline_us, node.active_us(), &mut spinner)
             };
+            node.lend_logs();
             match self
                 .poll
                 .poll(&mut events, Some(Duration::from_micros(wait_us)))
@@ -137,16 +146,17 @@ impl Reactor {
 }
 
 /// How long to wait for readiness; 0 looks without waiting.
-fn wait_us(
+pub(crate) fn wait_us(
     polling: Polling,
     now: Now,
-    node: &Node,
-    companion: &mut dyn Companion,
+    deadline_us: u64,
+    active_us: u64,
     spinner: &mut Spinner,
 ) -> u64 {
-    let deadline = node.deadline_us().min(companion.deadline_us(now));
-    let until = deadline.saturating_sub(now.steady_us).min(LONGEST_SLEEP_US);
-    let near_work = now.steady_us.saturating_sub(node.active_us()) < SPIN_US;
+    let until = deadline_us
+        .saturating_sub(now.steady_us)
+        .min(LONGEST_SLEEP_US);
+    let near_work = now.steady_us.saturating_sub(active_us) < SPIN_US;
     match polling {
         Polling::Busy => 0,
         Polling::Adaptive if near_work && spinner.may_spin(now.steady_us) => 0,

@@ -1,7 +1,10 @@
-//! What leaves for other replicas: everything that a step of all logs says to one peer shares datagrams, so that one
-//! heartbeat datagram carries all logs.
+//! What leaves for other replicas: everything that a step says to one peer shares datagrams, so that one heartbeat datagram
+//! carries all logs.
 
-use cyclone_packet::{Outgoing, Peer};
+use std::io;
+
+use cyclone_consensus::{Group, OutMessage};
+use cyclone_packet::{Outgoing, Peer, Port};
 
 use crate::node::{Node, NodeError};
 
@@ -60,45 +63,76 @@ impl<'a> Shared<'a> {
     }
 }
 
+/// Drops what a later message says as well: of several acknowledgements to one peer only the last is kept.
+pub(crate) fn drop_superseded(messages: &mut Vec<OutMessage>) {
+    let mut kept = 0;
+    for at in 0..messages.len() {
+        if messages[at].is_superseded_by(&messages[at + 1..]) {
+            continue;
+        }
+        messages.swap(kept, at);
+        kept += 1;
+    }
+    messages.truncate(kept);
+}
+
+/// Sends persisted messages as one burst: each with the number of the port it goes to, and the group it is of.
+//= cyclone §4.2
+pub(crate) fn burst<'a>(
+    port: &mut Port,
+    now_us: u64,
+    messages: impl Iterator<Item = (u64, &'a Group, &'a OutMessage)>,
+) -> io::Result<()> {
+    let limit = port.chunk_bytes();
+    let mut shared: Vec<Shared<'_>> = Vec::new();
+    let (mut prefix, mut payloads) = (Vec::new(), Vec::new());
+    for (to, group, message) in messages {
+        prefix.clear();
+        payloads.clear();
+        group.encode_into(message, &mut prefix, &mut payloads);
+        let bytes = prefix.len() + payloads.iter().map(|piece| piece.len()).sum::<usize>();
+        let last = shared.iter().rposition(|shared| shared.to == to);
+        let open = last.filter(|at| shared[*at].bytes + bytes <= limit);
+        let open = open.unwrap_or_else(|| {
+            shared.push(Shared::new(to));
+            shared.len() - 1
+        });
+        shared[open].add(&mut prefix, &payloads, bytes);
+    }
+    let mut parts: Vec<&[u8]> = Vec::with_capacity(shared.iter().map(Shared::count).sum());
+    shared.iter().for_each(|one| one.put(&mut parts));
+    let mut rest = &parts[..];
+    let take = |shared: &Shared<'_>| {
+        let (parts, behind) = rest.split_at(shared.count());
+        rest = behind;
+        Outgoing {
+            to: Peer::Node(shared.to),
+            parts,
+        }
+    };
+    let burst: Vec<Outgoing<'_>> = shared.iter().map(take).collect();
+    port.send(now_us, &burst)?;
+    Ok(())
+}
+
 impl Node {
-    /// Sends the persisted messages of this step as one burst.
-    //= cyclone §4.2
+    /// Sends the persisted messages of this step, and those that the logs' own loops could not.
     pub(crate) fn send(&mut self) -> Result<(), NodeError> {
+        let now_us = self.now.steady_us;
+        for (to, bytes) in self.lending.forwarded.drain(..) {
+            let (to, parts) = (Peer::Node(to), [&bytes[..]]);
+            let one = Outgoing { to, parts: &parts };
+            self.port.send(now_us, &[one]).map_err(NodeError::Port)?;
+        }
         if self.outgoing.is_empty() {
             return Ok(());
         }
-        let limit = self.port.chunk_bytes();
-        let mut shared: Vec<Shared<'_>> = Vec::new();
-        let (mut prefix, mut payloads) = (Vec::new(), Vec::new());
-        for message in &self.outgoing {
-            prefix.clear();
-            payloads.clear();
-            let group = &self.logs[usize::from(message.header.log)].group;
-            group.encode_into(message, &mut prefix, &mut payloads);
-            let bytes = prefix.len() + payloads.iter().map(|piece| piece.len()).sum::<usize>();
-            let last = shared.iter().rposition(|shared| shared.to == message.to);
-            let open = last.filter(|at| shared[*at].bytes + bytes <= limit);
-            let open = open.unwrap_or_else(|| {
-                shared.push(Shared::new(message.to));
-                shared.len() - 1
-            });
-            shared[open].add(&mut prefix, &payloads, bytes);
-        }
-        let mut parts: Vec<&[u8]> = Vec::with_capacity(shared.iter().map(Shared::count).sum());
-        shared.iter().for_each(|one| one.put(&mut parts));
-        let mut rest = &parts[..];
-        let take = |shared: &Shared<'_>| {
-            let (parts, behind) = rest.split_at(shared.count());
-            rest = behind;
-            Outgoing {
-                to: Peer::Node(shared.to),
-                parts,
-            }
-        };
-        let burst: Vec<Outgoing<'_>> = shared.iter().map(take).collect();
-        self.port
-            .send(self.now.steady_us, &burst)
-            .map_err(NodeError::Port)?;
+        let logs = &self.logs;
+        let messages = self.outgoing.iter().map(|message| {
+            let group = &logs[usize::from(message.header.log)].group;
+            (message.to, group, message)
+        });
+        burst(&mut self.port, now_us, messages).map_err(NodeError::Port)?;
         self.outgoing.clear();
         Ok(())
     }

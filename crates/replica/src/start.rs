@@ -7,11 +7,13 @@
 //!          …        frames                               the rest
 //! ```
 
+mod ports;
+
 use std::fs;
 use std::sync::Arc;
 
 use cyclone_consensus::{Config as GroupConfig, ConsensusError, Group};
-use cyclone_packet::{Identity as PortIdentity, Keys, PacketError, Port, PortConfig};
+use cyclone_packet::PacketError;
 use cyclone_pmem::{Pool, Region, RegionError, Survives};
 use cyclone_store::ApplyError;
 use cyclone_wal::{HardState, Ring, RingError, RingSpec, SuperblockError, superblock};
@@ -23,19 +25,18 @@ use crate::archive::Archive;
 use crate::config::{Config, ConfigError};
 use crate::flash::{self, Durability};
 use crate::identity::{Identity, IdentityError};
+use crate::lane::Lending;
 use crate::lease::Lease;
 use crate::membership;
 use crate::node::{Boot, Node};
 use crate::physical::PhysicalLog;
 use crate::platform::{Os, Platform};
-use crate::requests::BatchBuilder;
+use ports::{MESSAGE_SLACK, message_bytes, open_lanes, open_port};
 
 /// Frames take at most this share of the region…
 const FRAMES_SHARE: u64 = 4;
 /// …and at least this many bytes, so that bursts can be received while large payloads wait in the log.
 const FRAMES_LEAST: u64 = 8 << 20;
-/// Largest message: an entry of the largest value, its headers, and room for other commands.
-const MESSAGE_SLACK: usize = 1 << 20;
 
 /// Length of a tick: half a heartbeat, so that time-outs are counted finely enough, within reason.
 fn tick_us(heartbeat: std::time::Duration) -> u64 {
@@ -368,53 +369,6 @@ fn format(
     Ok(())
 }
 
-fn open_port(
-    config: &Config,
-    pool: &Pool,
-    platform: &mut dyn Platform,
-) -> Result<Port, StartError> {
-    let driver = platform.driver(config, pool)?;
-    let mut boot = [0; 16];
-    boot[..8].copy_from_slice(&platform.random()?.to_le_bytes());
-    boot[8..].copy_from_slice(&platform.random()?.to_le_bytes());
-    let keys = Keys {
-        node: Some(config.node_key),
-        client: config.client_key,
-    };
-    let mut settings = PortConfig::new(PortIdentity::Node(config.id), keys, boot);
-    settings.security = config.security;
-    let longest = 2 * (config.max_value_bytes + config.max_key_bytes);
-    settings.max_message = longest.max(config.max_batch_bytes()) + MESSAGE_SLACK;
-    let mut port = Port::new(driver, pool.clone(), settings)?;
-    tracing::info!("packets by {}", port.describe_driver());
-    for member in config
-        .members
-        .iter()
-        .filter(|member| member.id != config.id)
-    {
-        port.add_node(member.id, member.packet);
-    }
-    Ok(port)
-}
-
-/// Payload bytes that one message between replicas may have. A receiver needs a frame for every datagram of a message
-/// before it is whole, so messages are kept to a quarter of the frames; the longest entry, which cannot be divided, must
-/// fit into half of them.
-fn message_bytes(config: &Config, pool: &Pool, port: &Port) -> Result<u64, StartError> {
-    let (frames, chunk) = (u64::from(pool.count()), port.chunk_bytes() as u64);
-    let longest = (config.max_value_bytes + config.max_key_bytes + BatchBuilder::FULL_BYTES) as u64;
-    let needed = longest / chunk + 2;
-    if needed > frames / 2 {
-        return Err(ConfigError(format!(
-            "max_value_bytes = {}: an entry may take {needed} datagrams of {chunk} bytes, more than half of the region's \
-             {frames} frames; raise nvm_bytes or lower max_value_bytes",
-            config.max_value_bytes
-        ))
-        .into());
-    }
-    Ok(frames / 4 * chunk)
-}
-
 impl Node {
     /// Starts a replica: opens region, store and port, recovers the logs, and joins its group as a follower.
     /// `waker` wakes the loop that will call [`Node::step`].
@@ -560,9 +514,11 @@ impl Node {
             Some(writer) => Some(Archive::new(writer, &logs)?),
             None => None,
         };
+        let (posts, lanes) = open_lanes(&config, &boot.pool, &store, &logs, platform)?;
         let mut node = Node::assemble(config, port, logs, store, workers.0, boot)
             .map_err(io("clearing the directory of checkpoints"))?;
         node.archive = archive;
+        (node.lending, node.lanes) = (Lending::new(posts), lanes);
         Ok(node)
     }
 }

@@ -37,6 +37,40 @@ pub struct Counters {
     pub longest_gap_us: u64,
 }
 
+impl Counters {
+    /// Adds what was counted elsewhere.
+    pub(crate) fn add(&mut self, other: &Counters) {
+        let Counters {
+            writes,
+            reads,
+            refused_busy,
+            gangs,
+            gangs_aborted,
+            malformed,
+            dropped_full,
+            store_stalls,
+            slow_reads,
+            snapshots_installed,
+            snapshots_made,
+            gathered_bytes,
+            longest_gap_us,
+        } = other;
+        self.writes += writes;
+        self.reads += reads;
+        self.refused_busy += refused_busy;
+        self.gangs += gangs;
+        self.gangs_aborted += gangs_aborted;
+        self.malformed += malformed;
+        self.dropped_full += dropped_full;
+        self.store_stalls += store_stalls;
+        self.slow_reads += slow_reads;
+        self.snapshots_installed += snapshots_installed;
+        self.snapshots_made += snapshots_made;
+        self.gathered_bytes += gathered_bytes;
+        self.longest_gap_us = self.longest_gap_us.max(*longest_gap_us);
+    }
+}
+
 /// One physical log as this replica sees it.
 #[derive(Clone, Debug)]
 pub struct LogStatus {

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use cyclone_packet::{Outgoing, Peer};
+use cyclone_packet::{DriverStats, Outgoing, Peer, PortStats};
 use cyclone_wire::envelope;
 use cyclone_wire::planted::{self, Bug};
 
@@ -23,6 +23,25 @@ pub(crate) const LAGGARDS_UNTIL: f64 = 0.7;
 const MARKS: usize = 256;
 /// How often a peer without an association is spoken to.
 const TOUCH_US: u64 = 500_000;
+
+/// A port's counters by name.
+fn named(port: &PortStats, driver: &DriverStats) -> Vec<(&'static str, u64)> {
+    let mut counters = port.named();
+    counters.extend([
+        ("datagrams_sent", driver.sent),
+        ("datagrams_received", driver.received),
+        ("send_calls", driver.send_calls),
+        ("receive_calls", driver.receive_calls),
+        ("send_full", driver.send_full),
+        ("truncated", driver.truncated),
+        ("pool_empty", driver.pool_empty),
+        ("driver_malformed", driver.malformed),
+        ("by_kernel", driver.by_kernel),
+        ("lent_bytes", driver.lent_bytes),
+        ("copied_bytes", driver.copied_bytes),
+    ]);
+    counters
+}
 
 impl Node {
     /// Followers have nothing to say to each other until one of them needs the other's vote; then the handshake must not
@@ -167,7 +186,9 @@ impl Node {
     /// What is held although nothing is under way: requests without an answer, frames that neither log nor port hold.
     /// For tests, once clients and peers have been quiet for a while.
     pub fn leak(&self) -> Option<String> {
+        let delegated = (0..self.logs.len()).map(|log| self.delegated(log));
         let pending: usize = self.logs.iter().map(|log| log.pending()).sum();
+        let pending = pending + delegated.sum::<usize>();
         let waiting = self.workers.waiting();
         if pending + waiting > 0 {
             return Some(format!(
@@ -244,28 +265,17 @@ impl Node {
         }
     }
 
-    /// The packet port's counters by name.
+    /// The counters of the packet ports by name: the replica's, and those of its logs if they have some.
     pub fn packet_stats(&self) -> Vec<(&'static str, u64)> {
-        let (port, driver) = (self.port.stats(), self.port.driver_stats());
-        let mut counters = port.named();
+        let mut counters = named(&self.port.stats(), &self.port.driver_stats());
+        for post in &self.lending.posts {
+            let (port, driver) = post.mail.figures();
+            // The same names in the same order.
+            for ((_, sum), (_, more)) in counters.iter_mut().zip(named(&port, &driver)) {
+                *sum += more;
+            }
+        }
         counters.extend([
-            ("datagrams_sent", driver.sent),
-            ("datagrams_received", driver.received),
-        ]);
-        counters.extend([
-            ("send_calls", driver.send_calls),
-            ("receive_calls", driver.receive_calls),
-        ]);
-        counters.extend([
-            ("send_full", driver.send_full),
-            ("truncated", driver.truncated),
-            ("pool_empty", driver.pool_empty),
-            ("driver_malformed", driver.malformed),
-            ("by_kernel", driver.by_kernel),
-        ]);
-        counters.extend([
-            ("lent_bytes", driver.lent_bytes),
-            ("copied_bytes", driver.copied_bytes),
             ("gathered_bytes", self.counters.gathered_bytes),
             ("frames", self.pool.count().into()),
             ("frames_free", self.pool.free().into()),
@@ -284,7 +294,10 @@ impl Node {
     /// Descriptors that are readable when packets wait, or when flash has something to tell.
     pub fn port_descriptors(&self) -> Vec<RawFd> {
         let mut descriptors = self.port.fds();
-        descriptors.extend(self.flash_descriptors());
+        // The logs' own loops wait for theirs.
+        if self.lending.posts.is_empty() {
+            descriptors.extend(self.flash_descriptors());
+        }
         descriptors
     }
 

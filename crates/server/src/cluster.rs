@@ -41,6 +41,8 @@ pub struct Options {
     pub polling: String,
     /// Physical logs.
     pub logs: u16,
+    /// Threads per node that run a loop for each log; 0: one loop for all.
+    pub log_threads: u16,
     /// Commands per log entry and datagrams per call.
     pub burst: usize,
     /// Whether reads may rest on the leader's lease.
@@ -66,6 +68,7 @@ impl Default for Options {
             pin: Vec::new(),
             polling: "adaptive".into(),
             logs: 1,
+            log_threads: 0,
             burst: 32,
             lease_reads: false,
             election_ms: None,
@@ -139,6 +142,18 @@ pub(crate) fn free_ports(first: u16, count: usize) -> Result<Vec<u16>> {
     bail!("no {count} free ports from {first} on")
 }
 
+/// Finds so many ports in a row, from `first` on, that are free for both TCP and UDP on loopback.
+fn free_run(mut first: u16, count: usize) -> Result<Vec<u16>> {
+    loop {
+        let ports = free_ports(first, count)?;
+        let gap = ports.windows(2).find(|pair| pair[1] != pair[0] + 1);
+        match gap {
+            None => return Ok(ports),
+            Some(pair) => first = pair[1],
+        }
+    }
+}
+
 /// A directory for the regions: in memory where the machine has it.
 pub(crate) fn region_directory(directory: &Path) -> Result<PathBuf> {
     let shm = Path::new("/dev/shm");
@@ -161,19 +176,25 @@ impl LocalCluster {
         fs::create_dir_all(directory)
             .with_context(|| format!("cannot create {}", directory.display()))?;
         let regions = region_directory(directory)?;
-        let ports = free_ports(options.first_port, 2 * options.replicas)?;
+        // Behind each packet port those of the logs, if they have loops of their own.
+        let behind = match options.log_threads {
+            0 => 0,
+            _ => usize::from(options.logs),
+        };
+        let ports = free_run(options.first_port, (2 + behind) * options.replicas)?;
         let loopback = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let client_key = random_key()?;
         let members: Vec<MemberEntry> = (0..options.replicas)
             .map(|n| MemberEntry {
                 id: n as u64 + 1,
                 redis: Some(loopback(ports[n])),
-                packet: loopback(ports[options.replicas + n]),
+                packet: loopback(ports[options.replicas + n * (1 + behind)]),
             })
             .collect();
         let cluster = Cluster {
             id: hex(&random_key()?[..16]),
             logs: options.logs,
+            log_threads: options.log_threads,
             node_key: hex(&random_key()?),
             client_key: hex(&client_key),
             security: options.security.clone(),

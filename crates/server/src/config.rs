@@ -115,6 +115,10 @@ pub struct Cluster {
     /// Number of physical logs.
     #[serde(default = "one")]
     pub logs: u16,
+    /// Threads per node that run a loop for each log, each log with a packet port right behind its node's; 0 (default): one loop moves
+    /// all logs.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub log_threads: u16,
     /// 64 hexadecimal digits, known to the nodes only.
     pub node_key: String,
     /// 64 hexadecimal digits, known to nodes and native clients.
@@ -320,6 +324,10 @@ impl Default for Timing {
     }
 }
 
+fn is_zero(number: &u16) -> bool {
+    *number == 0
+}
+
 fn one() -> u16 {
     1
 }
@@ -392,6 +400,7 @@ impl File {
             cluster: Cluster {
                 id: cluster_id,
                 logs: one(),
+                log_threads: 0,
                 node_key,
                 client_key,
                 security: authenticated(),
@@ -480,6 +489,7 @@ impl File {
             bootstrap,
             join: false,
             logs: self.cluster.logs,
+            log_threads: self.cluster.log_threads,
             data: self.node.data.clone(),
             nvm: self.node.nvm.clone(),
             nvm_bytes: self.node.nvm_bytes,

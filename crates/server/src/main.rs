@@ -100,6 +100,10 @@ struct Serve {
     /// Overrides cluster.logs: number of physical logs, the same on all nodes and for ever.
     #[arg(long)]
     logs: Option<u16>,
+    /// Overrides cluster.log_threads: threads that run a loop for each log, with a packet port each right behind the node's, the same
+    /// on all nodes; 0: one loop moves all logs.
+    #[arg(long)]
+    log_threads: Option<u16>,
     /// Overrides node.polling: adaptive, busy or event.
     #[arg(long)]
     polling: Option<String>,
@@ -493,6 +497,9 @@ fn serve_node(arguments: &Serve) -> Result<()> {
     }
     if let Some(logs) = arguments.logs {
         file.cluster.logs = logs;
+    }
+    if let Some(threads) = arguments.log_threads {
+        file.cluster.log_threads = threads;
     }
     if let Some(polling) = &arguments.polling {
         file.node.polling.clone_from(polling);

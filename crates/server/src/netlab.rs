@@ -319,6 +319,7 @@ impl<'a> LabCluster<'a> {
         let shared = Cluster {
             id: hex(&random_key()?[..16]),
             logs: 1,
+            log_threads: 0,
             node_key: hex(&random_key()?),
             client_key: hex(&client_key),
             security: "authenticated".into(),

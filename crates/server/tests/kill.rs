@@ -227,33 +227,39 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 #[test]
 fn killed_replicas_lose_nothing() {
-    kill_and_check(1, None, 50);
+    kill_and_check(1, 0, None, 50);
 }
 
 #[test]
 fn killed_replicas_with_several_logs_keep_gangs_whole() {
-    kill_and_check(4, None, 50);
+    kill_and_check(4, 0, None, 50);
+}
+
+/// The same where each log has a loop of its own, in one of two threads, and half of the clients ask it there.
+#[test]
+fn killed_replicas_whose_logs_have_loops_keep_gangs_whole() {
+    kill_and_check(4, 2, None, 50);
 }
 
 /// With a second level: what the ring has let go of comes back from flash.
 #[test]
 fn killed_replicas_with_a_second_level_lose_nothing() {
-    kill_and_check(1, Some("nvm"), 12);
+    kill_and_check(1, 0, Some("nvm"), 12);
 }
 
 /// The same, where entries that come back belong to gangs.
 #[test]
 fn killed_replicas_with_several_logs_and_a_second_level_keep_gangs_whole() {
-    kill_and_check(4, Some("nvm"), 12);
+    kill_and_check(4, 0, Some("nvm"), 12);
 }
 
 /// Flash as the only durable level: the regions of killed nodes are removed before they start again.
 #[test]
 fn killed_replicas_that_lose_their_memory_lose_nothing() {
-    kill_and_check(1, Some("flash"), 12);
+    kill_and_check(1, 0, Some("flash"), 12);
 }
 
-fn kill_and_check(logs: u16, durability: Option<&str>, default_kills: u64) {
+fn kill_and_check(logs: u16, log_threads: u16, durability: Option<&str>, default_kills: u64) {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let number = |name: &str| {
         std::env::var(name)
@@ -282,6 +288,7 @@ fn kill_and_check(logs: u16, durability: Option<&str>, default_kills: u64) {
         durability: durability.map(str::to_owned),
         flash_bytes: (64 << 20) * u64::from(logs),
         logs,
+        log_threads,
         executable: Some(PathBuf::from(env!("CARGO_BIN_EXE_cyclone"))),
         ..Options::default()
     };
@@ -302,8 +309,11 @@ fn kill_and_check(logs: u16, durability: Option<&str>, default_kills: u64) {
                 .iter()
                 .map(|node| (node.id, node.packet))
                 .collect();
-            let connection =
-                Client::connect(ClientConfig::new(nodes, cluster.client_key)).expect("client");
+            let mut config = ClientConfig::new(nodes, cluster.client_key);
+            if log_threads > 0 && client % 4 < 2 {
+                config.core.log_ports = logs;
+            }
+            let connection = Client::connect(config).expect("client");
             let (stop, acked) = (Arc::clone(&stop), Arc::clone(&acked));
             let work = match logs > 1 && client.is_multiple_of(2) {
                 true => teller,

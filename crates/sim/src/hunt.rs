@@ -25,6 +25,8 @@ pub struct Changes {
     pub flash: Option<Durability>,
     /// Members that change in every plan.
     pub members: bool,
+    /// A loop for each log in every plan.
+    pub own_loops: bool,
     /// Only these strikes.
     pub strikes: Option<Strikes>,
 }
@@ -44,6 +46,7 @@ impl Changes {
         if self.members {
             plan = plan.with_members();
         }
+        plan.own_loops |= self.own_loops;
         let without = self.without.iter();
         let mut plan = without.fold(plan, |plan, &kind| plan.without(kind));
         if let Some(duration_ms) = self.duration_ms {
@@ -72,6 +75,7 @@ impl Changes {
         let flash = self.flash.map(Durability::name);
         words.extend(flash.map(|flash| format!("--flash {flash}")));
         words.extend(self.members.then(|| "--members".to_owned()));
+        words.extend(self.own_loops.then(|| "--own-loops".to_owned()));
         let strikes = self.strikes.iter();
         words.extend(strikes.map(|strikes| format!("--strikes {strikes}")));
         words.extend(planted.map(|bug| format!("--planted {bug}")));

@@ -168,6 +168,11 @@ impl Load {
             max_queued: 64,
             deadline_us: self.plan.election_us * random.within(2, 12),
             attempt_us: 5_000 + self.plan.heartbeat_us / 4,
+            // Some know of the logs' own ports.
+            log_ports: match self.plan.own_loops && number.is_multiple_of(2) {
+                true => self.plan.logs,
+                false => 0,
+            },
             ..CoreConfig::default()
         };
         let mut boot = [0; 16];

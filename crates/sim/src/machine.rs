@@ -12,7 +12,7 @@ use cyclone_packet::{Driver, Security};
 use cyclone_pmem::{CrashSim, Outcome, Pool, Region, RegionError};
 use cyclone_replica::identity::{Identity, IdentityError};
 use cyclone_replica::{
-    Config, Durability, Engine, FlashConfig, JobRunner, Member, Network, Node, Now, Platform,
+    Config, Durability, Engine, FlashConfig, JobRunner, Lane, Member, Network, Node, Now, Platform,
     Polling, StartError, Transport,
 };
 use cyclone_store::{FakeDisk, KvMachine, Limits, StateMachine};
@@ -34,6 +34,12 @@ const BOOTED_US: u64 = 1_000_000_000_000;
 /// Where a replica's packets go.
 pub fn address(id: u64) -> SocketAddr {
     (Ipv4Addr::new(10, 77, 0, id as u8), 7104).into()
+}
+
+/// Where a log of a machine is reached that has a loop of its own.
+fn log_address(id: u64, log: u16) -> SocketAddr {
+    let replica = address(id);
+    (replica.ip(), replica.port() + 1 + log).into()
 }
 
 /// A machine's clocks as functions of simulated time.
@@ -87,6 +93,8 @@ impl Clock {
 pub struct Process {
     /// The replica.
     pub node: Node,
+    /// Its logs' own loops, where the plan has them.
+    pub lanes: Vec<Lane>,
     /// Its log region's memory.
     pub memory: CrashSim,
 }
@@ -153,6 +161,8 @@ pub struct Machine {
     config: Config,
     max_sessions: usize,
     random: Random,
+    /// Whose turn it is, of the loops.
+    turns: Random,
 }
 
 /// What a start draws on.
@@ -195,6 +205,7 @@ impl Machine {
             client_key: CLIENT_KEY,
             polling: Polling::Event,
             pin_cpu: None,
+            log_threads: u16::from(plan.own_loops),
             heartbeat: Duration::from_micros(plan.heartbeat_us),
             election: Duration::from_micros(plan.election_us),
             max_key_bytes: 256,
@@ -246,6 +257,7 @@ impl Machine {
             config,
             max_sessions: plan.max_sessions,
             random,
+            turns: Random::new(plan.seed ^ id << 32 ^ 0x7475_726e),
         }
     }
 
@@ -320,8 +332,14 @@ impl Machine {
         let lost_power = memory.as_ref().is_some_and(CrashSim::has_crashed);
         match (started, memory) {
             (Err(panic), _) => Err(Fault::Panic(panic_text(&panic))),
-            (Ok(Ok(node)), Some(memory)) => {
-                self.power = Power::On(Box::new(Process { node, memory }));
+            (Ok(Ok(mut node)), Some(memory)) => {
+                let lanes = node.take_lanes();
+                let process = Process {
+                    node,
+                    lanes,
+                    memory,
+                };
+                self.power = Power::On(Box::new(process));
                 if lost_power {
                     return Err(Fault::PowerLost);
                 }
@@ -358,7 +376,7 @@ impl Machine {
         let Power::On(process) = &mut self.power else {
             return Ok(0);
         };
-        let node = &mut process.node;
+        let (node, turns) = (&mut process.node, &mut self.turns);
         let unseen = job.is_some() && self.random.chance(0.4);
         let stepped = catch_unwind(AssertUnwindSafe(|| {
             match job {
@@ -366,7 +384,22 @@ impl Machine {
                 Some(which) => node.run_job(which),
                 None => {}
             }
-            node.step(now).map(|work| work + usize::from(unseen))
+            let mut left = usize::from(unseen);
+            for lane in &mut process.lanes {
+                // Each thread gets the CPU when it does.
+                if turns.chance(0.3) {
+                    left += 1;
+                    continue;
+                }
+                node.lend_logs();
+                let moved = lane.step(&|| now);
+                node.take_logs()?;
+                left += moved?;
+            }
+            match job.is_none() && !process.lanes.is_empty() && turns.chance(0.3) {
+                true => Ok(left + 1),
+                false => node.step(now).map(|work| work + left),
+            }
         }));
         if process.memory.has_crashed() {
             return Err(Fault::PowerLost);
@@ -376,6 +409,15 @@ impl Machine {
             Ok(Err(error)) => Err(Fault::Error(error.to_string())),
             Ok(Ok(work)) => Ok(work),
         }
+    }
+
+    /// When its replica, or one of its logs' loops, wants to be stepped, by its clock.
+    pub(crate) fn deadline_us(&self) -> Option<u64> {
+        let Power::On(process) = &self.power else {
+            return None;
+        };
+        let lanes = process.lanes.iter().map(Lane::deadline_us).min();
+        Some(process.node.deadline_us().min(lanes.unwrap_or(u64::MAX)))
     }
 
     /// Lets the power fail after so many more stores, flushes and fences.
@@ -417,6 +459,7 @@ impl Machine {
         self.life += 1;
         self.clock_read_us = None;
         net.remove(address(self.id));
+        (0..self.config.logs).for_each(|log| net.remove(log_address(self.id, log)));
     }
 
     fn stop_flash(&mut self, power_lost: bool, seed: u64) {
@@ -517,6 +560,16 @@ impl Platform for Parts<'_> {
         Ok(Box::new(
             self.net.driver(address(config.id), self.memory.clone()),
         ))
+    }
+
+    fn log_driver(
+        &mut self,
+        config: &Config,
+        log: u16,
+        _: &Pool,
+    ) -> Result<Box<dyn Driver>, StartError> {
+        let address = log_address(config.id, log);
+        Ok(Box::new(self.net.driver(address, self.memory.clone())))
     }
 
     fn random(&mut self) -> Result<u64, StartError> {

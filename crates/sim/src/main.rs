@@ -81,6 +81,9 @@ struct Run {
     /// Give every plan flash: nvm, as a second level, or flash, as the only durable one.
     #[arg(long, value_parser = durability)]
     flash: Option<Durability>,
+    /// Give each log a loop of its own in every plan.
+    #[arg(long)]
+    own_loops: bool,
     /// Let an operator change the members in every plan.
     #[arg(long)]
     members: bool,
@@ -171,6 +174,7 @@ fn seeds(run: &Run) -> anyhow::Result<ExitCode> {
         logs: run.logs,
         flash: run.flash,
         members: run.members,
+        own_loops: run.own_loops,
         strikes: run.strikes.clone(),
     };
     if let Some(only) = &run.only {

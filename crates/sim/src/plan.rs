@@ -170,6 +170,8 @@ pub struct Plan {
     pub gangs: bool,
     /// Whether some client's keys expire.
     pub expiry: bool,
+    /// Whether each log has a loop of its own.
+    pub own_loops: bool,
     /// Only these strikes take place.
     pub strikes: Option<Strikes>,
 }
@@ -178,6 +180,7 @@ const SECOND: u64 = 1_000_000;
 /// For what is drawn apart. They leave the seeds that are tested the runs that they were found in.
 const GANGS: u64 = 0x0067_6e6c;
 const EXPIRY: u64 = 0x6578_710a;
+const OWN_LOOPS: u64 = 0x6f77_71e0;
 const EAGER: u64 = 0x6561_6769;
 const FLUTTER: u64 = 0x666c_7574;
 const MEMBERS_FLUTTER: u64 = 0x666c_7526;
@@ -279,6 +282,7 @@ impl Plan {
             spares: 0,
             gangs: Random::new(seed ^ GANGS).chance(0.7),
             expiry: Random::new(seed ^ EXPIRY).chance(0.25),
+            own_loops: Random::new(seed ^ OWN_LOOPS).chance(0.15),
             strikes: None,
             hoarder: None,
         };
@@ -354,6 +358,14 @@ impl Plan {
         plan.without(Kind::FlashAstray).without(Kind::FlashRot)
     }
 
+    /// The same plan with a loop for each log.
+    pub fn with_own_loops(self) -> Plan {
+        Plan {
+            own_loops: true,
+            ..self
+        }
+    }
+
     /// Gives the cluster so many logs, and each of them a region of the size one would have had.
     pub fn with_logs(&mut self, logs: u16) {
         self.nvm_bytes = self.nvm_bytes / u64::from(self.logs) * u64::from(logs);
@@ -420,6 +432,7 @@ impl Plan {
             Kind::Gangs => self.logs > 1 && self.gangs,
             Kind::Expiry => self.expiry,
             Kind::Members => rates.members_us > 0,
+            Kind::OwnLoops => self.own_loops,
         }
     }
 
@@ -466,6 +479,7 @@ impl Plan {
             Kind::FlashFull => rates.flash_full_us = 0,
             Kind::Gangs => self.gangs = false,
             Kind::Expiry => self.expiry = false,
+            Kind::OwnLoops => self.own_loops = false,
             Kind::Members => (rates.members_us, self.spares) = (0, 0),
             Kind::FlashAstray => rates.flash_astray_us = 0,
             Kind::FlashRot => self.flash_rot = 0.0,

@@ -223,7 +223,7 @@ impl World {
                 match self
                     .machines
                     .iter()
-                    .position(|machine| address(machine.id) == to)
+                    .position(|machine| address(machine.id).ip() == to.ip())
                 {
                     Some(machine) if self.rough && self.plan.late_us > 0 => {
                         let at_us = self.now_us + self.random.below(self.plan.late_us) + 1;
@@ -452,7 +452,8 @@ impl World {
             return;
         };
         let waiting = node.waiting_jobs();
-        let due_us = machine.clock.when(node.deadline_us()).max(self.now_us + 1);
+        let deadline_us = machine.deadline_us().unwrap_or(u64::MAX);
+        let due_us = machine.clock.when(deadline_us).max(self.now_us + 1);
         self.wake_at(position, due_us);
         while self.jobs[position] < waiting {
             self.jobs[position] += 1;

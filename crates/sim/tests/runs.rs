@@ -84,6 +84,30 @@ fn runs_with_flash_hold() {
     }
 }
 
+/// A loop for each log, which gets the CPU when it does: the same faults, with one log and with several, with flash and with members
+/// that change.
+#[test]
+fn runs_with_own_loops_hold() {
+    for seed in 1..=16 {
+        let mut plan = Plan::draw(seed).with_own_loops();
+        let mut how = format!("--seed {seed} --own-loops");
+        if seed % 2 == 0 {
+            plan.old_format = false;
+            plan.with_logs(4);
+            how += " --logs 4";
+        }
+        if seed % 4 == 3 {
+            plan = plan.with_flash(Durability::Nvm);
+            how += " --flash nvm";
+        }
+        if seed % 8 >= 6 {
+            plan = plan.with_members();
+            how += " --members";
+        }
+        holds(&plan, &how);
+    }
+}
+
 /// The same where flash is the only durable level. Seed 1 makes an area whose hard state says nothing yet; in 93 a single voter
 /// leads before its term is durable, and a replica that joins has heard it.
 #[test]

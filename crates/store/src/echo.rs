@@ -1,7 +1,7 @@
 //! The engine that keeps nothing: for measuring the log alone (cyclone §6's stub server).
 
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cyclone_wire::batch;
 use cyclone_wire::command::Query;
@@ -11,19 +11,30 @@ use crate::machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, Stat
 
 /// Answers Ok to every command.
 pub struct Echo {
-    applied: Mutex<Vec<(u64, u64)>>,
+    /// Per log; the logs have nothing to do with each other.
+    applied: Vec<Place>,
 }
+
+/// Where a log stands, on a cache line of its own.
+#[repr(align(128))]
+struct Place(Mutex<(u64, u64)>);
 
 impl Echo {
     /// For this many logs.
     pub fn new(logs: u16) -> Echo {
         Echo {
-            applied: Mutex::new(vec![(0, 0); usize::from(logs)]),
+            applied: (0..logs).map(|_| Place(Mutex::new((0, 0)))).collect(),
         }
     }
 
-    fn table(&self) -> std::sync::MutexGuard<'_, Vec<(u64, u64)>> {
-        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    fn place(&self, log: u16) -> Option<MutexGuard<'_, (u64, u64)>> {
+        let place = self.applied.get(usize::from(log))?;
+        Some(place.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn places(&self) -> Vec<(u64, u64)> {
+        let logs = 0..self.applied.len() as u16;
+        logs.map(|log| self.applied(log)).collect()
     }
 }
 
@@ -34,8 +45,7 @@ impl StateMachine for Echo {
         entries: &[EntryInput<'_>],
         _mode: Mode,
     ) -> Result<Applied, ApplyError> {
-        let mut table = self.table();
-        let Some(applied) = table.get_mut(usize::from(log)) else {
+        let Some(mut applied) = self.place(log) else {
             return Err(ApplyError::Fatal(format!("no log {log}")));
         };
         let mut answers = Vec::with_capacity(entries.len());
@@ -74,10 +84,7 @@ impl StateMachine for Echo {
     }
 
     fn applied(&self, log: u16) -> (u64, u64) {
-        self.table()
-            .get(usize::from(log))
-            .copied()
-            .unwrap_or_default()
+        self.place(log).map(|place| *place).unwrap_or_default()
     }
 
     fn flushed(&self, log: u16) -> u64 {
@@ -90,7 +97,7 @@ impl StateMachine for Echo {
 
     fn checkpoint(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
         let meta = CheckpointMeta {
-            applied: self.table().clone(),
+            applied: self.places(),
         };
         let text: Vec<String> = meta
             .applied
@@ -114,7 +121,11 @@ impl StateMachine for Echo {
             })
             .collect();
         let applied = applied.ok_or_else(|| ApplyError::Fatal("not an echo checkpoint".into()))?;
-        *self.table() = applied.clone();
+        for (log, place) in (0..).zip(&applied) {
+            if let Some(mut ours) = self.place(log) {
+                *ours = *place;
+            }
+        }
         Ok(CheckpointMeta { applied })
     }
 

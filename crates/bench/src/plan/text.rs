@@ -332,6 +332,8 @@ pub enum Client {
     Resp,
     /// From within the leader's process.
     Embedded,
+    /// From within the threads that move the leader's logs: each asks its own log for the next operation when it has been told of one.
+    Driver,
 }
 
 /// RocksDB's own log.
@@ -385,6 +387,8 @@ pub struct Variant {
     pub servers: Option<u32>,
     /// cyclone: physical logs.
     pub logs: Option<u16>,
+    /// cyclone: threads per node that run a loop for each log; one loop for all if left out.
+    pub log_threads: Option<u16>,
     /// cyclone: `rocksdb`, `memory` or `echo`.
     pub engine: Option<String>,
     /// cyclone: `udp`, `tcp` or `xdp`.

@@ -25,6 +25,9 @@ pub enum NodeError {
         /// What is known.
         what: String,
     },
+    /// The thread that moved a log has ended, and has taken the log along.
+    #[error("the loop of log {0} has ended")]
+    LoopEnded(usize),
     /// The packet port failed.
     #[error("the packet port failed: {0}")]
     Port(std::io::Error),

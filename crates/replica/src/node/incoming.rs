@@ -3,6 +3,8 @@
 use cyclone_wire::envelope;
 
 use super::*;
+use crate::intake::Intake;
+use crate::scattered::raft_message;
 
 /// Messages taken from the port in one step.
 const RECEIVE_BURST: usize = 256;
@@ -11,7 +13,7 @@ const RECEIVE_BURST: usize = 256;
 const FEW: usize = 8;
 /// Commands and reads of native clients that one step looks at. A step is short, however much is asked: heartbeats and
 /// acknowledgements wait for its end.
-const STEP_REQUESTS: u64 = 256;
+pub(crate) const STEP_REQUESTS: u64 = 256;
 /// Messages of clients that may wait to be looked at. Beyond, a step looks at more requests, and refuses what the logs do not take.
 const BACKLOG: usize = 256;
 
@@ -28,7 +30,7 @@ impl Node {
                 .map_err(NodeError::Port)?;
             received += count;
             for message in inbox.drain(..) {
-                self.dispatch(message);
+                self.dispatch(0, message);
             }
             if count < few {
                 break;
@@ -36,8 +38,9 @@ impl Node {
         }
         self.inbox = inbox;
         let before = self.counters.writes + self.counters.reads;
-        while let Some((peer, body)) = self.backlog.pop_front() {
-            self.client_requests(peer, &body);
+        while let Some((door, peer, body)) = self.backlog.pop_front() {
+            self.active_us = self.now.steady_us;
+            self.client_requests(door, peer, &body);
             let looked_at = self.counters.writes + self.counters.reads - before;
             if looked_at >= STEP_REQUESTS && self.backlog.len() <= BACKLOG {
                 break;
@@ -47,7 +50,8 @@ impl Node {
         Ok(received + self.backlog.len())
     }
 
-    fn dispatch(&mut self, message: Message) {
+    /// A message that came through this door.
+    pub(crate) fn dispatch(&mut self, door: u16, message: Message) {
         let Message { from, body } = message;
         let mut class = [0u8; 1];
         if !body.read_at(0, &mut class) {
@@ -65,7 +69,9 @@ impl Node {
                 let malformed = self.told_known(node, &rest.to_vec()).is_err();
                 self.counters.malformed += u64::from(malformed);
             }
-            (Peer::Client(_), envelope::CLIENT_REQUEST) => self.backlog.push_back((from, rest)),
+            (Peer::Client(_), envelope::CLIENT_REQUEST) => {
+                self.backlog.push_back((door, from, rest))
+            }
             _ => self.counters.malformed += 1,
         }
     }
@@ -91,7 +97,7 @@ impl Node {
     }
 
     fn raft_message(&mut self, from: u64, bytes: &Payload) {
-        let Ok((message, payload_at)) = scattered::raft_message(bytes) else {
+        let Ok((message, payload_at)) = raft_message(bytes) else {
             self.counters.malformed += 1;
             return;
         };

@@ -104,6 +104,8 @@ kinds! {
     Gangs = "gangs",
     /// Keys that expire.
     Expiry = "expiry",
+    /// Each log is moved by a loop of its own.
+    OwnLoops = "own-loops",
     /// An operator adds, promotes, replaces and removes replicas.
     Members = "members",
 }

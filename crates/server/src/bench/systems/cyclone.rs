@@ -49,6 +49,11 @@ impl Cyclone {
                 security: variant.security.clone().unwrap_or(defaults.security),
                 polling: variant.polling.clone().unwrap_or(defaults.polling),
                 logs: variant.logs.unwrap_or(defaults.logs),
+                log_threads: match variant.client {
+                    // As many as there are logs, unless it says otherwise.
+                    Some(Client::Driver) => variant.log_threads.or(variant.logs).unwrap_or(1),
+                    _ => variant.log_threads.unwrap_or(defaults.log_threads),
+                },
                 burst: variant.burst.unwrap_or(defaults.burst),
                 lease_reads: variant.reads.as_deref() == Some("lease"),
                 durability: variant.durability.clone(),
@@ -100,7 +105,8 @@ impl System for Cyclone {
         };
         let cluster = LocalCluster::create(directory, &options)?;
         let running: Box<dyn Running> = match self.client() {
-            Client::Embedded => Box::new(Inside::start(cluster, self.mode)?),
+            Client::Embedded => Box::new(Inside::start(cluster, self.mode, false)?),
+            Client::Driver => Box::new(Inside::start(cluster, self.mode, true)?),
             _ => Box::new(Nodes::start(self, cluster)?),
         };
         Ok(Started::Running(running))
@@ -173,6 +179,10 @@ impl Lanes for Nodes {
         }
         let client = native::connect(
             &cluster,
+            match self.options.log_threads {
+                0 => 0,
+                _ => self.options.logs,
+            },
             &self.options.transport,
             parse_security(&self.options.security)?,
             self.options.burst,

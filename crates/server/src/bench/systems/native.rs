@@ -16,6 +16,7 @@ use crate::cluster::LocalCluster;
 /// A client of a cluster on this machine.
 pub fn connect(
     cluster: &LocalCluster,
+    log_ports: u16,
     transport: &str,
     security: Security,
     burst: usize,
@@ -30,6 +31,7 @@ pub fn connect(
     config.tcp = transport == "tcp";
     config.security = security;
     config.core.burst = burst;
+    config.core.log_ports = log_ports;
     config.core.window = config.core.window.max(inflight);
     Ok(Client::connect(config)?)
 }

@@ -3,16 +3,10 @@
 //! What is read of a message is its headers, and of a command everything but a large value. The value stays where it was
 //! received, and goes from there into the log and to the followers. //= cyclone §4.2
 
-use cyclone_packet::Peer;
 use cyclone_pmem::Payload;
-use cyclone_wire::client::ITEM_BYTES;
 use cyclone_wire::codec::DecodeError;
 use cyclone_wire::command::{Command, Condition, Operation};
 use cyclone_wire::raftmsg::RaftMessage;
-
-use super::Node;
-use crate::logset::LogSet;
-use crate::requests::{Origin, Outcome};
 
 /// Values shorter than this are gathered with the rest.
 const LARGE_VALUE_BYTES: usize = 512;
@@ -22,7 +16,7 @@ const TAIL_BYTES: usize = 64;
 const TAG_BYTES: usize = 25;
 
 /// Reads a Raft message and where its payloads begin.
-pub(super) fn raft_message(bytes: &Payload) -> Result<(RaftMessage, usize), DecodeError> {
+pub(crate) fn raft_message(bytes: &Payload) -> Result<(RaftMessage, usize), DecodeError> {
     if let Some(all) = bytes.contiguous() {
         return RaftMessage::decode(all);
     }
@@ -35,7 +29,7 @@ pub(super) fn raft_message(bytes: &Payload) -> Result<(RaftMessage, usize), Deco
 }
 
 /// A command without its value, and the value's length; `None` where that is not what is large about it.
-fn outline(command: &Payload) -> Option<(Vec<u8>, usize)> {
+pub(crate) fn outline(command: &Payload) -> Option<(Vec<u8>, usize)> {
     let number = |at: usize| {
         let mut word = [0; 4];
         command
@@ -84,70 +78,6 @@ fn has_value_after_key(kind: u8) -> bool {
         Command { session, operation }.encode(&mut bytes);
         bytes.get(1) == Some(&kind)
     })
-}
-
-impl Node {
-    /// The requests in a client's message that lies in several pieces.
-    pub(super) fn scattered_requests(&mut self, peer: Peer, body: &Payload) {
-        let mut at = 0;
-        while at < body.len() {
-            let mut length = [0; 4];
-            let whole = body.read_at(at, &mut length);
-            let end = at + 4 + u32::from_le_bytes(length) as usize;
-            if !whole || end > body.len() {
-                self.counters.malformed += 1;
-                return;
-            }
-            let item = body.slice(at..end);
-            at = end;
-            if let Some(bytes) = item.contiguous() {
-                self.walk_requests(peer, &item, bytes);
-            } else if !self.large_write(peer, &item) {
-                self.counters.gathered_bytes += item.len() as u64;
-                self.walk_requests(peer, &item, &item.to_vec());
-            }
-        }
-    }
-
-    /// Takes a command whose value is large; `false` if the request is something else.
-    fn large_write(&mut self, peer: Peer, item: &Payload) -> bool {
-        let mut head = [0; ITEM_BYTES];
-        if !item.read_at(0, &mut head) || head[ITEM_BYTES - 1] != cyclone_wire::client::COMMAND {
-            return false;
-        }
-        let command = item.slice(ITEM_BYTES..item.len());
-        let Some((outline, value_bytes)) = outline(&command) else {
-            return false;
-        };
-        // What does not parse is refused by the one who reads all of it.
-        let Ok(decoded) = Command::decode(&outline) else {
-            return false;
-        };
-        if decoded.operation.longest_value() != 0 {
-            return false;
-        }
-        // A command with one value has one key, so it concerns one log.
-        let logs = LogSet::of(&decoded.operation, self.logs.len());
-        let Some(log) = logs.single() else {
-            return false;
-        };
-        self.counters.writes += 1;
-        let mut id = [0; 8];
-        id.copy_from_slice(&head[4..12]);
-        let origin = Origin::Native {
-            peer,
-            id: u64::from_le_bytes(id),
-        };
-        if !self.within_limits(&decoded.operation) || value_bytes > self.config.max_value_bytes {
-            self.answers.push((origin, Outcome::TooLarge));
-            return true;
-        }
-        match self.admit(logs) {
-            Ok(()) => self.logs[log].write_payload(self.now.wall_ms, origin, &command),
-            Err(outcome) => self.answers.push((origin, outcome)),
-        }
-        true
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,302 @@
+//! A log's own loop: its packet port, and a step function that moves this one log (cyclone §5: a log per core, each with its
+//! queue). //= cyclone §5
+//!
+//! ```text
+//!   replica's loop   take all logs → step → lend them        gangs, elections, checkpoints, members, timers, the Redis protocol
+//!   log's loop       take its log  → step → put it down      entries, acknowledgements and commands of this log alone
+//! ```
+//! A log is moved by whoever has taken it; both loops do the same things with it, in the same order, by the same code. What
+//! concerns more than its log, the log's loop hands over. So a gang, a vote or a checkpoint never meets a log that is
+//! moving, and what an own loop adds is nothing but a way around the other one.
+
+mod home;
+mod run;
+mod step;
+mod turn;
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use cyclone_consensus::OutMessage;
+use cyclone_packet::door::port_of;
+use cyclone_packet::{Message, Outgoing, Peer, Port};
+use cyclone_pmem::Payload;
+use cyclone_store::StateMachine;
+use cyclone_wal::flash::FlashLog;
+use cyclone_wire::command::{Command, Operation};
+use cyclone_wire::envelope;
+
+use crate::clients::ClientReplies;
+use crate::clock::Steady;
+use crate::config::{Config, Member};
+use crate::intake::Longest;
+use crate::logset::LogSet;
+use crate::node::{NodeError, Now};
+use crate::physical::PhysicalLog;
+use crate::requests::{Origin, Outcome, Ticket};
+
+pub(crate) use home::{Lending, Post};
+pub(crate) use run::Crew;
+pub use run::LogLoop;
+pub(crate) use turn::Mail;
+use turn::{Cell, Down, Mover, Turn, Up};
+pub(crate) use turn::{Hears, Request};
+
+/// Datagrams' messages taken from the port in one step.
+const RECEIVE_BURST: usize = 256;
+/// How often a replica that does not answer at its port is spoken to.
+const TOUCH_US: u64 = 500_000;
+
+/// Tickets of the thread that runs the loop.
+const HOSTS: Ticket = 1 << 63;
+
+/// What a log's loop is told once.
+struct Settings {
+    own: u64,
+    logs: usize,
+    longest: Longest,
+    max_pending: usize,
+}
+
+/// A log's own loop, but for the thread.
+pub struct Lane {
+    log: usize,
+    cell: Arc<Cell<Box<Turn>>>,
+    mail: Arc<Mail>,
+    port: Port,
+    /// Readable when the log's flash has something to tell.
+    flash: Option<RawFd>,
+    store: Arc<dyn StateMachine>,
+    settings: Settings,
+    /// The clock as the port sees it.
+    steady: Steady,
+    inbox: Vec<Message>,
+    backlog: VecDeque<(Peer, Payload)>,
+    outgoing: Vec<OutMessage>,
+    answers: Vec<(Origin, Outcome)>,
+    letters: Vec<Up>,
+    /// Outcomes for the host and for other threads.
+    told: Vec<(Ticket, Outcome)>,
+    /// The host's own.
+    completions: Vec<(Ticket, Outcome)>,
+    clients: ClientReplies,
+    members: Arc<[Member]>,
+    next_touch_us: u64,
+    /// When it wants to be stepped again, by the machine's clock.
+    deadline_us: u64,
+    active_us: u64,
+}
+
+impl Lane {
+    pub(crate) fn new(
+        config: &Config,
+        log: &PhysicalLog,
+        post: &Post,
+        port: Port,
+        store: Arc<dyn StateMachine>,
+    ) -> Lane {
+        Lane {
+            log: usize::from(log.id),
+            flash: log.group.flash().and_then(FlashLog::descriptor),
+            cell: Arc::clone(&post.cell),
+            mail: Arc::clone(&post.mail),
+            port,
+            store,
+            settings: Settings {
+                own: config.id,
+                logs: usize::from(config.logs),
+                longest: Longest {
+                    key: config.max_key_bytes,
+                    value: config.max_value_bytes,
+                },
+                max_pending: config.max_pending,
+            },
+            steady: Steady::default(),
+            inbox: Vec::new(),
+            backlog: VecDeque::new(),
+            outgoing: Vec::new(),
+            answers: Vec::new(),
+            letters: Vec::new(),
+            told: Vec::new(),
+            completions: Vec::new(),
+            clients: ClientReplies::new(config.network.burst),
+            members: Arc::new([]),
+            next_touch_us: 0,
+            deadline_us: 0,
+            active_us: 0,
+        }
+    }
+
+    /// Does everything that is ready for this log, once the replica's loop has lent it. Answers how much was done.
+    ///
+    /// # Errors
+    /// What the replica cannot live on with.
+    pub fn step(&mut self, clock: &dyn Fn() -> Now) -> Result<usize, NodeError> {
+        let port_us = self.steady.read(clock().steady_us);
+        let mut work = self.receive(port_us)?;
+        let Some(mut turn) = self.cell.take(Mover::Lane) else {
+            return Err(NodeError::LoopEnded(self.log));
+        };
+        // Nobody may have seen a later time than whoever moves the log.
+        let now = clock();
+        let moved = self.with(&mut turn, now);
+        let led = Arc::clone(&turn.led);
+        let term = turn.log.group.term();
+        let ring = turn.elected || turn.unheard.has_gangs() || turn.log.next_gang().is_some();
+        let leads = turn.log.group.is_leader();
+        self.cell.put(turn);
+        self.mail.send_up(&mut self.letters);
+        if ring {
+            self.mail.ring();
+        }
+        work += moved?;
+        work += self.answer_clients(port_us, &led, leads.then_some(term))?;
+        self.greet(port_us)?;
+        Ok(work)
+    }
+
+    /// Takes what has arrived.
+    fn receive(&mut self, now_us: u64) -> Result<usize, NodeError> {
+        let mut received = 0;
+        while received < RECEIVE_BURST {
+            let count = self
+                .port
+                .poll(now_us, &mut self.inbox)
+                .map_err(NodeError::Port)?;
+            if count == 0 {
+                break;
+            }
+            received += count;
+        }
+        Ok(received)
+    }
+
+    /// Sends what was answered to this port's clients, here and by the replica's loop.
+    fn answer_clients(
+        &mut self,
+        now_us: u64,
+        led: &[u64],
+        leads_in: Option<u64>,
+    ) -> Result<usize, NodeError> {
+        let down = self.mail.take_down();
+        let work = down.len();
+        for answer in down {
+            match answer {
+                Down::Client(origin, answer) => self.clients.add(origin, &answer),
+                Down::Direct(ticket, outcome) => self.told.push((ticket, outcome)),
+            }
+        }
+        let hosts = |(ticket, _): &mut (Ticket, Outcome)| *ticket & HOSTS > 0;
+        let own = self.told.extract_if(.., hosts);
+        self.completions
+            .extend(own.map(|(ticket, outcome)| (ticket & !HOSTS, outcome)));
+        self.mail.reply(&mut self.told);
+        let mut led = led.to_vec();
+        if let (Some(term), Some(own)) = (leads_in, led.get_mut(self.log)) {
+            *own = term;
+        }
+        self.clients
+            .flush(now_us, &led, &mut self.port)
+            .map_err(NodeError::Port)?;
+        Ok(work)
+    }
+
+    /// The port learns where everybody is, and makes itself known where nobody has answered yet.
+    fn meet(&mut self, now_us: u64, members: &Arc<[Member]>) {
+        if Arc::ptr_eq(&self.members, members) {
+            return;
+        }
+        let (own, door) = (self.settings.own, self.log as u16 + 1);
+        for known in members.iter().filter(|known| known.id != own) {
+            if !self.members.contains(known)
+                && let Some(at) = known.log_address(self.log as u16)
+            {
+                self.port.add_node(port_of(known.id, door), at);
+            }
+        }
+        for old in self.members.iter().filter(|old| old.id != own) {
+            if !members.iter().any(|known| known.id == old.id) {
+                self.port.remove_node(now_us, port_of(old.id, door));
+            }
+        }
+        self.members = Arc::clone(members);
+    }
+
+    fn greet(&mut self, now_us: u64) -> Result<(), NodeError> {
+        if now_us < self.next_touch_us {
+            return Ok(());
+        }
+        self.next_touch_us = now_us + TOUCH_US;
+        let port = &self.port;
+        self.mail.note_figures(port.stats(), port.driver_stats());
+        let parts: [&[u8]; 1] = [&[envelope::RAFT]];
+        let (own, door) = (self.settings.own, self.log as u16 + 1);
+        let members = self.members.iter().map(|member| member.id);
+        let others = members.filter(|id| *id != own);
+        let strangers = others.map(|id| Peer::Node(port_of(id, door)));
+        let burst: Vec<Outgoing<'_>> = strangers
+            .filter(|peer| !self.port.is_connected(*peer))
+            .map(|to| Outgoing { to, parts: &parts })
+            .collect();
+        if !burst.is_empty() {
+            self.port.send(now_us, &burst).map_err(NodeError::Port)?;
+        }
+        Ok(())
+    }
+
+    /// Submits an operation on keys of this log alone; its outcome comes back by [`Lane::take_completions`] under `ticket`, which is below
+    /// 2^63. Others are refused as too large for one log.
+    pub fn submit(&mut self, ticket: Ticket, operation: &Operation<'_>) {
+        let logs = LogSet::of(operation, self.settings.logs);
+        if logs.single() != Some(self.log) {
+            return self.completions.push((ticket, Outcome::TooLarge));
+        }
+        let mut bytes = Vec::with_capacity(64);
+        let command = Command {
+            session: None,
+            operation: operation.clone(),
+        };
+        command.encode(&mut bytes);
+        let origin = Origin::Direct {
+            log: self.log as u16,
+            ticket: ticket | HOSTS,
+        };
+        let request = Request::Write(origin, Payload::from_vec(bytes));
+        self.mail.ask(request);
+    }
+
+    /// Takes the outcomes of what was submitted here.
+    pub fn take_completions(&mut self) -> std::vec::Drain<'_, (Ticket, Outcome)> {
+        self.completions.drain(..)
+    }
+
+    /// How many logs the replica has.
+    pub fn logs(&self) -> u16 {
+        self.settings.logs as u16
+    }
+
+    /// The log's number.
+    pub fn log(&self) -> u16 {
+        self.log as u16
+    }
+
+    /// When [`Lane::step`] wants to be called again at the latest, by the machine's steady clock.
+    pub fn deadline_us(&self) -> u64 {
+        let port = self.port.next_timeout().unwrap_or(u64::MAX);
+        self.deadline_us
+            .min(self.steady.machine_us(port.min(self.next_touch_us)))
+    }
+
+    /// When a client last had work for this log.
+    pub(crate) fn active_us(&self) -> u64 {
+        self.active_us
+    }
+
+    /// Descriptors that are readable when packets wait, or when flash has something to tell.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let mut descriptors = self.port.fds();
+        descriptors.extend(self.flash);
+        descriptors
+    }
+}

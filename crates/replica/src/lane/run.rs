@@ -1,0 +1,206 @@
+//! The loops of logs on threads: those that the replica starts, or a host's own.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use super::Lane;
+use super::turn::{Cell, Turn};
+use crate::config::{Config, Polling};
+use crate::idle::Spinner;
+use crate::node::NodeError;
+use crate::run::{WAKER, now, wait_us};
+
+/// The loops of some logs, for one thread. Where it ends, the replica's loop moves its logs.
+pub struct LogLoop {
+    lanes: Vec<Lane>,
+    poll: Poll,
+    waker: Arc<Waker>,
+    events: Events,
+    polling: Polling,
+    /// Made in the thread that runs it.
+    spinner: Option<Spinner>,
+}
+
+impl LogLoop {
+    /// Divides the logs among `config.log_threads` loops, or one per log if that is less. `home` wakes the replica's own loop.
+    ///
+    /// # Errors
+    /// When the system grants no descriptor.
+    pub(crate) fn divide(
+        lanes: Vec<Lane>,
+        config: &Config,
+        home: &Arc<Waker>,
+    ) -> io::Result<Vec<LogLoop>> {
+        let count = usize::from(config.log_threads).min(lanes.len());
+        let mut shares: Vec<Vec<Lane>> = (0..count).map(|_| Vec::new()).collect();
+        for (position, lane) in lanes.into_iter().enumerate() {
+            shares[position % count].push(lane);
+        }
+        let make = |lanes| LogLoop::new(lanes, config.polling, home);
+        shares.into_iter().map(make).collect()
+    }
+
+    fn new(lanes: Vec<Lane>, polling: Polling, home: &Arc<Waker>) -> io::Result<LogLoop> {
+        let poll = Poll::new()?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        for lane in &lanes {
+            lane.mail.connect(Arc::clone(home), Arc::clone(&waker));
+            for descriptor in lane.descriptors() {
+                let (source, token) = (&mut SourceFd(&descriptor), Token(WAKER.0 + 1));
+                poll.registry()
+                    .register(source, token, Interest::READABLE)?;
+            }
+        }
+        Ok(LogLoop {
+            lanes,
+            poll,
+            waker,
+            events: Events::with_capacity(64),
+            polling,
+            spinner: None,
+        })
+    }
+
+    /// The loops, for submitting to them and taking outcomes.
+    pub fn lanes(&mut self) -> &mut [Lane] {
+        &mut self.lanes
+    }
+
+    /// Does everything that is ready; if that is nothing, waits for something, at most so long. Answers how much was done.
+    ///
+    /// # Errors
+    /// What the replica cannot live on with; its own loop hears of it.
+    pub fn turn(&mut self, patience: Duration) -> Result<usize, NodeError> {
+        let mut work = 0;
+        for lane in &mut self.lanes {
+            match lane.step(&now) {
+                Ok(done) => work += done,
+                Err(error) => {
+                    let log = lane.log;
+                    lane.mail.fail(error);
+                    return Err(NodeError::LoopEnded(log));
+                }
+            }
+        }
+        let wait_us = match work {
+            0 => self.wait_us().min(patience.as_micros() as u64),
+            _ => 0,
+        };
+        if work > 0 {
+            return Ok(work);
+        }
+        let sleeps = self.lanes.iter().all(|lane| lane.mail.may_sleep());
+        let wait_us = if sleeps { wait_us } else { 0 };
+        let waited = self
+            .poll
+            .poll(&mut self.events, Some(Duration::from_micros(wait_us)));
+        self.lanes.iter().for_each(|lane| lane.mail.wakes());
+        match waited {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(NodeError::Port(error)),
+            _ => Ok(0),
+        }
+    }
+
+    fn wait_us(&mut self) -> u64 {
+        let deadline_us = self.lanes.iter().map(Lane::deadline_us).min();
+        let active_us = self.lanes.iter().map(Lane::active_us).max();
+        let spinner = self.spinner.get_or_insert_with(Spinner::new);
+        wait_us(
+            self.polling,
+            now(),
+            deadline_us.unwrap_or(u64::MAX),
+            active_us.unwrap_or(0),
+            spinner,
+        )
+    }
+}
+
+impl Drop for LogLoop {
+    fn drop(&mut self) {
+        for lane in &self.lanes {
+            if std::thread::panicking() {
+                lane.mail.fail(NodeError::LoopEnded(lane.log));
+                lane.cell.abandon();
+            }
+            lane.mail.leave();
+        }
+    }
+}
+
+/// Running loops. Dropping it stops them; each log stays with whoever has it in hand.
+pub(crate) struct Crew {
+    stop: Arc<AtomicBool>,
+    cells: Vec<Arc<Cell<Box<Turn>>>>,
+    threads: Vec<(Arc<Waker>, JoinHandle<()>)>,
+}
+
+impl Crew {
+    /// Starts a thread for each of these loops.
+    ///
+    /// # Errors
+    /// When the system grants no thread.
+    pub(crate) fn start(loops: Vec<LogLoop>, config: &Config) -> io::Result<Crew> {
+        let mut crew = Crew {
+            stop: Arc::new(AtomicBool::new(false)),
+            cells: Vec::new(),
+            threads: Vec::new(),
+        };
+        let count = loops.len();
+        for (position, mut own) in loops.into_iter().enumerate() {
+            let (stop, waker) = (Arc::clone(&crew.stop), Arc::clone(&own.waker));
+            let cells = own.lanes.iter().map(|lane| Arc::clone(&lane.cell));
+            crew.cells.extend(cells);
+            let cpu = cpu_of(config.pin_cpu, position, count);
+            let run = move || {
+                if let Some(cpu) = cpu {
+                    pin(cpu);
+                }
+                // An error has been told to the replica's loop, which ends with it.
+                while !stop.load(Ordering::Relaxed) && own.turn(LONGEST_WAIT).is_ok() {}
+            };
+            let thread = std::thread::Builder::new()
+                .name(format!("logs-{position}"))
+                .spawn(run)?;
+            crew.threads.push((waker, thread));
+        }
+        Ok(crew)
+    }
+}
+
+/// A thread looks whether it is to stop at least so often.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // The replica's loop may have the logs in hand, and keeps them.
+        self.cells.iter().for_each(|cell| cell.abandon());
+        for (waker, thread) in self.threads.drain(..) {
+            // The thread looks by itself before long.
+            let _ = waker.wake();
+            // A panic has been reported by its hook, and to the replica's loop by `LogLoop`.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The CPU of a thread: those behind the replica's loop's, where there is one for each.
+fn cpu_of(home: Option<usize>, position: usize, count: usize) -> Option<usize> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    home.filter(|_| cpus > count)
+        .map(|home| (home + 1 + position) % cpus)
+}
+
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(cpu, %error, "cannot pin a thread of the logs");
+    }
+}

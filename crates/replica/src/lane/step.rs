@@ -1,0 +1,477 @@
+//! What a log's loop does with its log while it has it: what the replica's loop does with every log.
+
+use cyclone_consensus::{OutMessage, StepError};
+use cyclone_packet::door::{node_of, port_of};
+use cyclone_packet::{Message, Peer};
+use cyclone_pmem::Payload;
+use cyclone_store::{ApplyError, Mode};
+use cyclone_wire::client::{ReadMode, Status};
+use cyclone_wire::command::Query;
+use cyclone_wire::envelope;
+use cyclone_wire::raftmsg::RaftKind;
+
+use super::{Lane, Turn, Up};
+use crate::answers::WEAK_WAIT_US;
+use crate::intake::{Intake, Longest};
+use crate::logset::LogSet;
+use crate::node::{NodeError, Now, STEP_REQUESTS};
+use crate::physical::PhysicalLog;
+use crate::reads::{How, Read};
+use crate::requests::{Origin, Outcome};
+use crate::scattered::raft_message;
+use crate::send;
+use crate::status::Counters;
+
+/// How often a log's loop asks the store again that another one has: for some tens of microseconds.
+const STORE_TRIES: u32 = 100;
+
+/// A log's loop with its log in hand.
+struct Moving<'a> {
+    lane: &'a mut Lane,
+    turn: &'a mut Turn,
+    now: Now,
+}
+
+impl Lane {
+    /// The log's turn. Answers how much was done.
+    pub(super) fn with(&mut self, turn: &mut Turn, now: Now) -> Result<usize, NodeError> {
+        let machine_us = now.steady_us;
+        let before = turn.steady.clone();
+        let now = Now {
+            steady_us: turn.steady.read(machine_us),
+            ..now
+        };
+        if turn.steady.has_gone_back_since(&before) {
+            turn.log.bar_lease();
+        }
+        self.meet(now.steady_us, &turn.members);
+        let mut moving = Moving {
+            lane: self,
+            turn,
+            now,
+        };
+        let work = match moving.turn.paused {
+            true => moving.hand_over(),
+            false => moving.step()?,
+        };
+        let (behind, deadline_us) = (moving.is_behind(), moving.deadline_us());
+        self.deadline_us = turn.steady.machine_us(deadline_us);
+        if turn.active_us > 0 {
+            self.active_us = turn.steady.machine_us(turn.active_us);
+        }
+        Ok(work + usize::from(behind))
+    }
+}
+
+impl Moving<'_> {
+    fn log(&mut self) -> &mut PhysicalLog {
+        &mut self.turn.log
+    }
+
+    /// The log is to be left alone: whatever has come is for the replica's loop.
+    fn hand_over(&mut self) -> usize {
+        let lane = &mut *self.lane;
+        let class = Payload::from_vec(vec![envelope::CLIENT_REQUEST]);
+        let waiting = lane.backlog.drain(..).map(|(from, rest)| {
+            let mut body = class.clone();
+            body.append(rest);
+            Message { from, body }
+        });
+        lane.letters.extend(waiting.map(Up::Message));
+        // Requests that were left to this loop stay where they are: whoever moves the log next finds them.
+        let arrived = lane.inbox.drain(..).map(|message| Message {
+            from: match message.from {
+                Peer::Node(port) => Peer::Node(node_of(port)),
+                client => client,
+            },
+            ..message
+        });
+        lane.letters.extend(arrived.map(Up::Message));
+        lane.letters.len()
+    }
+
+    fn step(&mut self) -> Result<usize, NodeError> {
+        let mut work = self.lane.inbox.len();
+        let mut inbox = std::mem::take(&mut self.lane.inbox);
+        for message in inbox.drain(..) {
+            self.dispatch(message);
+        }
+        self.lane.inbox = inbox;
+        self.requests();
+        let (now_us, now_ms) = (self.now.steady_us, self.now.wall_ms);
+        self.turn
+            .log
+            .propose(now_us, now_ms, &mut self.lane.answers);
+        self.turn.log.ask_reads(now_us);
+        work += self.persist()?;
+        self.send()?;
+        self.apply()?;
+        self.execute_reads()?;
+        work += self.sort_answers();
+        work += usize::from(self.log().group.drain_flash(now_us));
+        Ok(work)
+    }
+
+    fn dispatch(&mut self, mut message: Message) {
+        if let Peer::Node(port) = &mut message.from {
+            *port = node_of(*port);
+        }
+        let mut class = [0u8; 1];
+        let whole = message.body.read_at(0, &mut class);
+        let len = message.body.len();
+        match (message.from, class[0]) {
+            (Peer::Node(node), envelope::RAFT) if whole && self.is_member(node) => {
+                self.raft_messages(node, &message.body.slice(1..len));
+            }
+            (Peer::Client(_), envelope::CLIENT_REQUEST) if whole => {
+                let rest = message.body.slice(1..len);
+                self.lane.backlog.push_back((message.from, rest));
+            }
+            _ => self.lane.letters.push(Up::Message(message)),
+        }
+    }
+
+    fn is_member(&self, node: u64) -> bool {
+        self.turn.members.iter().any(|member| member.id == node)
+    }
+
+    fn raft_messages(&mut self, from: u64, body: &Payload) {
+        let mut at = 0;
+        while at + 4 <= body.len() {
+            let mut length = [0; 4];
+            body.read_at(at, &mut length);
+            let end = at + 4 + u32::from_le_bytes(length) as usize;
+            if end > body.len() {
+                self.turn.counters.malformed += 1;
+                return;
+            }
+            self.raft_message(from, body, at..end);
+            at = end;
+        }
+    }
+
+    /// `place` is a message with its length before it.
+    fn raft_message(&mut self, from: u64, body: &Payload, place: std::ops::Range<usize>) {
+        let bytes = body.slice(place.start + 4..place.end);
+        let Ok((message, payload_at)) = raft_message(&bytes) else {
+            self.turn.counters.malformed += 1;
+            return;
+        };
+        // What moves terms and leaders about concerns all logs.
+        let ours = matches!(
+            message.kind,
+            RaftKind::Append
+                | RaftKind::AppendResponse
+                | RaftKind::Heartbeat
+                | RaftKind::HeartbeatResponse
+        );
+        if !ours || usize::from(message.log) != self.lane.log || message.from != from {
+            let mut whole = Payload::from_vec(vec![envelope::RAFT]);
+            whole.append(body.slice(place));
+            self.lane.letters.push(Up::Message(Message {
+                from: Peer::Node(from),
+                body: whole,
+            }));
+            return;
+        }
+        if !message.entries.is_empty() {
+            self.turn.active_us = self.now.steady_us;
+        }
+        let payloads = bytes.slice(payload_at..bytes.len());
+        match self.log().group.step(message, payloads) {
+            Ok(()) => {}
+            Err(StepError::Full { .. }) => self.turn.counters.dropped_full += 1,
+            Err(_) => self.turn.counters.malformed += 1,
+        }
+    }
+
+    /// As many of the clients' requests as a step takes.
+    fn requests(&mut self) {
+        let now_ms = self.now.wall_ms;
+        for request in self.lane.mail.take_requests() {
+            match self.admit() {
+                Ok(()) => self.turn.log.take_in(now_ms, request),
+                Err(outcome) => self.lane.answers.push((request.origin(), outcome)),
+            }
+        }
+        let door = self.lane.log as u16 + 1;
+        let before = self.turn.counters.writes + self.turn.counters.reads;
+        while let Some((peer, body)) = self.lane.backlog.pop_front() {
+            self.turn.active_us = self.now.steady_us;
+            self.client_requests(door, peer, &body);
+            let looked_at = self.turn.counters.writes + self.turn.counters.reads - before;
+            if looked_at >= STEP_REQUESTS {
+                break;
+            }
+        }
+    }
+
+    /// Makes the log's step durable and takes in what it gives.
+    fn persist(&mut self) -> Result<usize, NodeError> {
+        let mut work = self.poll_flash()?;
+        while let Some(ready) = self.turn.log.group.take_ready() {
+            // Typestate: the messages exist only once their entries and hard state are durable.
+            let mut outbox = ready.persist()?;
+            work += 1;
+            for &(context, index) in &outbox.read_states {
+                self.log().reads.confirm(context, index);
+            }
+            self.turn.elected |= outbox.leader_change.is_some();
+            self.post(std::mem::take(&mut outbox.messages));
+            let (log, unheard) = (&mut self.turn.log, &mut self.turn.unheard);
+            log.committed(&mut outbox, unheard, &mut self.lane.answers);
+        }
+        work += self.poll_flash()?;
+        Ok(work)
+    }
+
+    fn poll_flash(&mut self) -> Result<usize, NodeError> {
+        let now_us = self.now.steady_us;
+        let group = &mut self.turn.log.group;
+        if group.flash().is_none() {
+            return Ok(0);
+        }
+        let (work, outbox) = group.poll_flash(now_us)?;
+        let sent = outbox.messages.len();
+        self.post(outbox.messages);
+        Ok(work + sent)
+    }
+
+    fn post(&mut self, mut messages: Vec<OutMessage>) {
+        send::drop_superseded(&mut messages);
+        for message in messages {
+            match message.header.kind {
+                RaftKind::Snapshot => self.lane.letters.push(Up::Post(message)),
+                _ => self.lane.outgoing.push(message),
+            }
+        }
+    }
+
+    /// Sends the persisted messages of this step as one burst. To a replica whose port for this log does not answer they go
+    /// through the replica's own.
+    fn send(&mut self) -> Result<(), NodeError> {
+        let door = self.lane.log as u16 + 1;
+        let Lane {
+            outgoing,
+            port,
+            letters,
+            ..
+        } = &mut *self.lane;
+        if outgoing.is_empty() {
+            return Ok(());
+        }
+        let group = &self.turn.log.group;
+        outgoing.retain(|message| {
+            let reached = port.is_connected(Peer::Node(port_of(message.to, door)));
+            if !reached {
+                let encoded = group.encode(message);
+                let pieces = std::iter::once(&encoded.prefix[..]).chain(encoded.payloads);
+                let bytes = pieces.flatten().copied().collect();
+                letters.push(Up::Send(message.to, bytes));
+            }
+            reached
+        });
+        let messages = outgoing.iter();
+        let messages = messages.map(|message| (port_of(message.to, door), group, message));
+        send::burst(port, self.now.steady_us, messages).map_err(NodeError::Port)?;
+        outgoing.clear();
+        Ok(())
+    }
+
+    fn apply(&mut self) -> Result<(), NodeError> {
+        let stop = self.turn.unheard.stop();
+        let Lane {
+            store,
+            answers,
+            letters,
+            ..
+        } = &mut *self.lane;
+        let job = self.turn.log.apply(&**store, stop, STORE_TRIES, answers)?;
+        letters.extend(job.map(Up::Apply));
+        Ok(())
+    }
+
+    /// Answers reads of this log that rest on a round or on nothing; the others are not its business alone.
+    fn execute_reads(&mut self) -> Result<(), NodeError> {
+        let applied = self.turn.log.applied;
+        while let Some(mut read) = self.log().reads.take(applied) {
+            let answers_here = !matches!(read.origin, Origin::Joined(_)) && read.how != How::Lease;
+            let query = Query::decode(&read.query);
+            let (true, Ok(query)) = (answers_here, query) else {
+                self.lane.letters.push(Up::Read(read));
+                continue;
+            };
+            if read.now_ms == 0 && read.how == How::Index {
+                read.now_ms = self.now.wall_ms;
+            }
+            match self
+                .lane
+                .store
+                .query_at(&query, read.now_ms, Mode::NonBlocking)
+            {
+                Ok(reply) => self.end(read.origin, Outcome::Done(reply)),
+                Err(ApplyError::WouldBlock | ApplyError::ClockBehind) => {
+                    self.lane.letters.push(Up::Read(read));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whoever came through another door is answered there.
+    fn sort_answers(&mut self) -> usize {
+        let door_here = self.lane.log as u16 + 1;
+        let refuses = self.readiness().is_err();
+        let Lane {
+            answers,
+            clients,
+            letters,
+            told,
+            ..
+        } = &mut *self.lane;
+        let count = answers.len();
+        for (origin, outcome) in answers.drain(..) {
+            match origin {
+                Origin::Nobody => {}
+                Origin::Direct { log, ticket }
+                    if usize::from(log) + 1 == usize::from(door_here) =>
+                {
+                    told.push((ticket, outcome));
+                }
+                Origin::Native { door, .. } if door == door_here => {
+                    if refuses && !matches!(outcome, Outcome::Done(_)) {
+                        clients.turned_away(origin);
+                    }
+                    let status = super::ClientReplies::status(outcome, &self.turn.members);
+                    clients.add(origin, &status);
+                }
+                _ => letters.push(Up::Outcome(origin, outcome)),
+            }
+        }
+        match refuses {
+            true => count,
+            false => count + clients.announce(),
+        }
+    }
+
+    /// Whether there is more to be done at once.
+    fn is_behind(&self) -> bool {
+        let may_apply = || self.turn.log.can_apply(self.turn.unheard.stop());
+        !self.lane.backlog.is_empty() || (!self.turn.paused && may_apply())
+    }
+
+    fn deadline_us(&self) -> u64 {
+        let log = &self.turn.log;
+        let retry = match log.reads.is_waiting_to_ask() {
+            true => self.now.steady_us + 1000,
+            false => u64::MAX,
+        };
+        retry.min(log.group.flash_deadline_us())
+    }
+}
+
+impl Intake for Moving<'_> {
+    fn tally(&mut self) -> &mut Counters {
+        &mut self.turn.counters
+    }
+
+    fn longest(&self) -> Longest {
+        self.lane.settings.longest
+    }
+
+    fn log_count(&self) -> usize {
+        self.lane.settings.logs
+    }
+
+    fn readiness(&self) -> Result<(), Outcome> {
+        match (&self.turn.refusal, self.turn.log.group.is_leader()) {
+            (Some(refusal), _) => Err(refusal.clone()),
+            // The logs are on their way to another replica.
+            (None, false) => Err(Outcome::Busy),
+            (None, true) => Ok(()),
+        }
+    }
+
+    fn end(&mut self, origin: Origin, outcome: Outcome) {
+        self.lane.answers.push((origin, outcome));
+    }
+
+    fn refuse_malformed(&mut self, origin: Origin) {
+        self.lane.clients.add(origin, &Status::Malformed);
+    }
+
+    fn take_write(&mut self, logs: LogSet, origin: Origin, command: &Payload) {
+        if logs.single() != Some(self.lane.log) {
+            let command = command.clone();
+            return self.lane.letters.push(Up::Write(origin, command));
+        }
+        match self.admit() {
+            Ok(()) => {
+                let now_ms = self.now.wall_ms;
+                self.log().write_payload(now_ms, origin, command);
+            }
+            Err(outcome) => self.end(origin, outcome),
+        }
+    }
+
+    fn take_read(
+        &mut self,
+        origin: Origin,
+        query: &Query<'_>,
+        bytes: Vec<u8>,
+        mode: ReadMode,
+        terms: Vec<u64>,
+    ) {
+        let logs = LogSet::of_query(query, self.log_count());
+        let how = match mode {
+            ReadMode::Index => How::Index,
+            ReadMode::Lease => How::Lease,
+            ReadMode::Weak => How::Weak {
+                until_us: self.now.steady_us + WEAK_WAIT_US,
+            },
+            // As an entry: by the replica's loop.
+            ReadMode::Log => return self.elsewhere(origin, bytes, mode, terms),
+        };
+        if logs.single() != Some(self.lane.log) {
+            return self.elsewhere(origin, bytes, mode, terms);
+        }
+        // A leader that the client knows to have been replaced may not know it.
+        //= cyclone §2
+        let known = terms.get(self.lane.log).copied().unwrap_or(0);
+        if mode == ReadMode::Weak && self.turn.log.group.term() < known {
+            return self.end(origin, Outcome::NotLeader(None));
+        }
+        self.turn.counters.reads += 1;
+        match self.admit() {
+            Ok(()) => {
+                let barrier = self.turn.log.barrier();
+                let read = Read::new(origin, bytes, barrier, how);
+                self.log().reads.submit(read);
+            }
+            Err(outcome) => self.end(origin, outcome),
+        }
+    }
+}
+
+impl Moving<'_> {
+    fn elsewhere(&mut self, origin: Origin, query: Vec<u8>, mode: ReadMode, terms: Vec<u64>) {
+        self.lane.letters.push(Up::Query {
+            origin,
+            query,
+            mode,
+            terms,
+        });
+    }
+
+    /// Whether the log takes another request; otherwise the refusal.
+    fn admit(&mut self) -> Result<(), Outcome> {
+        self.readiness()?;
+        let log = &self.turn.log;
+        if log.pending() >= self.lane.settings.max_pending || !log.has_room() {
+            self.turn.counters.refused_busy += 1;
+            return Err(Outcome::Busy);
+        }
+        Ok(())
+    }
+}
