@@ -165,7 +165,7 @@ pub fn pin(cpu: usize) -> bool {
 }
 
 /// Lets the calling thread run on any CPU again.
-fn unpin() {
+pub fn unpin() {
     let mut set = rustix::thread::CpuSet::new();
     for cpu in 0..rustix::thread::CpuSet::MAX_CPU {
         set.set(cpu);

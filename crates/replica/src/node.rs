@@ -38,7 +38,7 @@ use crate::status::Counters;
 use crate::workers::Workers;
 
 pub use error::NodeError;
-pub(crate) use incoming::STEP_REQUESTS;
+pub(crate) use incoming::{BACKLOG, STEP_REQUESTS};
 
 /// Wall clock and steady clock of one step.
 #[derive(Clone, Copy, Debug)]

@@ -170,6 +170,8 @@ fn fields(variant: &Variant) -> Result<()> {
             variant.two_phase.is_some(),
             is(&[Cyclone]) && native,
         ),
+        ("pinned", variant.pinned.is_some(), is(&[Cyclone]) && native),
+        ("log_threads", variant.log_threads.is_some(), is(&[Cyclone])),
         (
             "namespaces",
             variant.namespaces.is_some(),

@@ -409,6 +409,8 @@ pub struct Variant {
     pub election_ms: Option<u64>,
     /// cyclone, native: batches by two-phase commit from the client instead of ganged operations.
     pub two_phase: Option<bool>,
+    /// cyclone: the leader has CPU 0, the other replicas and the load CPU 1, where there are two.
+    pub pinned: Option<bool>,
     /// cyclone, in network namespaces with a cable between each two; needs root.
     pub namespaces: Option<bool>,
     /// cyclone over RESP, redis: operations that follow each other on a connection without waiting.

@@ -14,7 +14,7 @@ use super::{Lane, Turn, Up};
 use crate::answers::WEAK_WAIT_US;
 use crate::intake::{Intake, Longest};
 use crate::logset::LogSet;
-use crate::node::{NodeError, Now, STEP_REQUESTS};
+use crate::node::{BACKLOG, NodeError, Now, STEP_REQUESTS};
 use crate::physical::PhysicalLog;
 use crate::reads::{How, Read};
 use crate::requests::{Origin, Outcome};
@@ -200,7 +200,7 @@ impl Moving<'_> {
             self.turn.active_us = self.now.steady_us;
             self.client_requests(door, peer, &body);
             let looked_at = self.turn.counters.writes + self.turn.counters.reads - before;
-            if looked_at >= STEP_REQUESTS {
+            if looked_at >= STEP_REQUESTS && self.lane.backlog.len() <= BACKLOG {
                 break;
             }
         }

@@ -15,7 +15,7 @@ const FEW: usize = 8;
 /// acknowledgements wait for its end.
 pub(crate) const STEP_REQUESTS: u64 = 256;
 /// Messages of clients that may wait to be looked at. Beyond, a step looks at more requests, and refuses what the logs do not take.
-const BACKLOG: usize = 256;
+pub(crate) const BACKLOG: usize = 256;
 
 impl Node {
     /// Takes what has arrived: the other replicas' messages at once, so that no load of clients is in their way, and then as many of

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cyclone_bench::children::{pin, unpin};
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::{Job, Lane, Lanes, lanes};
 use cyclone_bench::plan::{Client, Store, Variant};
@@ -16,7 +17,7 @@ use super::embedded::Inside;
 use super::native::{self, NativeLane, TwoPhase};
 use crate::bench::wires::{Waits, WireLane, Wires};
 use crate::cluster::{LocalCluster, Options, any_first_port};
-use crate::config::{Reads, parse_security};
+use crate::config::{File, Reads, parse_security};
 
 /// A variant of it.
 pub struct Cyclone {
@@ -25,6 +26,8 @@ pub struct Cyclone {
     mode: ReadMode,
 }
 
+/// How long the others wait where the first node is to lead.
+const OTHERS_ELECTION_MS: u64 = 400;
 /// How long a new cluster may take to elect.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -58,6 +61,12 @@ impl Cyclone {
                 lease_reads: variant.reads.as_deref() == Some("lease"),
                 durability: variant.durability.clone(),
                 election_ms: variant.election_ms,
+                pin: match variant.pinned.unwrap_or(false) && cpus() > 1 {
+                    true => (0..variant.replicas.unwrap_or(defaults.replicas))
+                        .map(|node| usize::from(node > 0))
+                        .collect(),
+                    false => Vec::new(),
+                },
                 first_port: any_first_port()?,
                 ..Options::default()
             },
@@ -125,6 +134,9 @@ struct Nodes {
 
 impl Nodes {
     fn start(system: &Cyclone, mut cluster: LocalCluster) -> Result<Nodes> {
+        if !system.options.pin.is_empty() {
+            others_wait_longer(&cluster)?;
+        }
         cluster.start_all(true)?;
         let leader = cluster.wait_for_leader(PATIENCE)?;
         Ok(Nodes {
@@ -214,7 +226,14 @@ impl Running for Nodes {
             let mut cluster = self.cluster.lock().unwrap_or_else(PoisonError::into_inner);
             self.leader = cluster.wait_for_leader(PATIENCE)?;
         }
-        lanes::run(self, job, &self.processes())
+        let processes = self.processes();
+        let pinned = !self.options.pin.is_empty();
+        if pinned && self.leader != 0 {
+            bail!("the leader is to be the first node, which has a CPU of its own");
+        }
+        // The threads of the load inherit it.
+        let _on_one = pinned.then(|| OnCpu::new(1));
+        lanes::run(self, job, &processes)
     }
 
     fn assassin(&self) -> Option<Assassin> {
@@ -271,6 +290,37 @@ fn caught_up(cluster: &LocalCluster, leader: usize, logs: u16) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The other nodes wait longer before they stand for election, so that the first one leads.
+pub(super) fn others_wait_longer(cluster: &LocalCluster) -> Result<()> {
+    for node in 1..cluster.nodes.len() {
+        let path = config_of(cluster, node);
+        let mut file = File::read(&path)?;
+        file.timing.election_ms = OTHERS_ELECTION_MS;
+        std::fs::write(&path, toml::to_string(&file)?)?;
+    }
+    Ok(())
+}
+
+/// Keeps this thread, and those that it starts, on a CPU.
+struct OnCpu;
+
+impl OnCpu {
+    fn new(cpu: usize) -> OnCpu {
+        pin(cpu);
+        OnCpu
+    }
+}
+
+impl Drop for OnCpu {
+    fn drop(&mut self) {
+        unpin();
+    }
 }
 
 /// Where a node's configuration lies.

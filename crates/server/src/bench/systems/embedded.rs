@@ -15,7 +15,7 @@ use cyclone_wire::command::{Condition, Operation, Query};
 use cyclone_wire::reply::Reply;
 use cyclone_wire::slot::slot;
 
-use super::cyclone::config_of;
+use super::cyclone::{config_of, others_wait_longer};
 use super::native::operation;
 use crate::cluster::LocalCluster;
 use crate::config::File;
@@ -33,20 +33,14 @@ pub struct Inside {
 /// The loops of the leader's logs, by their first log.
 type Loops = Arc<Mutex<BTreeMap<u16, LogLoop>>>;
 
-/// The others wait longer before they stand for election, so that ours leads.
-const OTHERS_ELECTION_MS: u64 = 400;
-
 impl Inside {
     /// Starts it. `apart`: the load's threads move the leader's logs.
     pub fn start(mut cluster: LocalCluster, mode: ReadMode, apart: bool) -> Result<Inside> {
         if mode != ReadMode::Index {
             bail!("variant.reads: an embedded replica reads by ReadIndex");
         }
+        others_wait_longer(&cluster)?;
         for node in 1..cluster.nodes.len() {
-            let path = config_of(&cluster, node);
-            let mut file = File::read(&path)?;
-            file.timing.election_ms = OTHERS_ELECTION_MS;
-            std::fs::write(&path, toml::to_string(&file)?)?;
             cluster.start(node, true)?;
         }
         let config = File::read(&config_of(&cluster, 0))?.to_config(true)?;
