@@ -22,7 +22,9 @@ const MOST_UNSENT: usize = 256 << 10;
 struct One {
     stream: TcpStream,
     arrived: VecDeque<Instant>,
-    unsent: Vec<u8>,
+    /// What is to be sent, from `sent` on.
+    commands: Vec<u8>,
+    sent: usize,
     answers: Vec<u8>,
 }
 
@@ -32,6 +34,7 @@ pub(super) struct Redis {
     connections: Vec<One>,
     sequence: Sequence,
     value: Vec<u8>,
+    piece: Box<[u8]>,
 }
 
 impl Redis {
@@ -45,7 +48,8 @@ impl Redis {
             connections.push(One {
                 stream,
                 arrived: VecDeque::new(),
-                unsent: Vec::new(),
+                commands: Vec::new(),
+                sent: 0,
                 answers: Vec::new(),
             });
         }
@@ -54,6 +58,7 @@ impl Redis {
             connections,
             sequence: Sequence(seed),
             value: value(),
+            piece: vec![0; 64 << 10].into(),
         })
     }
 }
@@ -73,24 +78,32 @@ fn moved(result: std::io::Result<usize>) -> Result<usize> {
 impl One {
     fn push(&mut self, arrived: Instant, key: &[u8], value: &[u8]) {
         self.arrived.push_back(arrived);
-        self.unsent.extend_from_slice(b"*3\r\n$3\r\nSET\r\n$16\r\n");
-        self.unsent.extend_from_slice(key);
-        self.unsent
-            .extend_from_slice(format!("\r\n${}\r\n", value.len()).as_bytes());
-        self.unsent.extend_from_slice(value);
-        self.unsent.extend_from_slice(b"\r\n");
+        let out = &mut self.commands;
+        out.extend_from_slice(b"*3\r\n$3\r\nSET\r\n$16\r\n");
+        out.extend_from_slice(key);
+        out.extend_from_slice(format!("\r\n${}\r\n", value.len()).as_bytes());
+        out.extend_from_slice(value);
+        out.extend_from_slice(b"\r\n");
     }
 
-    fn exchange(&mut self, seen: &mut Seen) -> Result<()> {
-        while !self.unsent.is_empty() {
-            match moved(self.stream.write(&self.unsent))? {
+    fn unsent(&self) -> usize {
+        self.commands.len() - self.sent
+    }
+
+    fn exchange(&mut self, piece: &mut [u8], seen: &mut Seen) -> Result<()> {
+        while self.unsent() > 0 {
+            match moved(self.stream.write(&self.commands[self.sent..]))? {
                 0 => break,
-                count => drop(self.unsent.drain(..count)),
+                count => self.sent += count,
             }
         }
-        let mut piece = [0; 16 << 10];
+        // What was sent is dropped when it is more than what was not: no byte is moved often.
+        if self.sent >= self.unsent() {
+            self.commands.drain(..self.sent);
+            self.sent = 0;
+        }
         loop {
-            match moved(self.stream.read(&mut piece))? {
+            match moved(self.stream.read(piece))? {
                 0 => break,
                 count => self.answers.extend_from_slice(&piece[..count]),
             }
@@ -142,7 +155,7 @@ impl Source for Redis {
                     break;
                 };
                 seen.offered += 1;
-                if one.arrived.len() >= MOST_PENDING || one.unsent.len() >= MOST_UNSENT {
+                if one.arrived.len() >= MOST_PENDING || one.unsent() >= MOST_UNSENT {
                     seen.held += 1;
                     continue;
                 }
@@ -150,7 +163,7 @@ impl Source for Redis {
                 one.push(arrived, &key, &self.value);
             }
             for one in &mut self.connections {
-                one.exchange(&mut seen)?;
+                one.exchange(&mut self.piece, &mut seen)?;
             }
         }
         seen.elapsed = begun.elapsed();
@@ -162,7 +175,7 @@ impl Source for Redis {
                 bail!("commands are not answered within 20 s after the load");
             }
             for one in &mut self.connections {
-                one.exchange(&mut rest)?;
+                one.exchange(&mut self.piece, &mut rest)?;
             }
         }
         Ok(seen)
