@@ -66,6 +66,8 @@ impl Default for CoreConfig {
     }
 }
 
+/// A log's port that did not answer is not asked for so long.
+const SHUT_US: u64 = 1_000_000;
 /// Kinds of requests (docs/formats.md, "Client messages").
 const COMMAND: u8 = 1;
 const QUERY: u8 = 2;
@@ -91,6 +93,8 @@ pub struct ClientCore {
     ready: bool,
     completions: Vec<Completion>,
     buffers: Buffers,
+    /// By port, until when it is not asked: it did not answer.
+    shut_us: Vec<u64>,
     /// Per log the highest term of a leader heard from.
     terms: Vec<u64>,
     /// Requests refused at the door; they have numbers too.
@@ -118,6 +122,7 @@ impl ClientCore {
             completions: Vec::new(),
             buffers: Buffers::default(),
             terms: Vec::new(),
+            shut_us: Vec::new(),
             turned_away: 0,
             resent: 0,
         }
@@ -324,10 +329,13 @@ impl ClientCore {
             .min(request.deadline_us);
         let body_bytes = request.body.len() + 8 * self.terms.len();
         // Whoever leads is looked for at its own port, and asked there again for what had no answer.
-        let door = match self.hunt.is_found() && request.timeouts == 0 {
+        let shut_until_us = self.shut_us.get(usize::from(request.door));
+        let is_open = shut_until_us.is_none_or(|until_us| *until_us <= now_us);
+        let door = match self.hunt.is_found() && request.timeouts == 0 && is_open {
             true => request.door,
             false => 0,
         };
+        request.sent_to = door;
         let pack = packs.at(door);
         pack.make_room(body_bytes, &mut self.buffers, out);
         // As `cyclone_wire::client` writes it, but the bodies are in wire form already.
@@ -426,7 +434,15 @@ impl ClientCore {
                 next_us = next_us.min(request.due_us);
             } else if request.stage == Stage::Flying && request.due_us <= now_us {
                 request.timeouts += 1;
-                silent |= self.hunt.is_silent_since(request.sent_us);
+                match request.sent_to {
+                    0 => silent |= self.hunt.is_silent_since(request.sent_us),
+                    // It may be that port alone: what it was asked is asked at the replica's own.
+                    door => {
+                        let doors = usize::from(self.config.log_ports) + 1;
+                        self.shut_us.resize(doors, 0);
+                        self.shut_us[usize::from(door)] = now_us + SHUT_US;
+                    }
+                }
                 self.enqueue(ticket);
             } else if request.stage == Stage::Flying {
                 next_us = next_us.min(request.due_us);

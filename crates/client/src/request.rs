@@ -114,6 +114,8 @@ pub(crate) struct Request {
     pub(crate) kind: Kind,
     /// The port it is for: 0 is a replica's own, beyond it those of the logs.
     pub(crate) door: u16,
+    /// The port it was last sent to.
+    pub(crate) sent_to: u16,
     /// A command (with a tag of zeros) or a query in wire form.
     pub(crate) body: Vec<u8>,
     /// Session that `seq` belongs to; 0: none.
@@ -164,6 +166,7 @@ impl Slab {
                     stage: Stage::Free,
                     kind,
                     door: 0,
+                    sent_to: 0,
                     body: Vec::new(),
                     session: 0,
                     seq: 0,

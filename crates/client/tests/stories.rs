@@ -6,10 +6,12 @@ use cyclone_wire::client::{Request, put_response, requests};
 use cyclone_wire::command::Condition;
 
 use cyclone_client::{ClientCore, ClientError, CoreConfig, NotDone};
+use cyclone_packet::door::{node_of, port_of};
 use cyclone_wire::client::Status;
 use cyclone_wire::command::{Command, Operation};
 use cyclone_wire::envelope;
 use cyclone_wire::reply::{Failure, Reply};
+use cyclone_wire::slot::slot;
 
 /// One replicated counter behind three nodes of which one leads; sessions as the state machine keeps them.
 #[derive(Default)]
@@ -251,4 +253,48 @@ fn a_doubled_refusal_counts_once() {
     }
     let done: Vec<_> = core.completions().map(|(_, result)| result).collect();
     assert_eq!(done, [Err(ClientError::Unknown)]);
+}
+
+/// One of a leader's log ports is dead: what was asked there is asked at the leader's own, and nobody takes the leader for dead.
+#[test]
+fn a_dead_port_of_a_log_is_no_dead_leader() {
+    let log_ports = 2;
+    let mut client = ClientCore::new(
+        (1..=3).map(|id| (id, String::new())).collect(),
+        CoreConfig {
+            log_ports,
+            ..CoreConfig::default()
+        },
+    );
+    let mut cluster = Cluster {
+        leader: 1,
+        ..Cluster::default()
+    };
+    let dead = port_of(1, slot(b"n") % log_ports + 1);
+    let (mut asked, mut out) = (Vec::new(), Vec::new());
+    let (mut now_us, mut done) = (0, 0);
+    // So many requests, one after the other, before the port is tried again.
+    for _ in 0..20 {
+        client.submit(now_us, &incr());
+        for _ in 0..100 {
+            client.transmit(now_us, &mut out);
+            for (port, message) in out.drain(..) {
+                asked.push(port);
+                if port != dead {
+                    let answer = cluster.answer(node_of(port), &message);
+                    client.on_message(now_us, node_of(port), &answer);
+                }
+            }
+            now_us += 1_000;
+        }
+        for (_, outcome) in client.completions() {
+            assert!(outcome.is_ok(), "{outcome:?}");
+            done += 1;
+        }
+    }
+    assert_eq!((done, cluster.counter), (20, 20));
+    assert!(asked.iter().all(|port| node_of(*port) == 1), "{asked:?}");
+    // Two seconds: once each second.
+    let tries = asked.iter().filter(|port| **port == dead).count();
+    assert!((2..=3).contains(&tries), "{tries} tries at the dead port");
 }
