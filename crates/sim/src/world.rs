@@ -161,6 +161,7 @@ impl World {
             Kind::Forget,
             Kind::Logs,
             Kind::Gangs,
+            Kind::OwnLoops,
             Kind::Expiry,
             Kind::Flash,
         ] {
