@@ -35,6 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         client_key: [2; 32],
         polling: Polling::Adaptive,
         pin_cpu: None,
+        log_cpus: Vec::new(),
         log_threads: 0,
         heartbeat: Duration::from_millis(10),
         election: Duration::from_millis(50),

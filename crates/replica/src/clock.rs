@@ -44,6 +44,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_clock_that_goes_back_is_caught_by_whoever_reads_it_next() {
+        let mut home = Steady::default();
+        home.read(900);
+        let mut other = home.clone();
+        other.read(1000);
+        home.learn(&other);
+        // Later than its own last reading, and earlier than the other's.
+        let before = home.clone();
+        assert_eq!(home.read(950), 1000);
+        assert!(home.has_gone_back_since(&before));
+        let before = home.clone();
+        assert_eq!(home.read(951), 1001);
+        assert!(!home.has_gone_back_since(&before));
+    }
+
+    #[test]
     fn time_goes_on_when_the_clock_goes_back() {
         let mut steady = Steady::default();
         let shown = [100, 150, 40, 50, 45, 200].map(|machine_us| steady.read(machine_us));

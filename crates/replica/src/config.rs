@@ -133,6 +133,8 @@ pub struct Config {
     pub polling: Polling,
     /// CPU to pin the loop to.
     pub pin_cpu: Option<usize>,
+    /// CPUs to pin the threads of the logs to, in turn; those beyond run where the replica's loop may.
+    pub log_cpus: Vec<usize>,
     /// Time between heartbeats.
     pub heartbeat: Duration,
     /// Shortest time without a leader's message before an election; the actual one is drawn between this and twice this.

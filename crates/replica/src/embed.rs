@@ -150,6 +150,15 @@ struct Host {
     next: u64,
 }
 
+/// However the loop ends: whoever waits is told that nobody knows.
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.queue.closed.store(true, Ordering::Release);
+        let waiting = std::mem::take(&mut *lock(&self.queue.calls));
+        drop(waiting);
+    }
+}
+
 impl Companion for Host {
     fn ready(&mut self, _event: &Event) {}
 
@@ -198,7 +207,7 @@ impl Embedded {
 
     /// Starts a replica whose logs have loops of their own (`config.log_threads` of them, at least one), and leaves running those to
     /// the caller: a program with a thread per core gives each of its threads a loop, and asks for what is kept there without
-    /// waking anybody.
+    /// waking anybody. They are to be turned all the time: calls from other threads wait for that, for some tens of milliseconds at most.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -236,18 +245,8 @@ impl Embedded {
             waiting: HashMap::new(),
             next: 0,
         };
-        let (stopping, closing) = (Arc::clone(&stop), Arc::clone(&queue));
-        let boxes = mails.clone();
-        let run = move || {
-            let ended = reactor.run(&mut node, &mut host, &stopping);
-            closing.closed.store(true, Ordering::Release);
-            // Whoever waits is told that nobody knows.
-            let waiting = std::mem::take(&mut *lock(&closing.calls));
-            drop(waiting);
-            host.waiting.clear();
-            boxes.iter().for_each(|mail| mail.close());
-            ended
-        };
+        let stopping = Arc::clone(&stop);
+        let run = move || reactor.run(&mut node, &mut host, &stopping);
         let thread = std::thread::Builder::new()
             .name("cyclone".into())
             .spawn(run)

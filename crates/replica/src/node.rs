@@ -282,7 +282,7 @@ impl Node {
     }
 
     /// Whether the logs take another request; otherwise the refusal.
-    fn admit(&mut self, logs: LogSet) -> Result<(), Outcome> {
+    pub(crate) fn admit(&mut self, logs: LogSet) -> Result<(), Outcome> {
         self.check_leadership()?;
         let full = |log: usize| {
             let physical = &self.logs[log];
@@ -311,14 +311,15 @@ impl Node {
     /// # Errors
     /// What the replica cannot live on with.
     pub fn step(&mut self, now: Now) -> Result<usize, NodeError> {
-        if now.steady_us < self.steady.machine_us(self.now.steady_us) {
-            // It goes back: what it says of a lease cannot be believed either.
-            self.logs.iter_mut().for_each(PhysicalLog::bar_lease);
-        }
+        let (before, last_us) = (self.steady.clone(), self.now.steady_us);
         self.now = Now {
             steady_us: self.steady.read(now.steady_us),
             wall_ms: now.wall_ms,
         };
+        // It goes back, also by what a log's own loop has read since: what it says of a lease cannot be believed either.
+        if now.steady_us < before.machine_us(last_us) || self.steady.has_gone_back_since(&before) {
+            self.logs.iter_mut().for_each(PhysicalLog::bar_lease);
+        }
         let now = self.now;
         if self.started_us == 0 {
             self.started_us = now.steady_us.max(1);
@@ -459,11 +460,7 @@ impl Node {
     }
 
     fn execute_reads(&mut self, log: usize) -> Result<(), NodeError> {
-        let applied = match planted::has(Bug::ReadsNotWaiting) {
-            true => self.logs[log].group.commit(),
-            false => self.logs[log].applied,
-        };
-        while let Some(read) = self.logs[log].reads.take(applied) {
+        while let Some(read) = self.logs[log].next_read() {
             self.execute_read(log, read)?;
         }
         Ok(())
@@ -512,6 +509,7 @@ impl Node {
     }
 
     fn upkeep(&mut self) -> Result<(), NodeError> {
+        self.look_after_boxes();
         let mut gangs = Vec::new();
         for (log, physical) in self.logs.iter_mut().enumerate() {
             let stop = self.gangs.book.stop(log);

@@ -153,6 +153,15 @@ impl PhysicalLog {
         self.pending + self.reads.len()
     }
 
+    /// Takes the next read that the state machine may be asked.
+    pub(crate) fn next_read(&mut self) -> Option<Read> {
+        let applied = match planted::has(Bug::ReadsNotWaiting) {
+            true => self.group.commit(),
+            false => self.applied,
+        };
+        self.reads.take(applied)
+    }
+
     /// Leader: asks for a round for the reads that want one, or lets them go on under the lease.
     pub(crate) fn ask_reads(&mut self, now_us: u64) {
         if !self.group.is_leader() {

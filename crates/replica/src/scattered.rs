@@ -3,6 +3,8 @@
 //! What is read of a message is its headers, and of a command everything but a large value. The value stays where it was
 //! received, and goes from there into the log and to the followers. //= cyclone §4.2
 
+use std::ops::Range;
+
 use cyclone_pmem::Payload;
 use cyclone_wire::codec::DecodeError;
 use cyclone_wire::command::{Command, Condition, Operation};
@@ -26,6 +28,21 @@ pub(crate) fn raft_message(bytes: &Payload) -> Result<(RaftMessage, usize), Deco
         Ok(decoded) => Ok(decoded),
         Err(_) => RaftMessage::decode(&bytes.to_vec()),
     }
+}
+
+/// Where the Raft messages of a datagram lie, each with its length before it; `None`, at the end, for one that is longer than what is left.
+pub(crate) fn each_message(body: &Payload) -> impl Iterator<Item = Option<Range<usize>>> + '_ {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let mut length = [0; 4];
+        if !body.read_at(at, &mut length) {
+            return None;
+        }
+        let end = at + 4 + u32::from_le_bytes(length) as usize;
+        let place = (end <= body.len()).then_some(at..end);
+        at = if place.is_some() { end } else { body.len() };
+        Some(place)
+    })
 }
 
 /// A command without its value, and the value's length; `None` where that is not what is large about it.
@@ -140,6 +157,21 @@ mod tests {
         assert_eq!(outline(&rope(&small, 5)), None);
         let other = encoded(true, Operation::Del { keys: vec![&value] });
         assert_eq!(outline(&rope(&other, 500)), None);
+    }
+
+    #[test]
+    fn messages_end_where_the_datagram_does() {
+        let places = |bytes: &[u8], step| -> Vec<Option<Range<usize>>> {
+            each_message(&rope(bytes, step)).collect()
+        };
+        let two = [2, 0, 0, 0, 8, 9, 0, 0, 0, 0];
+        for step in [1, 3, 10] {
+            assert_eq!(places(&two, step), [Some(0..6), Some(6..10)]);
+            assert_eq!(places(&two[..9], step), [Some(0..6)], "less than a length");
+            assert_eq!(places(&two[..5], step), [None]);
+        }
+        assert_eq!(places(&[255; 8], 8), [None]);
+        assert_eq!(places(&[], 1), []);
     }
 
     #[test]

@@ -53,6 +53,7 @@ fn config(id: u64, replicas: u64, first_port: u16, directory: &Path) -> Config {
         client_key: [2; 32],
         polling: Polling::Adaptive,
         pin_cpu: None,
+        log_cpus: Vec::new(),
         heartbeat: Duration::from_millis(10),
         election: Duration::from_millis(100),
         max_key_bytes: 1 << 10,
@@ -230,6 +231,29 @@ fn a_host_runs_the_loops_in_its_own_threads() {
     for (_, key) in &keys {
         assert_eq!(replica.write(&add(key, 1)), Ok(Reply::Int(7)));
     }
+}
+
+#[test]
+fn a_host_that_is_busy_elsewhere_strands_nobody() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let config = config(1, 1, free_ports(3, LOGS + 1), directory.path());
+    // These are never turned: their host might be the one that waits here.
+    let (replica, loops) = Embedded::start_apart(config).expect("started");
+    assert!(replica.wait_to_lead(PATIENCE));
+    for (_, key) in &keys() {
+        assert_eq!(replica.write(&add(key, 1)), Ok(Reply::Int(1)));
+        assert_eq!(value(&replica, key), 1);
+    }
+    // What waits in a box when the replica stops is given up.
+    let (answers, mut known) = (Answers::new(), Vec::new());
+    replica.submit_to(&answers, 7, &add(b"one log", 1));
+    drop(replica);
+    answers.wait(PATIENCE, &mut known);
+    assert!(
+        matches!(known[..], [(7, Outcome::Unknown | Outcome::Done(_))]),
+        "{known:?}"
+    );
+    drop(loops);
 }
 
 #[test]

@@ -507,6 +507,7 @@ impl File {
             client_key: parse_key("cluster.client_key", &self.cluster.client_key)?,
             polling: parse_polling(&self.node.polling)?,
             pin_cpu: self.node.pin_cpu,
+            log_cpus: Vec::new(),
             heartbeat: Duration::from_millis(self.timing.heartbeat_ms),
             election: Duration::from_millis(self.timing.election_ms),
             max_key_bytes: self.limits.max_key_bytes,

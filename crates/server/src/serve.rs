@@ -499,6 +499,8 @@ pub fn run(file: &File, beginning: Beginning, stop: &AtomicBool) -> Result<()> {
     config.join = beginning == Beginning::Join;
     shelf::check(&config.data, file.cluster.restored_from()?)?;
     if let Some(cpu) = config.pin_cpu {
+        // What there is can be seen only before.
+        config.log_cpus = cpus_behind(cpu, &allowed_cpus()?, usize::from(config.log_threads));
         pin(cpu)?;
     }
     let own = config
@@ -527,9 +529,38 @@ pub fn run(file: &File, beginning: Beginning, stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
+/// The CPUs that this process may use.
+fn allowed_cpus() -> Result<Vec<usize>> {
+    let set = rustix::thread::sched_getaffinity(None).context("which CPUs there are")?;
+    let all = 0..rustix::thread::CpuSet::MAX_CPU;
+    Ok(all.filter(|cpu| set.is_set(*cpu)).collect())
+}
+
+/// A CPU for each of so many threads: those behind this one in turn, from the first again where there are fewer.
+fn cpus_behind(home: usize, allowed: &[usize], threads: usize) -> Vec<usize> {
+    let behind = allowed.iter().filter(|cpu| **cpu > home);
+    let before = allowed.iter().filter(|cpu| **cpu < home);
+    let others = behind.chain(before).copied();
+    others.cycle().take(threads).collect()
+}
+
 fn pin(cpu: usize) -> Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
     rustix::thread::sched_setaffinity(None, &set)
         .with_context(|| format!("cannot pin to CPU {cpu}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cpus_behind;
+
+    #[test]
+    fn threads_of_logs_get_the_cpus_behind_the_loops() {
+        assert_eq!(cpus_behind(2, &[0, 1, 2, 3, 4], 3), [3, 4, 0]);
+        // A container's CPUs need not begin with 0.
+        assert_eq!(cpus_behind(8, &[8, 9, 12], 2), [9, 12]);
+        assert_eq!(cpus_behind(1, &[0, 1, 2], 3), [2, 0, 2], "too few");
+        assert!(cpus_behind(0, &[0], 2).is_empty(), "only this one");
+    }
 }

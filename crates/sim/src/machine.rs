@@ -205,6 +205,7 @@ impl Machine {
             client_key: CLIENT_KEY,
             polling: Polling::Event,
             pin_cpu: None,
+            log_cpus: Vec::new(),
             log_threads: u16::from(plan.own_loops),
             heartbeat: Duration::from_micros(plan.heartbeat_us),
             election: Duration::from_micros(plan.election_us),

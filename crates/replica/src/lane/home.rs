@@ -8,8 +8,8 @@ use cyclone_wire::command::{Command, Query};
 use crate::clients::ClientReplies;
 use crate::config::Member;
 use crate::intake::Intake;
-use crate::lane::Lane;
 use crate::lane::turn::{Cell, Down, Mail, Mover, Request, Turn, Unheard, Up};
+use crate::lane::{HOSTS, Lane};
 use crate::logset::LogSet;
 use crate::node::{Done, Node, NodeError};
 use crate::physical::{ApplyJob, PhysicalLog};
@@ -22,12 +22,15 @@ pub(crate) struct Post {
     pub(crate) mail: Arc<Mail>,
     /// Answers were sent down in this step.
     rings: bool,
+    /// Requests lay in the box when it was last looked at.
+    waited: bool,
 }
 
-/// The replica ends: a host's thread that runs the log's loop does not wait for the log.
+/// The replica ends, however: nobody who runs the log's loop waits for the log, and nobody who asked it for an answer.
 impl Drop for Post {
     fn drop(&mut self) {
         self.cell.abandon();
+        self.mail.close();
     }
 }
 
@@ -37,30 +40,13 @@ impl Post {
             cell: Arc::new(Cell::new()),
             mail: Arc::new(Mail::new()),
             rings: false,
+            waited: false,
         }
     }
 
     fn send_down(&mut self, answer: Down) {
         self.mail.send_down(answer);
         self.rings = true;
-    }
-
-    /// Has the letters read. Where the log's loop has ended, threads that wait are told from here; its port's clients ask again.
-    fn deliver(&self) {
-        if !self.mail.is_left() {
-            return self.mail.ring_lane();
-        }
-        let direct = |answer| match answer {
-            Down::Direct(ticket, outcome) => Some((ticket, outcome)),
-            Down::Client(..) => None,
-        };
-        let mut told = self
-            .mail
-            .take_down()
-            .into_iter()
-            .filter_map(direct)
-            .collect();
-        self.mail.reply(&mut told);
     }
 }
 
@@ -105,6 +91,12 @@ impl Node {
         if self.lending.posts.is_empty() {
             return;
         }
+        // A log may have been won since its reads were looked at.
+        for (led, log) in self.led.iter_mut().zip(&self.logs) {
+            if log.group.is_leader() {
+                *led = log.group.term();
+            }
+        }
         let refusal = self.check_leadership().err();
         if *self.lending.members != *self.membership.list() {
             self.lending.members = self.membership.list().into();
@@ -132,7 +124,7 @@ impl Node {
             };
             post.cell.put(Box::new(turn));
             if std::mem::take(&mut post.rings) {
-                post.deliver();
+                post.mail.ring_lane();
             }
         }
     }
@@ -175,8 +167,6 @@ impl Node {
         for log in 0..self.lending.posts.len() {
             if self.is_to_stay(log) {
                 self.catch_up(LogSet::one(log));
-                // What its loop had not read when it ended is told as well.
-                self.lending.posts[log].rings = true;
             }
         }
         if std::mem::take(&mut self.lending.elected) {
@@ -219,7 +209,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whether only the replica's loop moves this log for now.
+    /// Whether only the replica's loop may move this log.
     fn is_to_stay(&self, log: usize) -> bool {
         let removed = self.membership.is_removed(self.config.id);
         let left = |post: &Post| post.mail.is_left();
@@ -244,7 +234,11 @@ impl Node {
     pub(crate) fn catch_up(&mut self, logs: LogSet) {
         for log in logs.iter().take(self.lending.posts.len()) {
             for request in self.lending.posts[log].mail.take_requests() {
-                self.logs[log].take_in(self.now.wall_ms, request);
+                // Threads of this process leave theirs unasked; and what was admitted may wait for longer than this replica leads.
+                match self.admit(LogSet::one(log)) {
+                    Ok(()) => self.logs[log].take_in(self.now.wall_ms, request),
+                    Err(outcome) => self.answers.push((request.origin(), outcome)),
+                }
             }
         }
     }
@@ -278,10 +272,23 @@ impl Node {
         }
     }
 
-    /// Tells whoever asked a log's own loop.
+    /// Tells whoever asked a log's own loop: its host through that loop, other threads at once.
     pub(crate) fn tell_direct(&mut self, log: u16, ticket: Ticket, outcome: Outcome) {
-        if let Some(post) = self.lending.posts.get_mut(usize::from(log)) {
-            post.send_down(Down::Direct(ticket, outcome));
+        match self.lending.posts.get_mut(usize::from(log)) {
+            Some(post) if ticket & HOSTS > 0 => post.send_down(Down::Host(ticket, outcome)),
+            Some(post) => post.mail.reply(&mut vec![(ticket, outcome)]),
+            None => {}
+        }
+    }
+
+    /// Takes in what has waited in a box since the last upkeep: whoever runs the log's loop is busy elsewhere, and perhaps waits for just
+    /// that.
+    pub(crate) fn look_after_boxes(&mut self) {
+        for log in 0..self.lending.posts.len() {
+            let waits = self.delegated(log) > 0;
+            if std::mem::replace(&mut self.lending.posts[log].waited, waits) && waits {
+                self.catch_up(LogSet::one(log));
+            }
         }
     }
 

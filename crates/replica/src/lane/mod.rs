@@ -14,12 +14,12 @@ mod run;
 mod step;
 mod turn;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use cyclone_consensus::OutMessage;
-use cyclone_packet::door::port_of;
+use cyclone_packet::door::{node_of, port_of};
 use cyclone_packet::{Message, Outgoing, Peer, Port};
 use cyclone_pmem::Payload;
 use cyclone_store::StateMachine;
@@ -45,11 +45,13 @@ pub(crate) use turn::{Hears, Request};
 
 /// Datagrams' messages taken from the port in one step.
 const RECEIVE_BURST: usize = 256;
-/// How often a replica that does not answer at its port is spoken to.
+/// How often the other replicas' ports for a log are spoken to.
 const TOUCH_US: u64 = 500_000;
+/// A port that says nothing for so long is taken for none.
+const SILENCE_US: u64 = 3 * TOUCH_US;
 
 /// Tickets of the thread that runs the loop.
-const HOSTS: Ticket = 1 << 63;
+pub(crate) const HOSTS: Ticket = 1 << 63;
 
 /// What a log's loop is told once.
 struct Settings {
@@ -82,7 +84,13 @@ pub struct Lane {
     completions: Vec<(Ticket, Outcome)>,
     clients: ClientReplies,
     members: Arc<[Member]>,
+    /// The port's time in this step.
+    port_us: u64,
+    /// When each replica was last heard at this port.
+    heard_us: HashMap<u64, u64>,
     next_touch_us: u64,
+    /// The log is in hand.
+    holds: bool,
     /// When it wants to be stepped again, by the machine's clock.
     deadline_us: u64,
     active_us: u64,
@@ -122,7 +130,10 @@ impl Lane {
             completions: Vec::new(),
             clients: ClientReplies::new(config.network.burst),
             members: Arc::new([]),
+            port_us: 0,
+            heard_us: HashMap::new(),
             next_touch_us: 0,
+            holds: false,
             deadline_us: 0,
             active_us: 0,
         }
@@ -133,11 +144,12 @@ impl Lane {
     /// # Errors
     /// What the replica cannot live on with.
     pub fn step(&mut self, clock: &dyn Fn() -> Now) -> Result<usize, NodeError> {
-        let port_us = self.steady.read(clock().steady_us);
-        let mut work = self.receive(port_us)?;
+        self.port_us = self.steady.read(clock().steady_us);
+        let mut work = self.receive()?;
         let Some(mut turn) = self.cell.take(Mover::Lane) else {
             return Err(NodeError::LoopEnded(self.log));
         };
+        self.holds = true;
         // Nobody may have seen a later time than whoever moves the log.
         let now = clock();
         let moved = self.with(&mut turn, now);
@@ -146,45 +158,46 @@ impl Lane {
         let ring = turn.elected || turn.unheard.has_gangs() || turn.log.next_gang().is_some();
         let leads = turn.log.group.is_leader();
         self.cell.put(turn);
+        self.holds = false;
         self.mail.send_up(&mut self.letters);
         if ring {
             self.mail.ring();
         }
         work += moved?;
-        work += self.answer_clients(port_us, &led, leads.then_some(term))?;
-        self.greet(port_us)?;
+        work += self.answer_clients(&led, leads.then_some(term))?;
+        self.greet()?;
         Ok(work)
     }
 
     /// Takes what has arrived.
-    fn receive(&mut self, now_us: u64) -> Result<usize, NodeError> {
+    fn receive(&mut self) -> Result<usize, NodeError> {
         let mut received = 0;
         while received < RECEIVE_BURST {
             let count = self
                 .port
-                .poll(now_us, &mut self.inbox)
+                .poll(self.port_us, &mut self.inbox)
                 .map_err(NodeError::Port)?;
             if count == 0 {
                 break;
             }
             received += count;
         }
+        for message in &self.inbox {
+            if let Peer::Node(port) = message.from {
+                self.heard_us.insert(node_of(port), self.port_us);
+            }
+        }
         Ok(received)
     }
 
     /// Sends what was answered to this port's clients, here and by the replica's loop.
-    fn answer_clients(
-        &mut self,
-        now_us: u64,
-        led: &[u64],
-        leads_in: Option<u64>,
-    ) -> Result<usize, NodeError> {
+    fn answer_clients(&mut self, led: &[u64], leads_in: Option<u64>) -> Result<usize, NodeError> {
         let down = self.mail.take_down();
         let work = down.len();
         for answer in down {
             match answer {
                 Down::Client(origin, answer) => self.clients.add(origin, &answer),
-                Down::Direct(ticket, outcome) => self.told.push((ticket, outcome)),
+                Down::Host(ticket, outcome) => self.told.push((ticket, outcome)),
             }
         }
         let hosts = |(ticket, _): &mut (Ticket, Outcome)| *ticket & HOSTS > 0;
@@ -197,13 +210,13 @@ impl Lane {
             *own = term;
         }
         self.clients
-            .flush(now_us, &led, &mut self.port)
+            .flush(self.port_us, &led, &mut self.port)
             .map_err(NodeError::Port)?;
         Ok(work)
     }
 
     /// The port learns where everybody is, and makes itself known where nobody has answered yet.
-    fn meet(&mut self, now_us: u64, members: &Arc<[Member]>) {
+    fn meet(&mut self, members: &Arc<[Member]>) {
         if Arc::ptr_eq(&self.members, members) {
             return;
         }
@@ -217,30 +230,40 @@ impl Lane {
         }
         for old in self.members.iter().filter(|old| old.id != own) {
             if !members.iter().any(|known| known.id == old.id) {
-                self.port.remove_node(now_us, port_of(old.id, door));
+                self.port.remove_node(self.port_us, port_of(old.id, door));
+                self.heard_us.remove(&old.id);
             }
         }
         self.members = Arc::clone(members);
     }
 
-    fn greet(&mut self, now_us: u64) -> Result<(), NodeError> {
-        if now_us < self.next_touch_us {
+    /// Whether a replica answers at its port for this log. One that has been silent there for a while may have no such port any more.
+    fn reaches(&self, node: u64) -> bool {
+        let heard_us = self.heard_us.get(&node).copied().unwrap_or(0);
+        let there = Peer::Node(port_of(node, self.log as u16 + 1));
+        self.port.is_connected(there) && self.port_us < heard_us + SILENCE_US
+    }
+
+    /// Speaks to the others' ports for this log, so that each side knows that the other's is there.
+    fn greet(&mut self) -> Result<(), NodeError> {
+        if self.port_us < self.next_touch_us {
             return Ok(());
         }
-        self.next_touch_us = now_us + TOUCH_US;
+        self.next_touch_us = self.port_us + TOUCH_US;
         let port = &self.port;
         self.mail.note_figures(port.stats(), port.driver_stats());
         let parts: [&[u8]; 1] = [&[envelope::RAFT]];
         let (own, door) = (self.settings.own, self.log as u16 + 1);
         let members = self.members.iter().map(|member| member.id);
         let others = members.filter(|id| *id != own);
-        let strangers = others.map(|id| Peer::Node(port_of(id, door)));
-        let burst: Vec<Outgoing<'_>> = strangers
-            .filter(|peer| !self.port.is_connected(*peer))
+        let burst: Vec<Outgoing<'_>> = others
+            .map(|id| Peer::Node(port_of(id, door)))
             .map(|to| Outgoing { to, parts: &parts })
             .collect();
         if !burst.is_empty() {
-            self.port.send(now_us, &burst).map_err(NodeError::Port)?;
+            self.port
+                .send(self.port_us, &burst)
+                .map_err(NodeError::Port)?;
         }
         Ok(())
     }

@@ -101,8 +101,11 @@ impl LogLoop {
             .poll
             .poll(&mut self.events, Some(Duration::from_micros(wait_us)));
         self.lanes.iter().for_each(|lane| lane.mail.wakes());
-        match waited {
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(NodeError::Port(error)),
+        match (waited, self.lanes.first()) {
+            (Err(error), Some(first)) if error.kind() != io::ErrorKind::Interrupted => {
+                first.mail.fail(NodeError::Port(error));
+                Err(NodeError::LoopEnded(first.log))
+            }
             _ => Ok(0),
         }
     }
@@ -124,7 +127,8 @@ impl LogLoop {
 impl Drop for LogLoop {
     fn drop(&mut self) {
         for lane in &self.lanes {
-            if std::thread::panicking() {
+            // A log that lies in its cell is the replica's loop's from now on; one in hand is lost with this thread.
+            if lane.holds {
                 lane.mail.fail(NodeError::LoopEnded(lane.log));
                 lane.cell.abandon();
             }
@@ -151,12 +155,11 @@ impl Crew {
             cells: Vec::new(),
             threads: Vec::new(),
         };
-        let count = loops.len();
         for (position, mut own) in loops.into_iter().enumerate() {
             let (stop, waker) = (Arc::clone(&crew.stop), Arc::clone(&own.waker));
             let cells = own.lanes.iter().map(|lane| Arc::clone(&lane.cell));
             crew.cells.extend(cells);
-            let cpu = cpu_of(config.pin_cpu, position, count);
+            let cpu = config.log_cpus.get(position).copied();
             let run = move || {
                 if let Some(cpu) = cpu {
                     pin(cpu);
@@ -188,13 +191,6 @@ impl Drop for Crew {
             let _ = thread.join();
         }
     }
-}
-
-/// The CPU of a thread: those behind the replica's loop's, where there is one for each.
-fn cpu_of(home: Option<usize>, position: usize, count: usize) -> Option<usize> {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    home.filter(|_| cpus > count)
-        .map(|home| (home + 1 + position) % cpus)
 }
 
 fn pin(cpu: usize) {

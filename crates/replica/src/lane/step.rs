@@ -10,7 +10,7 @@ use cyclone_wire::command::Query;
 use cyclone_wire::envelope;
 use cyclone_wire::raftmsg::RaftKind;
 
-use super::{Lane, Turn, Up};
+use super::{Lane, Request, Turn, Up};
 use crate::answers::WEAK_WAIT_US;
 use crate::intake::{Intake, Longest};
 use crate::logset::LogSet;
@@ -18,7 +18,7 @@ use crate::node::{BACKLOG, NodeError, Now, STEP_REQUESTS};
 use crate::physical::PhysicalLog;
 use crate::reads::{How, Read};
 use crate::requests::{Origin, Outcome};
-use crate::scattered::raft_message;
+use crate::scattered::{each_message, raft_message};
 use crate::send;
 use crate::status::Counters;
 
@@ -44,7 +44,7 @@ impl Lane {
         if turn.steady.has_gone_back_since(&before) {
             turn.log.bar_lease();
         }
-        self.meet(now.steady_us, &turn.members);
+        self.meet(&turn.members);
         let mut moving = Moving {
             lane: self,
             turn,
@@ -78,7 +78,10 @@ impl Moving<'_> {
             Message { from, body }
         });
         lane.letters.extend(waiting.map(Up::Message));
-        // Requests that were left to this loop stay where they are: whoever moves the log next finds them.
+        // Requests that were left to this loop stay where they are: the replica's takes them in.
+        if lane.mail.asked() > 0 {
+            lane.mail.ring();
+        }
         let arrived = lane.inbox.drain(..).map(|message| Message {
             from: match message.from {
                 Peer::Node(port) => Peer::Node(node_of(port)),
@@ -136,17 +139,12 @@ impl Moving<'_> {
     }
 
     fn raft_messages(&mut self, from: u64, body: &Payload) {
-        let mut at = 0;
-        while at + 4 <= body.len() {
-            let mut length = [0; 4];
-            body.read_at(at, &mut length);
-            let end = at + 4 + u32::from_le_bytes(length) as usize;
-            if end > body.len() {
+        for place in each_message(body) {
+            let Some(place) = place else {
                 self.turn.counters.malformed += 1;
                 return;
-            }
-            self.raft_message(from, body, at..end);
-            at = end;
+            };
+            self.raft_message(from, body, place);
         }
     }
 
@@ -189,6 +187,13 @@ impl Moving<'_> {
     fn requests(&mut self) {
         let now_ms = self.now.wall_ms;
         for request in self.lane.mail.take_requests() {
+            if let Origin::Direct { .. } = request.origin() {
+                self.turn.active_us = self.now.steady_us;
+                match request {
+                    Request::Write(..) => self.turn.counters.writes += 1,
+                    Request::Read { .. } => self.turn.counters.reads += 1,
+                }
+            }
             match self.admit() {
                 Ok(()) => self.turn.log.take_in(now_ms, request),
                 Err(outcome) => self.lane.answers.push((request.origin(), outcome)),
@@ -250,31 +255,27 @@ impl Moving<'_> {
     /// Sends the persisted messages of this step as one burst. To a replica whose port for this log does not answer they go
     /// through the replica's own.
     fn send(&mut self) -> Result<(), NodeError> {
-        let door = self.lane.log as u16 + 1;
-        let Lane {
-            outgoing,
-            port,
-            letters,
-            ..
-        } = &mut *self.lane;
-        if outgoing.is_empty() {
+        if self.lane.outgoing.is_empty() {
             return Ok(());
         }
-        let group = &self.turn.log.group;
+        let mut outgoing = std::mem::take(&mut self.lane.outgoing);
+        let (lane, group) = (&mut *self.lane, &self.turn.log.group);
         outgoing.retain(|message| {
-            let reached = port.is_connected(Peer::Node(port_of(message.to, door)));
+            let reached = lane.reaches(message.to);
             if !reached {
                 let encoded = group.encode(message);
                 let pieces = std::iter::once(&encoded.prefix[..]).chain(encoded.payloads);
                 let bytes = pieces.flatten().copied().collect();
-                letters.push(Up::Send(message.to, bytes));
+                lane.letters.push(Up::Send(message.to, bytes));
             }
             reached
         });
+        let door = lane.log as u16 + 1;
         let messages = outgoing.iter();
         let messages = messages.map(|message| (port_of(message.to, door), group, message));
-        send::burst(port, self.now.steady_us, messages).map_err(NodeError::Port)?;
+        send::burst(&mut lane.port, lane.port_us, messages).map_err(NodeError::Port)?;
         outgoing.clear();
+        lane.outgoing = outgoing;
         Ok(())
     }
 
@@ -293,8 +294,7 @@ impl Moving<'_> {
 
     /// Answers reads of this log that rest on a round or on nothing; the others are not its business alone.
     fn execute_reads(&mut self) -> Result<(), NodeError> {
-        let applied = self.turn.log.applied;
-        while let Some(mut read) = self.log().reads.take(applied) {
+        while let Some(mut read) = self.log().next_read() {
             let answers_here = !matches!(read.origin, Origin::Joined(_)) && read.how != How::Lease;
             let query = Query::decode(&read.query);
             let (true, Ok(query)) = (answers_here, query) else {

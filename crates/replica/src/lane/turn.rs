@@ -206,7 +206,7 @@ pub(crate) enum Up {
     Send(u64, Vec<u8>),
 }
 
-/// A request for one log that came through another door. It is within the limits.
+/// A request for one log that came through another door.
 pub(crate) enum Request {
     Write(Origin, Payload),
     Read {
@@ -228,8 +228,8 @@ impl Request {
 pub(crate) enum Down {
     /// A client of its port.
     Client(Origin, Answer),
-    /// Its host, or another thread, by ticket.
-    Direct(Ticket, Outcome),
+    /// Its host, by ticket.
+    Host(Ticket, Outcome),
 }
 
 /// Threads of this process that wait for a log, by ticket.

@@ -4,7 +4,7 @@ use cyclone_wire::envelope;
 
 use super::*;
 use crate::intake::Intake;
-use crate::scattered::raft_message;
+use crate::scattered::{each_message, raft_message};
 
 /// Messages taken from the port in one step.
 const RECEIVE_BURST: usize = 256;
@@ -80,19 +80,12 @@ impl Node {
         if self.membership.is_removed(from) {
             return self.membership.note_stranger(from);
         }
-        let mut at = 0;
-        while at + 4 <= body.len() {
-            let mut length = [0; 4];
-            body.read_at(at, &mut length);
-            let length = u32::from_le_bytes(length) as usize;
-            at += 4;
-            if length > body.len() - at {
+        for place in each_message(body) {
+            let Some(place) = place else {
                 self.counters.malformed += 1;
                 return;
-            }
-            let message = body.slice(at..at + length);
-            at += length;
-            self.raft_message(from, &message);
+            };
+            self.raft_message(from, &body.slice(place.start + 4..place.end));
         }
     }
 
