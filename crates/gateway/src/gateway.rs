@@ -28,7 +28,7 @@ const ROUNDS_PER_STEP: usize = 16;
 const LOGINS: usize = MAX_CONNECTIONS + 1;
 const SPARE_BUFFERS: usize = 64;
 /// Read from one connection at a time. All of it is run at once, so one read brings no more than about
-/// [`COMMANDS_PER_STEP`] commands of 100 bytes; twice as much cost a quarter of the throughput under overload.
+/// [`COMMANDS_PER_STEP`] commands of 100 bytes; twice as much cost up to a quarter of the throughput under overload.
 const SCRATCH_BYTES: usize = 32 * 1024;
 /// Commands after which a step reads from no further connection: a step is short, however much is asked, because
 /// heartbeats and acknowledgements wait for its end.
