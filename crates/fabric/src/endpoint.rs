@@ -60,8 +60,9 @@ pub trait Endpoint: Send {
     /// Ends a connection; what was posted and has not completed fails.
     fn disconnect(&mut self, connection: ConnectionId);
 
-    /// Posts an operation. `Err(Busy)` is back-pressure: poll and try again; nothing was done. Whatever else goes
-    /// wrong comes as [`Event::Failed`].
+    /// Posts an operation. `Err(Busy)` is back-pressure: poll and try again; nothing was done. `Err(Unknown)`: the connection
+    /// has ended, maybe a moment ago and with its events not yet polled. What goes wrong with a posted operation comes as
+    /// [`Event::Failed`].
     fn post(
         &mut self,
         connection: ConnectionId,

@@ -66,8 +66,13 @@ pub struct Pair {
 
 impl Pair {
     pub fn open(provider: &str) -> Pair {
+        Pair::open_with(provider, options(provider))
+    }
+
+    /// The same with other options for the initiator.
+    pub fn open_with(provider: &str, initiator: OfiOptions) -> Pair {
         let target = endpoint(provider, 2 << 20);
-        let mut initiator = endpoint(provider, 2 << 20);
+        let mut initiator = endpoint_with(initiator, 2 << 20);
         let to = initiator.connect(&target.address()).expect("connect");
         Pair {
             initiator,
