@@ -202,6 +202,9 @@ enum BenchCommand {
         /// Shared options.
         #[command(flatten)]
         common: Common,
+        /// Only these parts, between commas.
+        #[arg(long, value_enum, value_delimiter = ',')]
+        part: Vec<bench::net::Part>,
     },
     /// Writes that arrive at up to three times what a cluster can take: what it still does, whom it refuses, whether it
     /// elects.
@@ -376,11 +379,8 @@ fn run(cli: Cli) -> Result<()> {
             })
         }
         Command::Bench(Bench {
-            command: BenchCommand::Net { common },
-        }) => {
-            let stop = stop_flag()?;
-            bench::net::run(&common, &stop)
-        }
+            command: BenchCommand::Net { common, part },
+        }) => bench::net::run(&common, &part, &*stop_flag()?),
         Command::Bench(Bench {
             command:
                 BenchCommand::Overload {

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::bench::net::Place;
+use crate::bench::net::child::Role;
 use crate::cluster::random_key;
 use crate::config::{
     Cluster, File, Limits, MemberEntry, Metrics, Node, Reads, RedisPort, Timing, hex,
@@ -278,6 +280,21 @@ pub struct NodeOptions {
     pub pin: Vec<usize>,
     /// Bytes of each region.
     pub nvm_bytes: u64,
+    /// Physical logs.
+    pub logs: u16,
+    /// In which processes.
+    pub run: RunAs,
+}
+
+/// In which processes the nodes of a lab run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunAs {
+    /// One each, as in production.
+    Nodes,
+    /// All loops in one thread that never waits, on the first of `pin`'s CPUs.
+    OneLoop,
+    /// One store in a thread that never waits, behind a port, without a log.
+    Bare,
 }
 
 /// A cluster on a lab's machines.
@@ -318,7 +335,7 @@ impl<'a> LabCluster<'a> {
         };
         let shared = Cluster {
             id: hex(&random_key()?[..16]),
-            logs: 1,
+            logs: options.logs,
             log_threads: 0,
             node_key: hex(&random_key()?),
             client_key: hex(&client_key),
@@ -339,9 +356,49 @@ impl<'a> LabCluster<'a> {
         for node in 0..options.replicas {
             let file = cluster.file(node, &shared);
             std::fs::write(cluster.config(node), toml::to_string(&file)?)?;
-            cluster.start_node(node, true)?;
+        }
+        match options.run {
+            RunAs::Nodes => {
+                (0..options.replicas).try_for_each(|node| cluster.start_node(node, true))?;
+            }
+            RunAs::OneLoop | RunAs::Bare => cluster.start_host()?,
         }
         Ok(cluster)
+    }
+
+    /// Starts the one process that runs all nodes; it counts as the first node's.
+    fn start_host(&mut self) -> Result<()> {
+        let place = |node| Place {
+            namespace: self.lab.namespace(Some(node)),
+            config: self.config(node),
+        };
+        let role = match self.options.run {
+            RunAs::Bare => Role::Bare {
+                place: place(0),
+                transport: self.options.transport.clone(),
+                interface: self.ports(0),
+            },
+            _ => Role::Host((0..self.options.replicas).map(place).collect()),
+        };
+        let role = serde_json::to_string(&role)?;
+        let cpu = self.options.pin.first().copied();
+        let command = self.lab.command(0, cpu, &["bench", "net-child", &role]);
+        self.spawn(0, command)
+    }
+
+    fn spawn(&mut self, node: usize, mut command: Command) -> Result<()> {
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.directory.join(format!("node{}.log", node + 1)))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("cannot start a node")?;
+        self.running[node] = Some(child);
+        Ok(())
     }
 
     fn config(&self, node: usize) -> PathBuf {
@@ -363,11 +420,7 @@ impl<'a> LabCluster<'a> {
                 durability: "nvm".into(),
                 engine: options.engine.clone(),
                 polling: options.polling.clone(),
-                interface: named.then(|| {
-                    // The other nodes, and the client on the last machine.
-                    let others = (0..options.replicas).chain([self.lab.machines - 1]);
-                    self.lab.ports(&options.transport, node, others)
-                }),
+                interface: named.then(|| self.ports(node)),
                 queues: 1,
                 archive: None,
                 archive_seal_ms: crate::config::ARCHIVE_SEAL_MS,
@@ -387,30 +440,24 @@ impl<'a> LabCluster<'a> {
         }
     }
 
+    /// By which a node reaches the others, and the client on the last machine.
+    fn ports(&self, node: usize) -> String {
+        let others = (0..self.options.replicas).chain([self.lab.machines - 1]);
+        self.lab.ports(&self.options.transport, node, others)
+    }
+
     /// Starts a node; its words go to `nodeN.log`.
     ///
     /// # Errors
     /// When the process cannot be started.
     pub fn start_node(&mut self, node: usize, bootstrap: bool) -> Result<()> {
-        let log = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(self.directory.join(format!("node{}.log", node + 1)))?;
         let config = self.config(node).display().to_string();
         let mut arguments = vec!["serve", "--config", &config, "--end-with-parent"];
         if bootstrap {
             arguments.push("--bootstrap");
         }
-        let child = self
-            .lab
-            .command(node, None, &arguments)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .context("cannot start a node")?;
-        self.running[node] = Some(child);
-        Ok(())
+        let command = self.lab.command(node, None, &arguments);
+        self.spawn(node, command)
     }
 
     /// Kills a node with SIGKILL and waits for its end.

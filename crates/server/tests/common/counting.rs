@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cyclone::bench::net::child::{Counted, Reach, Role};
 use cyclone::config::hex;
-use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions, REDIS_PORT};
+use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions, REDIS_PORT, RunAs};
 
 /// Four machines: three nodes' and the client's. `None`, with the reason printed, where that is not allowed.
 pub fn lab(mtu: usize, cabling: Cabling) -> Option<Lab> {
@@ -34,6 +34,8 @@ pub fn options(transport: &str) -> NodeOptions {
         polling: "adaptive".to_owned(),
         pin: Vec::new(),
         nvm_bytes: 64 << 20,
+        logs: 1,
+        run: RunAs::Nodes,
     }
 }
 
@@ -52,6 +54,8 @@ pub fn counter(
             transport: transport.to_owned(),
             interface: lab.ports(transport, 3, 0..3),
             burst: 32,
+            pack: 32,
+            spin: false,
         },
         time_ms: time.as_millis() as u64,
         value_bytes,

@@ -9,6 +9,7 @@ use cyclone_packet::{Datagram, Driver, TcpDriver, TcpOptions, UdpDriver, UdpOpti
 use cyclone_pmem::{Pool, Region};
 use serde::{Deserialize, Serialize};
 
+use super::{Place, bare, host};
 use crate::bench::{Load, histogram, native};
 
 /// How a client reaches the cluster.
@@ -22,8 +23,12 @@ pub struct Reach {
     pub transport: String,
     /// The client's, for `xdp` and `dpdk`.
     pub interface: String,
-    /// 1 to 32.
+    /// Datagrams per call, 1 to 32.
     pub burst: usize,
+    /// Requests per message, 1 to 32.
+    pub pack: usize,
+    /// Never block: for a client with a CPU of its own.
+    pub spin: bool,
 }
 
 /// What a child does.
@@ -44,6 +49,17 @@ pub enum Role {
         measure_ms: u64,
         /// Of the keys.
         seed: u64,
+    },
+    /// Runs new nodes, the leader first, in one thread that never waits.
+    Host(Vec<Place>),
+    /// Runs a store without a log.
+    Bare {
+        /// Where.
+        place: Place,
+        /// `udp`, `tcp`, `xdp` or `dpdk`.
+        transport: String,
+        /// On which interface, for `xdp` and `dpdk`.
+        interface: String,
     },
     /// Counts up one key, one by one, for a time; then reads it.
     Count {
@@ -136,7 +152,10 @@ fn client(reach: &Reach) -> Result<Client> {
         burst: reach.burst,
     });
     config.core.deadline_us = 20_000_000;
-    config.core.burst = reach.burst;
+    config.core.burst = reach.pack;
+    if reach.spin {
+        config.spin = Duration::MAX;
+    }
     Ok(Client::connect(config)?)
 }
 
@@ -172,6 +191,12 @@ pub fn run(role: &str) -> Result<()> {
                 p99_us: micros(0.99),
             })
         }
+        Role::Host(places) => host::run(&places),
+        Role::Bare {
+            place,
+            transport,
+            interface,
+        } => bare::run(&place, &transport, &interface),
         Role::Count {
             reach,
             time_ms,
@@ -230,14 +255,14 @@ fn count(reach: &Reach, time: Duration, value_bytes: usize) -> Result<()> {
 }
 
 /// One end of a ping: a driver without anything above it.
-struct End {
-    driver: Box<dyn Driver>,
-    pool: Pool,
+pub(super) struct End {
+    pub(super) driver: Box<dyn Driver>,
+    pub(super) pool: Pool,
     block: bool,
 }
 
 impl End {
-    fn open(transport: &str, address: SocketAddr, interface: &str, block: bool) -> Result<End> {
+    pub(super) fn open(transport: &str, address: SocketAddr, interface: &str, block: bool) -> Result<End> {
         let options = XdpOptions::new(interface);
         let ports = DpdkPorts {
             ports: interface.to_owned(),

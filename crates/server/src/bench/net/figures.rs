@@ -6,7 +6,7 @@ use cyclone_bench::plot::{Mark, Panel, Series, lines};
 use cyclone_bench::verdict::Verdict;
 
 use super::child::Pinged;
-use super::{Point, STEPS};
+use super::Point;
 
 /// Latency against throughput, one series per group of points with the same name.
 fn curve(title: &str, points: &[Point], name: impl Fn(&Point) -> String) -> Panel {
@@ -74,53 +74,20 @@ pub fn draw(report: &Report, steps: &[Point], replicas: &[Point], payload: &[Poi
     })
 }
 
-fn peak(points: &[Point], step: usize) -> f64 {
-    points
-        .iter()
-        .filter(|point| point.step == STEPS[step])
-        .map(|point| point.seen.ops_s)
-        .fold(0.0, f64::max)
-}
-
-fn unloaded(points: &[Point], step: usize) -> f64 {
-    points
-        .iter()
-        .find(|point| point.step == STEPS[step] && point.inflight == 1)
-        .map_or(f64::NAN, |point| point.seen.p50_us)
-}
-
 /// What AF_XDP and bursts are for.
 pub fn judge(
     report: &mut Report,
-    steps: &[Point],
     hops: &[(&'static str, bool, Pinged)],
     idle: &[(&'static str, &'static str, f64)],
 ) {
-    let note = "noise of other programs counts here";
-    report.verdict(
-        Verdict::at_most(
-            "unloaded p50, AF_XDP / UDP",
-            unloaded(steps, 4) / unloaded(steps, 2),
-            0.6,
-        )
-        .note(note),
-    );
-    report.verdict(
-        Verdict::at_least("peak, AF_XDP / UDP", peak(steps, 4) / peak(steps, 2), 2.0).note(note),
-    );
-    report.verdict(
-        Verdict::at_least("peak, AF_XDP / TCP", peak(steps, 4) / peak(steps, 0), 8.0).note(note),
-    );
     let hop = |wanted: &str| {
         hops.iter()
             .find(|(transport, block, _)| *transport == wanted && !block)
-            .map_or(f64::NAN, |(_, _, pinged)| pinged.hop_p50_us)
+            .map(|(_, _, pinged)| pinged.hop_p50_us)
     };
-    report.verdict(Verdict::at_most(
-        "one hop, AF_XDP / UDP",
-        hop("xdp") / hop("udp"),
-        0.6,
-    ));
+    if let (Some(xdp), Some(udp)) = (hop("xdp"), hop("udp")) {
+        report.verdict(Verdict::at_most("one hop, AF_XDP / UDP", xdp / udp, 0.6));
+    }
     for (transport, polling, percent) in idle {
         if *polling == "adaptive" {
             report.verdict(Verdict::at_most(

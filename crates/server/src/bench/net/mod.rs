@@ -2,17 +2,21 @@
 //! with bursts. //= cyclone §6.1
 //!
 //! ```text
+//! pinned     driver against driver: all replicas in one thread, the client in another, both never wait
 //! steps      latency against throughput, step by step       fig. 8
 //! replicas   one, three, five                               fig. 9
 //! payload    0 to 1400 bytes, and 8000 in jumbo frames      fig. 10
 //! hop        one way of one datagram, by driver
 //! polling    how loops wait: latency, and what idleness costs
 //! ```
-//! The store echoes. The leader runs on CPU 0, followers and the client share the others: only the proportions mean
-//! anything, and only on a machine with nothing else to do.
+//! The store echoes. But for `pinned` the leader runs on CPU 0, followers and the client share the others: only the
+//! proportions mean anything, and only on a machine with nothing else to do.
 
+mod bare;
 pub mod child;
 mod figures;
+mod host;
+mod pinned;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -23,16 +27,31 @@ use anyhow::{Context, Result, bail};
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::{Table, rounded};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use self::child::{Loaded, Pinged, Reach, Role};
-use crate::config::hex;
-use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions};
+use crate::config::{self, hex};
+use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions, RunAs};
 
 /// CPU of the leader, and of everything else.
 const LEADER_CPU: usize = 0;
 const OTHERS_CPU: usize = 1;
 /// Jumbo frames, for the payload that needs them.
 const JUMBO_MTU: usize = 9000;
+
+/// Where a node lives that shares its process with others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Place {
+    /// Its network namespace, by name.
+    pub namespace: String,
+    /// Its configuration's file.
+    pub config: PathBuf,
+}
+
+/// A new node's configuration.
+fn config_of(place: &Place) -> Result<cyclone_replica::Config> {
+    config::File::read(&place.config)?.to_config(true)
+}
 
 /// One way of carrying packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +62,10 @@ pub struct Step {
     pub transport: &'static str,
     /// Commands per entry and datagrams per call.
     pub burst: usize,
+    /// Requests per message of the client.
+    pub pack: usize,
+    /// Physical logs.
+    pub logs: u16,
 }
 
 const fn step(name: &'static str, transport: &'static str, burst: usize) -> Step {
@@ -50,17 +73,40 @@ const fn step(name: &'static str, transport: &'static str, burst: usize) -> Step
         name,
         transport,
         burst,
+        pack: burst,
+        logs: 1,
     }
 }
 
 /// The steps of fig. 8.
-pub const STEPS: [Step; 5] = [
+pub const STEPS: [Step; 6] = [
     step("TCP", "tcp", 1),
     step("UDP", "udp", 1),
     step("UDP + bursts", "udp", 32),
     step("AF_XDP", "xdp", 1),
     step("AF_XDP + bursts", "xdp", 32),
+    Step {
+        logs: 4,
+        ..step("AF_XDP + bursts, 4 logs", "xdp", 32)
+    },
 ];
+
+/// What can be asked for by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// One way of one datagram.
+    Hop,
+    /// Driver against driver, on a CPU for the replicas and one for the client.
+    Pinned,
+    /// Fig. 8.
+    Steps,
+    /// Fig. 9.
+    Replicas,
+    /// How loops wait.
+    Polling,
+    /// Fig. 10.
+    Payload,
+}
 
 /// DPDK over shared memory between each two machines, in programs that have it.
 const DPDK_STEPS: [Step; 2] = [
@@ -87,6 +133,8 @@ pub struct Point {
 /// What a run is made of.
 struct Run<'a> {
     common: &'a Common,
+    /// Empty: all.
+    parts: &'a [Part],
     stop: &'a AtomicBool,
     directory: PathBuf,
     report: Report,
@@ -96,13 +144,14 @@ struct Run<'a> {
 ///
 /// # Errors
 /// Without root, or when a process fails.
-pub fn run(common: &Common, stop: &AtomicBool) -> Result<()> {
+pub fn run(common: &Common, parts: &[Part], stop: &AtomicBool) -> Result<()> {
     if !Lab::allowed() {
         bail!("cyclone bench net makes network namespaces, which needs root");
     }
     let directory = std::env::temp_dir().join(format!("cyclone-net-{}", std::process::id()));
     let mut run = Run {
         common,
+        parts,
         stop,
         directory: directory.clone(),
         report: Report::new("net", common)?,
@@ -114,23 +163,48 @@ pub fn run(common: &Common, stop: &AtomicBool) -> Result<()> {
 
 impl Run<'_> {
     fn all(&mut self) -> Result<()> {
-        self.report
-            .say("leader on CPU 0; followers and client on CPU 1; engine echo");
         let executable = std::env::current_exe().context("own executable")?;
         let lab = Lab::new(6, 1500, Cabling::Mesh, executable.clone())?;
-        let hops = self.hops(&lab)?;
-        let steps = self.steps(&lab)?;
-        let replicas = self.replicas(&lab)?;
-        let polling = self.polling(&lab)?;
-        let mut payload = self.payload(&lab, &[0, 64, 256, 512, 1024, 1400])?;
+        let hops = match self.wants(Part::Hop) || self.wants(Part::Pinned) {
+            true => self.hops(&lab)?,
+            false => Vec::new(),
+        };
+        if self.wants(Part::Pinned) {
+            let spinning = hops.iter().filter(|(_, block, _)| !block);
+            let spinning = spinning.map(|(name, _, pinged)| (*name, pinged.hop_p50_us));
+            let spinning: Vec<(&str, f64)> = spinning.collect();
+            self.pinned(&lab, &spinning)?;
+        }
+        let steps = self.part(Part::Steps, |run| run.steps(&lab))?;
+        let replicas = self.part(Part::Replicas, |run| run.replicas(&lab))?;
+        let polling = self.part(Part::Polling, |run| run.polling(&lab))?;
+        let sizes = [0, 64, 256, 512, 1024, 1400];
+        let mut payload = self.part(Part::Payload, |run| run.payload(&lab, &sizes))?;
         drop(lab);
-        let jumbo = Lab::new(4, JUMBO_MTU, Cabling::Mesh, executable)?;
-        payload.extend(self.payload(&jumbo, &[1400, 8000])?);
-        drop(jumbo);
+        if self.wants(Part::Payload) {
+            let jumbo = Lab::new(4, JUMBO_MTU, Cabling::Mesh, executable)?;
+            payload.extend(self.payload(&jumbo, &[1400, 8000])?);
+        }
         figures::draw(&self.report, &steps, &replicas, &payload)?;
-        figures::judge(&mut self.report, &steps, &hops, &polling);
+        figures::judge(&mut self.report, &hops, &polling);
         self.report.finish();
         Ok(())
+    }
+
+    fn wants(&self, part: Part) -> bool {
+        self.parts.is_empty() || self.parts.contains(&part)
+    }
+
+    /// A part, if it is wanted.
+    fn part<T>(
+        &mut self,
+        part: Part,
+        measure: impl FnOnce(&mut Self) -> Result<Vec<T>>,
+    ) -> Result<Vec<T>> {
+        match self.wants(part) {
+            true => measure(self),
+            false => Ok(Vec::new()),
+        }
     }
 
     fn inflights(&self) -> &'static [usize] {
@@ -149,18 +223,16 @@ impl Run<'_> {
 
     /// Starts a cluster of its own for each call: nothing is inherited.
     fn cluster<'l>(&self, lab: &'l Lab, step: Step, replicas: usize) -> Result<LabCluster<'l>> {
-        self.cluster_with(lab, step, replicas, "adaptive")
+        self.start(lab, &Self::options(step, replicas))
     }
 
-    fn cluster_with<'l>(
-        &self,
-        lab: &'l Lab,
-        step: Step,
-        replicas: usize,
-        polling: &str,
-    ) -> Result<LabCluster<'l>> {
+    fn start<'l>(&self, lab: &'l Lab, options: &NodeOptions) -> Result<LabCluster<'l>> {
         self.go_on()?;
         let _ = std::fs::remove_dir_all(&self.directory);
+        LabCluster::start(lab, &self.directory, options)
+    }
+
+    fn options(step: Step, replicas: usize) -> NodeOptions {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let pin = match cpus {
             1 => Vec::new(),
@@ -168,16 +240,17 @@ impl Run<'_> {
                 .map(|n| if n == 0 { LEADER_CPU } else { OTHERS_CPU })
                 .collect(),
         };
-        let options = NodeOptions {
+        NodeOptions {
             replicas,
             transport: step.transport.to_owned(),
             burst: step.burst,
             engine: "echo".to_owned(),
-            polling: polling.to_owned(),
+            polling: "adaptive".to_owned(),
             pin,
             nvm_bytes: 64 << 20,
-        };
-        LabCluster::start(lab, &self.directory, &options)
+            logs: step.logs,
+            run: RunAs::Nodes,
+        }
     }
 
     /// Runs a child on a machine and reads its answer.
@@ -211,6 +284,7 @@ impl Run<'_> {
         step: Step,
         value_bytes: usize,
         inflight: usize,
+        spin: bool,
     ) -> Result<Point> {
         self.go_on()?;
         let machine = lab.machines() - 1;
@@ -221,6 +295,8 @@ impl Run<'_> {
                 transport: step.transport.to_owned(),
                 interface: lab.ports(step.transport, machine, 0..cluster.nodes.len()),
                 burst: step.burst,
+                pack: step.pack,
+                spin,
             },
             value_bytes,
             inflight,
@@ -251,7 +327,7 @@ impl Run<'_> {
         for step in steps() {
             let cluster = self.cluster(lab, step, 3)?;
             for &inflight in self.inflights() {
-                points.push(self.load(lab, &cluster, step, 0, inflight)?);
+                points.push(self.load(lab, &cluster, step, 0, inflight, false)?);
             }
         }
         self.table("net-steps", &points)?;
@@ -264,7 +340,7 @@ impl Run<'_> {
         for replicas in [1, 3, 5] {
             let cluster = self.cluster(lab, step, replicas)?;
             for &inflight in self.inflights() {
-                points.push(self.load(lab, &cluster, step, 0, inflight)?);
+                points.push(self.load(lab, &cluster, step, 0, inflight, false)?);
             }
         }
         self.table("net-replicas", &points)?;
@@ -277,7 +353,7 @@ impl Run<'_> {
             let cluster = self.cluster(lab, step, 3)?;
             for &value_bytes in sizes {
                 let inflight = if value_bytes > 1400 { 32 } else { 64 };
-                points.push(self.load(lab, &cluster, step, value_bytes, inflight)?);
+                points.push(self.load(lab, &cluster, step, value_bytes, inflight, false)?);
             }
         }
         let jumbo = sizes.contains(&8000);
@@ -385,8 +461,12 @@ impl Run<'_> {
         let mut idle = Vec::new();
         for step in [STEPS[2], STEPS[4]] {
             for polling in ["event", "adaptive", "busy"] {
-                let cluster = self.cluster_with(lab, step, 1, polling)?;
-                let point = self.load(lab, &cluster, step, 0, 1)?;
+                let options = NodeOptions {
+                    polling: polling.to_owned(),
+                    ..Self::options(step, 1)
+                };
+                let cluster = self.start(lab, &options)?;
+                let point = self.load(lab, &cluster, step, 0, 1, false)?;
                 let before = cpu_seconds(cluster.pid(0));
                 let time = Duration::from_secs(if self.common.quick { 1 } else { 5 });
                 std::thread::sleep(time);

@@ -13,7 +13,7 @@ use cyclone_bench::workload::{Sizes, Workload};
 
 use crate::bench::net::child::{Loaded, Reach, Role};
 use crate::config::hex;
-use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions};
+use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions, RunAs};
 
 /// A variant of it.
 pub struct Spaces {
@@ -41,6 +41,8 @@ impl Spaces {
                     _ => (0..replicas).map(|node| usize::from(node > 0)).collect(),
                 },
                 nvm_bytes: variant.region_mib.unwrap_or(64) << 20,
+                logs: 1,
+                run: RunAs::Nodes,
             },
         }
     }
@@ -111,6 +113,8 @@ impl Running for Between {
                 transport: self.options.transport.clone(),
                 interface: lab.interfaces(replicas, 0..replicas),
                 burst: self.options.burst,
+                pack: self.options.burst,
+                spin: false,
             },
             value_bytes: value_bytes as usize,
             inflight: job.inflight,
