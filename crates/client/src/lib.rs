@@ -53,6 +53,8 @@ pub struct ClientConfig {
     /// By ports that DPDK drives, in programs built with cyclone-packet's feature `dpdk`. The ports' text has to say which
     /// address is ours (`address=IP`).
     pub dpdk: Option<DpdkPorts>,
+    /// One datagram per system call over UDP and TCP: for measuring what more are worth.
+    pub singly: bool,
     /// Time limits and windows.
     pub core: CoreConfig,
     /// How long to spin for an answer before blocking: `ZERO` blocks at once, `MAX` never. Only useful with a core to
@@ -72,6 +74,7 @@ impl ClientConfig {
             tcp: false,
             xdp: None,
             dpdk: None,
+            singly: false,
             core: CoreConfig::default(),
             spin: Duration::from_micros(50),
             max_message: 4 << 20,
@@ -118,15 +121,15 @@ impl Client {
             Some((_, SocketAddr::V6(_))) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
             _ => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
         };
+        let (mut udp, mut tcp) = (UdpOptions::default(), TcpOptions::default());
+        if config.singly {
+            (udp.burst, tcp.burst) = (1, 1);
+        }
         let driver: Box<dyn Driver> = match (&config.xdp, &config.dpdk, config.tcp) {
             (Some(options), ..) => Box::new(XdpDriver::open(any, &pool, options).map_err(io)?),
             (None, Some(ports), _) => ports.open(any, &pool).map_err(io)?,
-            (None, None, true) => {
-                Box::new(TcpDriver::bind(any, &pool, TcpOptions::default()).map_err(io)?)
-            }
-            (None, None, false) => {
-                Box::new(UdpDriver::bind(any, &pool, UdpOptions::default()).map_err(io)?)
-            }
+            (None, None, true) => Box::new(TcpDriver::bind(any, &pool, tcp).map_err(io)?),
+            (None, None, false) => Box::new(UdpDriver::bind(any, &pool, udp).map_err(io)?),
         };
         let mut boot = [0; 16];
         rustix::rand::getrandom(&mut boot, rustix::rand::GetRandomFlags::empty()).map_err(io)?;

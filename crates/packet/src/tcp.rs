@@ -27,6 +27,8 @@ pub struct TcpOptions {
     pub queue_bytes: usize,
     /// Connections, accepted and made, at most.
     pub max_connections: usize,
+    /// Datagrams per system call at most; 1 for measuring what more are worth.
+    pub burst: usize,
 }
 
 impl Default for TcpOptions {
@@ -35,6 +37,7 @@ impl Default for TcpOptions {
             max_datagram: 64 << 10,
             queue_bytes: 16 << 20,
             max_connections: 1024,
+            burst: usize::MAX,
         }
     }
 }
@@ -174,6 +177,49 @@ impl TcpDriver {
             self.by_token.remove(&old.token);
         }
         Ok(())
+    }
+
+    /// Queues datagrams and writes each connection's at once.
+    fn send_together(&mut self, datagrams: &[Datagram<'_>]) {
+        let mut touched: Vec<SocketAddr> = Vec::new();
+        for datagram in datagrams {
+            let to = datagram.to;
+            let len = datagram.len();
+            if len == 0 || len > self.options.max_datagram {
+                self.stats.send_errors += 1;
+                continue;
+            }
+            if !self.connections.contains_key(&to) {
+                let made = connect(to).and_then(|stream| self.adopt(to, stream, true));
+                if made.is_err() {
+                    self.stats.send_errors += 1;
+                    continue;
+                }
+            }
+            let Some(c) = self.connections.get_mut(&to) else {
+                continue;
+            };
+            if c.output.len() - c.output_at + len + 4 > self.options.queue_bytes {
+                // One slow peer must not hold up datagrams for the others.
+                self.stats.send_errors += 1;
+                continue;
+            }
+            self.clock += 1;
+            c.used = self.clock;
+            c.output.extend_from_slice(&(len as u32).to_le_bytes());
+            for part in datagram.parts {
+                c.output.extend_from_slice(part);
+            }
+            self.stats.sent += 1;
+            if touched.last() != Some(&to) && !touched.contains(&to) {
+                touched.push(to);
+            }
+        }
+        for address in touched {
+            if !self.flush(address) {
+                self.drop_connection(address);
+            }
+        }
     }
 
     /// Writes what is queued; `false` if the connection failed.
@@ -351,44 +397,8 @@ fn connect(to: SocketAddr) -> io::Result<TcpStream> {
 
 impl Driver for TcpDriver {
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
-        let mut touched: Vec<SocketAddr> = Vec::new();
-        for datagram in datagrams {
-            let to = datagram.to;
-            let len = datagram.len();
-            if len == 0 || len > self.options.max_datagram {
-                self.stats.send_errors += 1;
-                continue;
-            }
-            if !self.connections.contains_key(&to) {
-                let made = connect(to).and_then(|stream| self.adopt(to, stream, true));
-                if made.is_err() {
-                    self.stats.send_errors += 1;
-                    continue;
-                }
-            }
-            let Some(c) = self.connections.get_mut(&to) else {
-                continue;
-            };
-            if c.output.len() - c.output_at + len + 4 > self.options.queue_bytes {
-                // One slow peer must not hold up datagrams for the others.
-                self.stats.send_errors += 1;
-                continue;
-            }
-            self.clock += 1;
-            c.used = self.clock;
-            c.output.extend_from_slice(&(len as u32).to_le_bytes());
-            for part in datagram.parts {
-                c.output.extend_from_slice(part);
-            }
-            self.stats.sent += 1;
-            if touched.last() != Some(&to) && !touched.contains(&to) {
-                touched.push(to);
-            }
-        }
-        for address in touched {
-            if !self.flush(address) {
-                self.drop_connection(address);
-            }
+        for burst in datagrams.chunks(self.options.burst.max(1)) {
+            self.send_together(burst);
         }
         Ok(datagrams.len())
     }

@@ -162,13 +162,10 @@ fn open_driver(
     pool: &Pool,
 ) -> Result<Box<dyn Driver>, StartError> {
     let cannot = || io(format!("cannot open the packet port {address}"));
-    let udp = UdpOptions {
-        burst: match config.network.burst {
-            1 => 1,
-            _ => UdpOptions::default().burst,
-        },
-        ..UdpOptions::default()
-    };
+    let (mut udp, mut tcp) = (UdpOptions::default(), TcpOptions::default());
+    if config.network.burst == 1 {
+        (udp.burst, tcp.burst) = (1, 1);
+    }
     Ok(match config.transport {
         Transport::Udp => Box::new(UdpDriver::bind(address, pool, udp).map_err(cannot())?),
         Transport::Xdp => Box::new(
@@ -177,9 +174,7 @@ fn open_driver(
                 .map_err(cannot())?,
         ),
         Transport::Dpdk => dpdk_ports(config).open(address, pool).map_err(cannot())?,
-        Transport::Tcp => {
-            Box::new(TcpDriver::bind(address, pool, TcpOptions::default()).map_err(cannot())?)
-        }
+        Transport::Tcp => Box::new(TcpDriver::bind(address, pool, tcp).map_err(cannot())?),
     })
 }
 

@@ -205,6 +205,9 @@ enum BenchCommand {
         /// Only these parts, between commas.
         #[arg(long, value_enum, value_delimiter = ',')]
         part: Vec<bench::net::Part>,
+        /// Of `pinned` and `steps` only drivers whose names contain this.
+        #[arg(long, default_value = "")]
+        only: String,
     },
     /// Writes that arrive at up to three times what a cluster can take: what it still does, whom it refuses, whether it
     /// elects.
@@ -379,8 +382,8 @@ fn run(cli: Cli) -> Result<()> {
             })
         }
         Command::Bench(Bench {
-            command: BenchCommand::Net { common, part },
-        }) => bench::net::run(&common, &part, &*stop_flag()?),
+            command: BenchCommand::Net { common, part, only },
+        }) => bench::net::run(&common, &bench::net::Choice { part, only }, &*stop_flag()?),
         Command::Bench(Bench {
             command:
                 BenchCommand::Overload {

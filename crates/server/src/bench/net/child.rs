@@ -153,6 +153,7 @@ fn client(reach: &Reach) -> Result<Client> {
     });
     config.core.deadline_us = 20_000_000;
     config.core.burst = reach.pack;
+    config.singly = reach.burst == 1;
     if reach.spin {
         config.spin = Duration::MAX;
     }

@@ -114,6 +114,15 @@ const DPDK_STEPS: [Step; 2] = [
     step("DPDK (memif) + bursts", "dpdk", 32),
 ];
 
+/// What of it is to be run.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// Parts; all if there are none.
+    pub part: Vec<Part>,
+    /// Part of drivers' names.
+    pub only: String,
+}
+
 /// All steps that this program can take.
 fn steps() -> impl Iterator<Item = Step> {
     let dpdk = DPDK_STEPS.into_iter().filter(|_| cfg!(feature = "dpdk"));
@@ -133,8 +142,7 @@ pub struct Point {
 /// What a run is made of.
 struct Run<'a> {
     common: &'a Common,
-    /// Empty: all.
-    parts: &'a [Part],
+    choice: &'a Choice,
     stop: &'a AtomicBool,
     directory: PathBuf,
     report: Report,
@@ -144,14 +152,14 @@ struct Run<'a> {
 ///
 /// # Errors
 /// Without root, or when a process fails.
-pub fn run(common: &Common, parts: &[Part], stop: &AtomicBool) -> Result<()> {
+pub fn run(common: &Common, choice: &Choice, stop: &AtomicBool) -> Result<()> {
     if !Lab::allowed() {
         bail!("cyclone bench net makes network namespaces, which needs root");
     }
     let directory = std::env::temp_dir().join(format!("cyclone-net-{}", std::process::id()));
     let mut run = Run {
         common,
-        parts,
+        choice,
         stop,
         directory: directory.clone(),
         report: Report::new("net", common)?,
@@ -192,7 +200,7 @@ impl Run<'_> {
     }
 
     fn wants(&self, part: Part) -> bool {
-        self.parts.is_empty() || self.parts.contains(&part)
+        self.choice.part.is_empty() || self.choice.part.contains(&part)
     }
 
     /// A part, if it is wanted.
@@ -324,7 +332,7 @@ impl Run<'_> {
 
     fn steps(&mut self, lab: &Lab) -> Result<Vec<Point>> {
         let mut points = Vec::new();
-        for step in steps() {
+        for step in steps().filter(|step| step.name.contains(&self.choice.only)) {
             let cluster = self.cluster(lab, step, 3)?;
             for &inflight in self.inflights() {
                 points.push(self.load(lab, &cluster, step, 0, inflight, false)?);

@@ -61,7 +61,8 @@ impl Run<'_> {
             false => (5, &[1, 16, 64, 256, 1024]),
         };
         let extra = DPDK.into_iter().filter(|_| cfg!(feature = "dpdk"));
-        let drivers: Vec<Step> = DRIVERS.into_iter().chain(extra).collect();
+        let wanted = |driver: &Step| driver.name.contains(&self.choice.only);
+        let drivers: Vec<Step> = DRIVERS.into_iter().chain(extra).filter(wanted).collect();
         let mut table = Table::new(&["round", "driver", "inflight", "ops_s", "p50_us", "p99_us"]);
         // By driver, by round.
         let mut seen: Vec<Vec<Seen>> = vec![Vec::new(); drivers.len()];
@@ -110,8 +111,9 @@ impl Run<'_> {
         ];
         let mut table = Table::new(&["round", "driver", "log", "p50_us", "p99_us"]);
         for (driver, hop_us) in [DRIVERS[2], DRIVERS[4]].into_iter().filter_map(|driver| {
+            let wanted = driver.name.contains(&self.choice.only);
             let hop = hops.iter().find(|(name, _)| *name == driver.transport)?;
-            Some((driver, hop.1))
+            wanted.then_some((driver, hop.1))
         }) {
             let mut added = Vec::new();
             for round in 0..rounds {
@@ -159,6 +161,9 @@ impl Run<'_> {
             Spread::of(pairs.map(|(one, other)| measure(one) / measure(other)))
         };
         let unloaded = ratios("AF_XDP + bursts", "UDP + bursts", |seen| seen.unloaded_us);
+        if unloaded.middle.is_nan() {
+            return;
+        }
         self.report.verdict(
             Verdict::at_most("pinned, unloaded p50, AF_XDP / UDP", unloaded.middle, 0.6)
                 .note(unloaded.range()),
