@@ -293,6 +293,8 @@ pub enum RunAs {
     Nodes,
     /// All loops in one thread that never waits, on the first of `pin`'s CPUs.
     OneLoop,
+    /// The first one's loop in a thread that never waits; the others alternate with the load, in its thread.
+    Alternating,
     /// One store in a thread that never waits, behind a port, without a log.
     Bare,
 }
@@ -361,29 +363,44 @@ impl<'a> LabCluster<'a> {
             RunAs::Nodes => {
                 (0..options.replicas).try_for_each(|node| cluster.start_node(node, true))?;
             }
-            RunAs::OneLoop | RunAs::Bare => cluster.start_host()?,
+            RunAs::OneLoop | RunAs::Alternating | RunAs::Bare => cluster.start_host()?,
         }
         Ok(cluster)
     }
 
     /// Starts the one process that runs all nodes; it counts as the first node's.
     fn start_host(&mut self) -> Result<()> {
-        let place = |node| Place {
-            namespace: self.lab.namespace(Some(node)),
-            config: self.config(node),
-        };
+        let all = (0..self.options.replicas).map(|node| self.place(node));
         let role = match self.options.run {
             RunAs::Bare => Role::Bare {
-                place: place(0),
+                place: self.place(0),
                 transport: self.options.transport.clone(),
                 interface: self.ports(0),
             },
-            _ => Role::Host((0..self.options.replicas).map(place).collect()),
+            RunAs::Alternating => Role::Host(vec![self.place(0)]),
+            RunAs::OneLoop | RunAs::Nodes => Role::Host(all.collect()),
         };
         let role = serde_json::to_string(&role)?;
         let cpu = self.options.pin.first().copied();
         let command = self.lab.command(0, cpu, &["bench", "net-child", &role]);
         self.spawn(0, command)
+    }
+
+    fn place(&self, node: usize) -> Place {
+        Place {
+            namespace: self.lab.namespace(Some(node)),
+            config: self.config(node),
+        }
+    }
+
+    /// Nodes that the load runs in its own thread.
+    pub fn beside_the_load(&self) -> Vec<Place> {
+        match self.options.run {
+            RunAs::Alternating => (1..self.options.replicas)
+                .map(|node| self.place(node))
+                .collect(),
+            _ => Vec::new(),
+        }
     }
 
     fn spawn(&mut self, node: usize, mut command: Command) -> Result<()> {

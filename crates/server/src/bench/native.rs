@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use cyclone_client::{Client, ClientConfig};
+use cyclone_client::{Client, ClientConfig, Completion};
 use cyclone_wire::command::{Condition, Operation};
 use cyclone_wire::reply::Reply;
 
@@ -24,8 +24,12 @@ pub fn client(cluster: &LocalCluster, transport: &str, security: &str) -> Result
     Ok(Client::connect(config)?)
 }
 
-/// Runs the load.
-pub fn run(client: &mut Client, load: &Load) -> Result<Measured> {
+/// Runs the load. `poll` moves the client until there is an outcome, or for a while.
+pub fn run(
+    client: &mut Client,
+    load: &Load,
+    mut poll: impl FnMut(&mut Client, &mut Vec<Completion>) -> Result<()>,
+) -> Result<Measured> {
     let mut sequence = Sequence(load.seed);
     let value = vec![b'v'; load.value_bytes];
     let mut latency_ns = histogram()?;
@@ -50,7 +54,7 @@ pub fn run(client: &mut Client, load: &Load) -> Result<Measured> {
             };
             sent.insert(client.submit(&operation), now);
         }
-        client.poll(Duration::from_millis(100), &mut done)?;
+        poll(client, &mut done)?;
         let now = Instant::now();
         for (ticket, result) in done.drain(..) {
             match result {
@@ -71,4 +75,10 @@ pub fn run(client: &mut Client, load: &Load) -> Result<Measured> {
         elapsed: load.measure,
         latency_ns,
     })
+}
+
+/// Waits for an outcome.
+pub fn wait(client: &mut Client, done: &mut Vec<Completion>) -> Result<()> {
+    client.poll(Duration::from_millis(100), done)?;
+    Ok(())
 }

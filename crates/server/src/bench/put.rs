@@ -90,7 +90,7 @@ fn points(
             let leader = cluster.wait_for_leader(Duration::from_secs(20))?;
             let before = cluster.cpu_seconds();
             let mut client = native::client(&cluster, &arguments.transport, &arguments.security)?;
-            let measured = native::run(&mut client, &load)?;
+            let measured = native::run(&mut client, &load, native::wait)?;
             drop(client);
             let share = load.measure.as_secs_f64() / (load.measure + load.warm_up).as_secs_f64();
             let mut point = Point::new("cyclone-native", OURS, &load, &measured);

@@ -92,7 +92,7 @@ pub(super) fn run(arguments: &Soak, report: &mut Report, stop: &AtomicBool) -> R
             measure: length,
             seed: arguments.common.seed + minute,
         };
-        let seen = native::run(&mut client, &load)?;
+        let seen = native::run(&mut client, &load, native::wait)?;
         let at = |quantile| seen.latency_ns.value_at_quantile(quantile) as f64;
         let before = all.last().unwrap_or(&begin).flash_written;
         let now = Minute {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use cyclone_client::{Client, ClientConfig, ClientError, DpdkPorts, XdpOptions};
+use cyclone_client::{Client, ClientConfig, ClientError, Completion, DpdkPorts, XdpOptions};
 use cyclone_packet::{Datagram, Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver};
 use cyclone_pmem::{Pool, Region};
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,8 @@ pub enum Role {
     Load {
         /// The cluster.
         reach: Reach,
+        /// New nodes that take turns with the client in its thread, which never waits.
+        beside: Vec<Place>,
         /// Bytes of each value.
         value_bytes: usize,
         /// Writes in flight.
@@ -168,6 +170,7 @@ pub fn run(role: &str) -> Result<()> {
     match serde_json::from_str(role).context("role")? {
         Role::Load {
             reach,
+            beside,
             value_bytes,
             inflight,
             warm_up_ms,
@@ -181,10 +184,23 @@ pub fn run(role: &str) -> Result<()> {
                 measure: Duration::from_millis(measure_ms),
                 seed,
             };
+            // The thread's own namespace is the client's, and the last one entered.
+            let mut nodes = host::start(&beside)?;
             let mut client = client(&reach)?;
+            let mut poll = |client: &mut Client, done: &mut Vec<Completion>| match nodes.is_empty() {
+                true => native::wait(client, done),
+                false => host::alternate(&mut nodes, client, done),
+            };
             // The first answer comes when there is a leader.
-            client.put(b"hello", b"there")?;
-            let measured = native::run(&mut client, &load)?;
+            client.submit_put(b"hello", b"there");
+            let mut first = Vec::new();
+            while first.is_empty() {
+                poll(&mut client, &mut first)?;
+            }
+            for (_, outcome) in first {
+                outcome?;
+            }
+            let measured = native::run(&mut client, &load, poll)?;
             let micros = |q: f64| measured.latency_ns.value_at_quantile(q) as f64 / 1000.0;
             answer(&Loaded {
                 ops_s: measured.operations as f64 / measured.elapsed.as_secs_f64(),

@@ -306,6 +306,7 @@ impl Run<'_> {
                 pack: step.pack,
                 spin,
             },
+            beside: cluster.beside_the_load(),
             value_bytes,
             inflight,
             warm_up_ms: 300,

@@ -70,12 +70,12 @@ impl Run<'_> {
             for (driver, seen) in drivers.iter().zip(&mut seen) {
                 let options = NodeOptions {
                     polling: "busy".to_owned(),
-                    run: RunAs::OneLoop,
+                    run: RunAs::Alternating,
                     ..Self::options(*driver, 3)
                 };
-                let cluster = self.start(lab, &options)?;
                 let (mut unloaded_us, mut peak) = (f64::NAN, 0_f64);
                 for &inflight in loads {
+                    let cluster = self.start(lab, &options)?;
                     let point = self.load(lab, &cluster, *driver, 0, inflight, true)?;
                     if inflight == 1 {
                         unloaded_us = point.seen.p50_us;
@@ -107,7 +107,7 @@ impl Run<'_> {
         let kinds = [
             ("no log", 1, RunAs::Bare),
             ("1 replica", 1, RunAs::OneLoop),
-            ("3 replicas", 3, RunAs::OneLoop),
+            ("3 replicas", 3, RunAs::Alternating),
         ];
         let mut table = Table::new(&["round", "driver", "log", "p50_us", "p99_us"]);
         for (driver, hop_us) in [DRIVERS[2], DRIVERS[4]].into_iter().filter_map(|driver| {

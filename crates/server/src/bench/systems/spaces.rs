@@ -116,6 +116,7 @@ impl Running for Between {
                 pack: self.options.burst,
                 spin: false,
             },
+            beside: Vec::new(),
             value_bytes: value_bytes as usize,
             inflight: job.inflight,
             warm_up_ms: job.warm_up.as_millis() as u64,
