@@ -187,7 +187,8 @@ pub fn run(role: &str) -> Result<()> {
             // The thread's own namespace is the client's, and the last one entered.
             let mut nodes = host::start(&beside)?;
             let mut client = client(&reach)?;
-            let mut poll = |client: &mut Client, done: &mut Vec<Completion>| match nodes.is_empty() {
+            let mut poll = |client: &mut Client, done: &mut Vec<Completion>| match nodes.is_empty()
+            {
                 true => native::wait(client, done),
                 false => host::alternate(&mut nodes, client, done),
             };
@@ -279,7 +280,12 @@ pub(super) struct End {
 }
 
 impl End {
-    pub(super) fn open(transport: &str, address: SocketAddr, interface: &str, block: bool) -> Result<End> {
+    pub(super) fn open(
+        transport: &str,
+        address: SocketAddr,
+        interface: &str,
+        block: bool,
+    ) -> Result<End> {
         let options = XdpOptions::new(interface);
         let ports = DpdkPorts {
             ports: interface.to_owned(),

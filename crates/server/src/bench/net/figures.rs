@@ -5,8 +5,8 @@ use cyclone_bench::output::Report;
 use cyclone_bench::plot::{Mark, Panel, Series, lines};
 use cyclone_bench::verdict::Verdict;
 
-use super::child::Pinged;
 use super::Point;
+use super::child::Pinged;
 
 /// Latency against throughput, one series per group of points with the same name.
 fn curve(title: &str, points: &[Point], name: impl Fn(&Point) -> String) -> Panel {

@@ -114,6 +114,15 @@ const DPDK_STEPS: [Step; 2] = [
     step("DPDK (memif) + bursts", "dpdk", 32),
 ];
 
+/// How the load waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waiting {
+    /// It spins for a little, then it blocks.
+    Blocks,
+    /// It only spins.
+    Never,
+}
+
 /// What of it is to be run.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
@@ -292,7 +301,7 @@ impl Run<'_> {
         step: Step,
         value_bytes: usize,
         inflight: usize,
-        spin: bool,
+        waiting: Waiting,
     ) -> Result<Point> {
         self.go_on()?;
         let machine = lab.machines() - 1;
@@ -304,13 +313,18 @@ impl Run<'_> {
                 interface: lab.ports(step.transport, machine, 0..cluster.nodes.len()),
                 burst: step.burst,
                 pack: step.pack,
-                spin,
+                spin: waiting == Waiting::Never,
             },
             beside: cluster.beside_the_load(),
             value_bytes,
             inflight,
             warm_up_ms: 300,
-            measure_ms: if self.common.quick { 1000 } else { 3000 },
+            measure_ms: match (self.common.quick, waiting) {
+                (true, _) => 1000,
+                // More rounds instead.
+                (false, Waiting::Never) => 1500,
+                (false, Waiting::Blocks) => 3000,
+            },
             seed: self.common.seed,
         };
         let replicas = cluster.nodes.len();
@@ -336,7 +350,7 @@ impl Run<'_> {
         for step in steps().filter(|step| step.name.contains(&self.choice.only)) {
             let cluster = self.cluster(lab, step, 3)?;
             for &inflight in self.inflights() {
-                points.push(self.load(lab, &cluster, step, 0, inflight, false)?);
+                points.push(self.load(lab, &cluster, step, 0, inflight, Waiting::Blocks)?);
             }
         }
         self.table("net-steps", &points)?;
@@ -349,7 +363,7 @@ impl Run<'_> {
         for replicas in [1, 3, 5] {
             let cluster = self.cluster(lab, step, replicas)?;
             for &inflight in self.inflights() {
-                points.push(self.load(lab, &cluster, step, 0, inflight, false)?);
+                points.push(self.load(lab, &cluster, step, 0, inflight, Waiting::Blocks)?);
             }
         }
         self.table("net-replicas", &points)?;
@@ -362,7 +376,14 @@ impl Run<'_> {
             let cluster = self.cluster(lab, step, 3)?;
             for &value_bytes in sizes {
                 let inflight = if value_bytes > 1400 { 32 } else { 64 };
-                points.push(self.load(lab, &cluster, step, value_bytes, inflight, false)?);
+                points.push(self.load(
+                    lab,
+                    &cluster,
+                    step,
+                    value_bytes,
+                    inflight,
+                    Waiting::Blocks,
+                )?);
             }
         }
         let jumbo = sizes.contains(&8000);
@@ -475,7 +496,7 @@ impl Run<'_> {
                     ..Self::options(step, 1)
                 };
                 let cluster = self.start(lab, &options)?;
-                let point = self.load(lab, &cluster, step, 0, 1, false)?;
+                let point = self.load(lab, &cluster, step, 0, 1, Waiting::Blocks)?;
                 let before = cpu_seconds(cluster.pid(0));
                 let time = Duration::from_secs(if self.common.quick { 1 } else { 5 });
                 std::thread::sleep(time);

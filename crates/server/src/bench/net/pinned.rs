@@ -1,5 +1,5 @@
-//! Driver against driver where nothing waits for a scheduler: the replicas' loops are one thread on one CPU, the client is another
-//! on another, and neither ever blocks.
+//! Driver against driver where nothing waits for a scheduler: the leader's loop is a thread on CPU 0; a thread on CPU 1 moves the
+//! followers and the client in turn; neither ever blocks.
 //!
 //! Requests come one to a datagram, as from clients that know nothing of each other, except where the name says "packed". Drivers
 //! take turns, and a ratio is the median of the rounds' quotients.
@@ -8,16 +8,19 @@ use anyhow::Result;
 use cyclone_bench::table::{Table, rounded};
 use cyclone_bench::verdict::Verdict;
 
-use super::{Run, STEPS, Step, step};
+use super::{Run, STEPS, Step, Waiting, step};
 use crate::netlab::{Lab, NodeOptions, RunAs};
+
+const UDP: Step = bursts("UDP + bursts", "udp");
+const XDP: Step = bursts("AF_XDP + bursts", "xdp");
 
 /// What is compared.
 const DRIVERS: [Step; 7] = [
     STEPS[0],
     STEPS[1],
-    bursts("UDP + bursts", "udp"),
+    UDP,
     STEPS[3],
-    bursts("AF_XDP + bursts", "xdp"),
+    XDP,
     step("UDP + bursts, packed", "udp", 32),
     step("AF_XDP + bursts, packed", "xdp", 32),
 ];
@@ -41,45 +44,77 @@ const fn bursts(name: &'static str, transport: &'static str) -> Step {
     }
 }
 
-/// What a driver did in one round.
-#[derive(Clone, Copy, Debug)]
-struct Seen {
-    unloaded_us: f64,
-    peak: f64,
-}
-
 impl Run<'_> {
     /// Measures, and says what was promised. `hops`: the time of one packet, µs, by driver.
     pub(super) fn pinned(&mut self, lab: &Lab, hops: &[(&str, f64)]) -> Result<()> {
+        self.duel(lab)?;
         self.drivers(lab)?;
         self.fronts(lab, hops)
+    }
+
+    /// One write at a time over UDP and over AF_XDP, a second of each in turn: what disturbs the machine disturbs both.
+    fn duel(&mut self, lab: &Lab) -> Result<()> {
+        let drivers = [UDP, XDP];
+        if !drivers.iter().all(|driver| self.is_wanted(driver)) {
+            return Ok(());
+        }
+        let mut table = Table::new(&["round", "driver", "p50_us", "p99_us"]);
+        let mut ratios = Vec::new();
+        for round in 0..if self.common.quick { 5 } else { 15 } {
+            let mut p50_us = Vec::new();
+            for driver in drivers {
+                let cluster = self.start(lab, &self.alternating(driver))?;
+                let point = self.load(lab, &cluster, driver, 0, 1, Waiting::Never)?;
+                p50_us.push(point.seen.p50_us);
+                table.add(vec![
+                    (round + 1).into(),
+                    driver.name.into(),
+                    rounded(point.seen.p50_us, 1),
+                    rounded(point.seen.p99_us, 1),
+                ]);
+                self.report.row(&table);
+            }
+            ratios.push(p50_us[1] / p50_us[0]);
+        }
+        self.report.table("net-unloaded", &table)?;
+        if let Some(ratio) = Spread::of(ratios) {
+            let what = "pinned, unloaded p50, AF_XDP / UDP";
+            let verdict = Verdict::at_most(what, ratio.middle, 0.6);
+            self.report.verdict(verdict.note(ratio.range()));
+        }
+        Ok(())
+    }
+
+    fn is_wanted(&self, driver: &Step) -> bool {
+        driver.name.contains(&self.choice.only)
+    }
+
+    fn alternating(&self, driver: Step) -> NodeOptions {
+        NodeOptions {
+            polling: "busy".to_owned(),
+            run: RunAs::Alternating,
+            ..Self::options(driver, 3)
+        }
     }
 
     fn drivers(&mut self, lab: &Lab) -> Result<()> {
         let (rounds, loads): (usize, &[usize]) = match self.common.quick {
             true => (2, &[1, 256]),
-            false => (5, &[1, 16, 64, 256, 1024]),
+            false => (5, &[1, 64, 256, 1024]),
         };
         let extra = DPDK.into_iter().filter(|_| cfg!(feature = "dpdk"));
-        let wanted = |driver: &Step| driver.name.contains(&self.choice.only);
-        let drivers: Vec<Step> = DRIVERS.into_iter().chain(extra).filter(wanted).collect();
+        let drivers = DRIVERS.into_iter().chain(extra);
+        let drivers: Vec<Step> = drivers.filter(|driver| self.is_wanted(driver)).collect();
         let mut table = Table::new(&["round", "driver", "inflight", "ops_s", "p50_us", "p99_us"]);
         // By driver, by round.
-        let mut seen: Vec<Vec<Seen>> = vec![Vec::new(); drivers.len()];
+        let mut peaks: Vec<Vec<f64>> = vec![Vec::new(); drivers.len()];
         for round in 0..rounds {
-            for (driver, seen) in drivers.iter().zip(&mut seen) {
-                let options = NodeOptions {
-                    polling: "busy".to_owned(),
-                    run: RunAs::Alternating,
-                    ..Self::options(*driver, 3)
-                };
-                let (mut unloaded_us, mut peak) = (f64::NAN, 0_f64);
+            for (driver, peaks) in drivers.iter().zip(&mut peaks) {
+                let options = self.alternating(*driver);
+                let mut peak = 0_f64;
                 for &inflight in loads {
                     let cluster = self.start(lab, &options)?;
-                    let point = self.load(lab, &cluster, *driver, 0, inflight, true)?;
-                    if inflight == 1 {
-                        unloaded_us = point.seen.p50_us;
-                    }
+                    let point = self.load(lab, &cluster, *driver, 0, inflight, Waiting::Never)?;
                     peak = peak.max(point.seen.ops_s);
                     table.add(vec![
                         (round + 1).into(),
@@ -91,13 +126,14 @@ impl Run<'_> {
                     ]);
                     self.report.row(&table);
                 }
-                seen.push(Seen { unloaded_us, peak });
+                peaks.push(peak);
             }
         }
-        self.report
-            .say("three replicas in one thread on CPU 0, the client on CPU 1; engine echo");
+        self.report.say(
+            "leader on CPU 0; followers and client in turn on CPU 1; nobody blocks; engine echo",
+        );
         self.report.table("net-pinned", &table)?;
-        self.judge_pinned(&drivers, &seen);
+        self.judge_peaks(&drivers, &peaks);
         Ok(())
     }
 
@@ -110,11 +146,11 @@ impl Run<'_> {
             ("3 replicas", 3, RunAs::Alternating),
         ];
         let mut table = Table::new(&["round", "driver", "log", "p50_us", "p99_us"]);
-        for (driver, hop_us) in [DRIVERS[2], DRIVERS[4]].into_iter().filter_map(|driver| {
-            let wanted = driver.name.contains(&self.choice.only);
-            let hop = hops.iter().find(|(name, _)| *name == driver.transport)?;
-            wanted.then_some((driver, hop.1))
-        }) {
+        for driver in [UDP, XDP] {
+            let hop = hops.iter().find(|(name, _)| *name == driver.transport);
+            let Some((_, hop_us)) = hop.filter(|_| self.is_wanted(&driver)) else {
+                continue;
+            };
             let mut added = Vec::new();
             for round in 0..rounds {
                 let mut p50_us = Vec::new();
@@ -126,7 +162,7 @@ impl Run<'_> {
                         ..Self::options(driver, replicas)
                     };
                     let cluster = self.start(lab, &options)?;
-                    let point = self.load(lab, &cluster, driver, VALUE_BYTES, 1, true)?;
+                    let point = self.load(lab, &cluster, driver, VALUE_BYTES, 1, Waiting::Never)?;
                     p50_us.push(point.seen.p50_us);
                     table.add(vec![
                         (round + 1).into(),
@@ -139,40 +175,39 @@ impl Run<'_> {
                 }
                 added.push(p50_us[2] - p50_us[0]);
             }
-            let added = Spread::of(added.into_iter());
-            let what = format!("pinned, 3 replicas less no log, {}, µs", driver.name);
-            self.report.verdict(
-                Verdict::at_most(what, added.middle, 2.0 * hop_us + LOG_US)
-                    .note(format!("{}; two hops are {:.1} µs", added.range(), 2.0 * hop_us)),
-            );
+            if let Some(added) = Spread::of(added) {
+                let what = format!("pinned, 3 replicas less no log, {}, µs", driver.name);
+                let two_us = 2.0 * hop_us;
+                self.report.verdict(
+                    Verdict::at_most(what, added.middle, two_us + LOG_US)
+                        .note(format!("{}; two hops are {two_us:.1} µs", added.range())),
+                );
+            }
         }
         self.report
             .say("RocksDB behind the same port; one write of 100 bytes at a time");
         self.report.table("net-fronts", &table)
     }
 
-    fn judge_pinned(&mut self, drivers: &[Step], seen: &[Vec<Seen>]) {
+    fn judge_peaks(&mut self, drivers: &[Step], peaks: &[Vec<f64>]) {
         let of = |name: &str| {
             let place = drivers.iter().position(|driver| driver.name == name);
-            place.map_or(&[][..], |place| &seen[place])
+            place.map_or(&[][..], |place| &peaks[place])
         };
-        let ratios = |one: &str, other: &str, measure: fn(&Seen) -> f64| {
+        let ratios = |one: &str, other: &str| {
             let pairs = of(one).iter().zip(of(other));
-            Spread::of(pairs.map(|(one, other)| measure(one) / measure(other)))
+            Spread::of(pairs.map(|(one, other)| one / other).collect())
         };
-        let unloaded = ratios("AF_XDP + bursts", "UDP + bursts", |seen| seen.unloaded_us);
-        if unloaded.middle.is_nan() {
-            return;
-        }
-        self.report.verdict(
-            Verdict::at_most("pinned, unloaded p50, AF_XDP / UDP", unloaded.middle, 0.6)
-                .note(unloaded.range()),
-        );
-        for (over, least) in [("UDP", 2.0), ("UDP + bursts", 2.0), ("TCP", 8.0)] {
-            let peak = ratios("AF_XDP + bursts", over, |seen| seen.peak);
-            let what = format!("pinned, peak, AF_XDP + bursts / {over}");
-            self.report
-                .verdict(Verdict::at_least(what, peak.middle, least).note(peak.range()));
+        // Single requests over both; then the last step of fig. 8 over its first.
+        for (of, over, least) in [
+            ("AF_XDP + bursts", "UDP + bursts", 2.0),
+            ("AF_XDP + bursts, packed", "TCP", 8.0),
+        ] {
+            if let Some(ratio) = ratios(of, over) {
+                let what = format!("pinned, peak, {of} / {over}");
+                let verdict = Verdict::at_least(what, ratio.middle, least);
+                self.report.verdict(verdict.note(ratio.range()));
+            }
         }
     }
 }
@@ -185,15 +220,14 @@ struct Spread {
 }
 
 impl Spread {
-    fn of(values: impl Iterator<Item = f64>) -> Spread {
-        let mut values: Vec<f64> = values.collect();
+    /// `None` of nothing.
+    fn of(mut values: Vec<f64>) -> Option<Spread> {
         values.sort_by(f64::total_cmp);
-        let at = |place: usize| values.get(place).copied().unwrap_or(f64::NAN);
-        Spread {
-            least: at(0),
-            middle: at(values.len() / 2),
-            most: at(values.len().saturating_sub(1)),
-        }
+        Some(Spread {
+            least: *values.first()?,
+            middle: values[values.len() / 2],
+            most: *values.last()?,
+        })
     }
 
     fn range(&self) -> String {
