@@ -228,12 +228,23 @@ impl Lab {
 
     /// This program on a machine, with these arguments; on one CPU if told.
     pub fn command(&self, machine: usize, cpu: Option<usize>, arguments: &[&str]) -> Command {
+        self.command_under(machine, cpu, &[], arguments)
+    }
+
+    /// The same, run by another program.
+    fn command_under(
+        &self,
+        machine: usize,
+        cpu: Option<usize>,
+        under: &[String],
+        arguments: &[&str],
+    ) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace(Some(machine))]);
         if let Some(cpu) = cpu {
             command.args(["taskset", "-c", &cpu.to_string()]);
         }
-        command.arg(&self.executable).args(arguments);
+        command.args(under).arg(&self.executable).args(arguments);
         command
     }
 
@@ -295,6 +306,8 @@ pub enum RunAs {
     OneLoop,
     /// The first one's loop in a thread that never waits; the others alternate with the load, in its thread.
     Alternating,
+    /// All loops in one thread that naps where there is nothing to do, under callgrind.
+    Counted,
     /// One store in a thread that never waits, behind a port, without a log.
     Bare,
 }
@@ -363,7 +376,7 @@ impl<'a> LabCluster<'a> {
             RunAs::Nodes => {
                 (0..options.replicas).try_for_each(|node| cluster.start_node(node, true))?;
             }
-            RunAs::OneLoop | RunAs::Alternating | RunAs::Bare => cluster.start_host()?,
+            _ => cluster.start_host()?,
         }
         Ok(cluster)
     }
@@ -377,12 +390,34 @@ impl<'a> LabCluster<'a> {
                 transport: self.options.transport.clone(),
                 interface: self.ports(0),
             },
-            RunAs::Alternating => Role::Host(vec![self.place(0)]),
-            RunAs::OneLoop | RunAs::Nodes => Role::Host(all.collect()),
+            RunAs::Alternating => Role::Host {
+                places: vec![self.place(0)],
+                naps: false,
+            },
+            run => Role::Host {
+                places: all.collect(),
+                naps: run == RunAs::Counted,
+            },
         };
         let role = serde_json::to_string(&role)?;
         let cpu = self.options.pin.first().copied();
-        let command = self.lab.command(0, cpu, &["bench", "net-child", &role]);
+        let mut under = Vec::new();
+        if self.options.run == RunAs::Counted {
+            let to = format!("--callgrind-out-file={}", self.counts().display());
+            // Nothing of the start.
+            let within = "--toggle-collect=cyclone_replica::node::Node::step";
+            under = [
+                "valgrind",
+                "--tool=callgrind",
+                &to,
+                "--collect-atstart=no",
+                within,
+            ]
+            .map(str::to_owned)
+            .to_vec();
+        }
+        let arguments = ["bench", "net-child", &role];
+        let command = self.lab.command_under(0, cpu, &under, &arguments);
         self.spawn(0, command)
     }
 
@@ -488,6 +523,24 @@ impl<'a> LabCluster<'a> {
             child.wait().context("wait")?;
         }
         Ok(())
+    }
+
+    /// Ends a node with SIGTERM and waits for its end.
+    ///
+    /// # Errors
+    /// When that is refused.
+    pub fn end(&mut self, node: usize) -> Result<()> {
+        if let Some(mut child) = self.running[node].take() {
+            let pid = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("kill")?;
+            child.wait().context("wait")?;
+        }
+        Ok(())
+    }
+
+    /// Where callgrind puts what it has counted, when it ends.
+    pub fn counts(&self) -> PathBuf {
+        self.directory.join("callgrind.out")
     }
 
     /// Waits until every node has been set up and opened its packet port.

@@ -53,7 +53,12 @@ pub enum Role {
         seed: u64,
     },
     /// Runs new nodes, the leader first, in one thread that never waits.
-    Host(Vec<Place>),
+    Host {
+        /// Where.
+        places: Vec<Place>,
+        /// It does wait, a little, when there is nothing to do.
+        naps: bool,
+    },
     /// Runs a store without a log.
     Bare {
         /// Where.
@@ -116,6 +121,8 @@ pub struct Loaded {
     pub p50_us: f64,
     /// 99th percentile, µs.
     pub p99_us: f64,
+    /// Writes in all, those outside the measured time included.
+    pub operations: u64,
 }
 
 /// What a counter saw.
@@ -187,10 +194,14 @@ pub fn run(role: &str) -> Result<()> {
             // The thread's own namespace is the client's, and the last one entered.
             let mut nodes = host::start(&beside)?;
             let mut client = client(&reach)?;
-            let mut poll = |client: &mut Client, done: &mut Vec<Completion>| match nodes.is_empty()
-            {
-                true => native::wait(client, done),
-                false => host::alternate(&mut nodes, client, done),
+            let mut operations = 0;
+            let mut poll = |client: &mut Client, done: &mut Vec<Completion>| {
+                match nodes.is_empty() {
+                    true => native::wait(client, done)?,
+                    false => host::alternate(&mut nodes, client, done)?,
+                }
+                operations += done.len() as u64;
+                Ok(())
             };
             // The first answer comes when there is a leader.
             client.submit_put(b"hello", b"there");
@@ -201,15 +212,16 @@ pub fn run(role: &str) -> Result<()> {
             for (_, outcome) in first {
                 outcome?;
             }
-            let measured = native::run(&mut client, &load, poll)?;
+            let measured = native::run(&mut client, &load, &mut poll)?;
             let micros = |q: f64| measured.latency_ns.value_at_quantile(q) as f64 / 1000.0;
             answer(&Loaded {
                 ops_s: measured.operations as f64 / measured.elapsed.as_secs_f64(),
                 p50_us: micros(0.5),
                 p99_us: micros(0.99),
+                operations,
             })
         }
-        Role::Host(places) => host::run(&places),
+        Role::Host { places, naps } => host::run(&places, naps),
         Role::Bare {
             place,
             transport,

@@ -8,6 +8,7 @@
 //! payload    0 to 1400 bytes, and 8000 in jumbo frames      fig. 10
 //! hop        one way of one datagram, by driver
 //! polling    how loops wait: latency, and what idleness costs
+//! instructions  of one write, by stage (callgrind); only when asked for
 //! ```
 //! The store echoes. But for `pinned` the leader runs on CPU 0, followers and the client share the others: only the
 //! proportions mean anything, and only on a machine with nothing else to do.
@@ -16,6 +17,7 @@ mod bare;
 pub mod child;
 mod figures;
 mod host;
+mod instructions;
 mod pinned;
 
 use std::path::{Path, PathBuf};
@@ -106,6 +108,8 @@ pub enum Part {
     Polling,
     /// Fig. 10.
     Payload,
+    /// Instructions per write by stage, under callgrind; only when asked for.
+    Instructions,
 }
 
 /// DPDK over shared memory between each two machines, in programs that have it.
@@ -121,6 +125,8 @@ enum Waiting {
     Blocks,
     /// It only spins.
     Never,
+    /// As `Blocks`, for long.
+    Counting,
 }
 
 /// What of it is to be run.
@@ -186,6 +192,9 @@ impl Run<'_> {
             true => self.hops(&lab)?,
             false => Vec::new(),
         };
+        if self.choice.part.contains(&Part::Instructions) {
+            self.instructions(&lab)?;
+        }
         if self.wants(Part::Pinned) {
             let spinning = hops.iter().filter(|(_, block, _)| !block);
             let spinning = spinning.map(|(name, _, pinged)| (*name, pinged.hop_p50_us));
@@ -320,6 +329,8 @@ impl Run<'_> {
             inflight,
             warm_up_ms: 300,
             measure_ms: match (self.common.quick, waiting) {
+                // Whoever is counted is slow.
+                (_, Waiting::Counting) => 8000,
                 (true, _) => 1000,
                 // More rounds instead.
                 (false, Waiting::Never) => 1500,

@@ -219,14 +219,14 @@ impl Run<'_> {
                 bail!("stopped");
             }
             let rate = saturation * level as f64 / 100.0;
-            let leader = cluster.wait_for_leader(Duration::from_secs(30))?;
-            source.follow(cluster.nodes[leader].redis)?;
+            follow(&mut *source, &mut cluster)?;
             let seen = source.run(Some(rate), time)?;
             after = self.add(kind, level, &seen, after, &cluster)?;
             if level < 100 {
                 continue;
             }
             // A store's own work (flushes, compactions) comes and goes: compared is what it can do right before and after.
+            follow(&mut *source, &mut cluster)?;
             let now = source.run(None, time)?;
             after = self.add(kind, 0, &now, after, &cluster)?;
             if level > 100 {
@@ -271,6 +271,12 @@ impl Run<'_> {
         self.report.row(&self.table);
         Ok(after)
     }
+}
+
+/// Turns a source to whoever leads by now.
+fn follow(source: &mut dyn Source, cluster: &mut LocalCluster) -> Result<()> {
+    let leader = cluster.wait_for_leader(Duration::from_secs(30))?;
+    source.follow(cluster.nodes[leader].redis)
 }
 
 /// The highest term that a node knows, and the longest time, ms, for which the event loop of one has stood still so far: an
