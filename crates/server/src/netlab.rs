@@ -187,8 +187,10 @@ impl Lab {
         let (low, high) = (machine.min(other), machine.max(other));
         let role = if machine == low { "server" } else { "client" };
         let socket = self.socket(low, high);
+        // Several machines may share a process, where names are told apart.
+        let name = 100 * machine + other;
         format!(
-            "net_memif{other},role={role},id=0,socket={}",
+            "net_memif{name},role={role},id=0,socket={}",
             socket.display()
         )
     }

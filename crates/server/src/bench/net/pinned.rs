@@ -179,8 +179,12 @@ impl Run<'_> {
                 let what = format!("pinned, 3 replicas less no log, {}, µs", driver.name);
                 let two_us = 2.0 * hop_us;
                 self.report.verdict(
-                    Verdict::at_most(what, added.middle, two_us + LOG_US)
-                        .note(format!("{}; two hops are {two_us:.1} µs", added.range())),
+                    Verdict::at_most(
+                        what,
+                        added.middle,
+                        (10.0 * (two_us + LOG_US)).round() / 10.0,
+                    )
+                    .note(format!("{}; two hops are {two_us:.1} µs", added.range())),
                 );
             }
         }
