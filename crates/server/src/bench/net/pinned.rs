@@ -139,6 +139,11 @@ impl Run<'_> {
 
     /// What a log, and two more copies of it, add to a write of RocksDB behind the same port.
     fn fronts(&mut self, lab: &Lab, hops: &[(&str, f64)]) -> Result<()> {
+        if !cfg!(feature = "rocksdb") {
+            self.report
+                .say("this program was built without RocksDB: not measured behind the port");
+            return Ok(());
+        }
         let rounds = if self.common.quick { 2 } else { 5 };
         let kinds = [
             ("no log", 1, RunAs::Bare),
