@@ -42,6 +42,8 @@ pub struct Config {
     pub eager_commit: bool,
     /// Appends to one peer that may be unacknowledged.
     pub max_inflight_msgs: usize,
+    /// Payload bytes of those; one entry always goes.
+    pub max_inflight_bytes: u64,
     /// Payload bytes in one message on the wire; longer appends are split. An entry that is longer goes alone.
     pub max_message_bytes: u64,
     /// Payload bytes read from the log at once for one peer that is behind.
@@ -75,6 +77,7 @@ impl Config {
             batch_append: true,
             eager_commit: false,
             max_inflight_msgs: 256,
+            max_inflight_bytes: 1 << 20,
             max_message_bytes: 256 << 10,
             max_append_bytes: 1 << 20,
             max_uncommitted_bytes: 64 << 20,

@@ -374,6 +374,7 @@ impl Group {
     /// Lets time pass.
     pub fn tick(&mut self, ticks: u32) {
         self.flush_proposals();
+        self.doubt_windows();
         for _ in 0..ticks {
             if !self.is_leader() && !self.may_campaign() {
                 // It still hears nothing from a leader, and is free to vote for another.

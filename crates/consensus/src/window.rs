@@ -1,9 +1,10 @@
 //! How much is sent to a peer at once. A message of many datagrams arrives only if all of them do: over a path that loses
 //! one in six, one of forty never does, however often it is sent again. So what a leader sends to a peer shrinks with each
 //! loss and grows with each acknowledgement, as TCP's congestion window does (RFC 5681); while nothing is lost there is no
-//! limit but the configured ones.
+//! limit but the configured ones. One of those is for what is not acknowledged: a peer that has stood still for a while would be
+//! sent all that it lacks at once, more than its socket holds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
 use raft::ProgressState;
@@ -25,7 +26,7 @@ pub(crate) struct Windows {
 }
 
 /// What is known about the path to one peer.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Window {
     /// Payload bytes at once; none: nothing was lost lately.
     bytes: Option<u64>,
@@ -33,6 +34,38 @@ struct Window {
     probed: u64,
     /// What has been sent of the present burst.
     burst: Burst,
+    flight: Flight,
+}
+
+/// What was sent to a peer that takes everything, and is not acknowledged yet.
+#[derive(Default)]
+struct Flight {
+    /// The last entry of each append, and its payload bytes.
+    appends: VecDeque<(u64, u64)>,
+    bytes: u64,
+    /// A tick has passed. Where nothing more has room, an append without entries asks what has arrived.
+    ask: bool,
+}
+
+impl Flight {
+    fn launch(&mut self, last: u64, bytes: u64) {
+        self.appends.push_back((last, bytes));
+        self.bytes += bytes;
+    }
+
+    /// The peer has everything up to here.
+    fn land(&mut self, through: u64) {
+        while let Some((_, bytes)) = self.appends.pop_front_if(|(last, _)| *last <= through) {
+            self.bytes -= bytes;
+        }
+    }
+
+    /// Everything from here on is sent again.
+    fn repeat(&mut self, first: u64) {
+        while let Some((_, bytes)) = self.appends.pop_back_if(|(last, _)| *last >= first) {
+            self.bytes -= bytes;
+        }
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -53,20 +86,23 @@ impl Window {
         self.bytes = wider.filter(|bytes| *bytes < widest);
     }
 
-    /// Takes away the entries that the window has no room for; answers whether any were.
-    fn cut(&mut self, message: &mut Message, view: &LogView) -> bool {
-        let Some(room) = self.bytes else {
-            return false;
-        };
-        let mut kept = 0;
+    /// Takes away the entries that there is no room for, in the window or beside what is not acknowledged; answers whether any were.
+    fn cut(&mut self, message: &mut Message, view: &LogView, most_unacknowledged: u64) -> bool {
+        let room = self.bytes.unwrap_or(u64::MAX);
+        let (mut kept, mut launched) = (0, 0);
         for entry in &message.entries {
-            let len = view.payload_len(entry.index, entry.term).unwrap_or(0);
-            let bytes = self.burst.bytes + u64::from(len);
-            if bytes > room && self.burst.bytes > 0 {
+            let len = u64::from(view.payload_len(entry.index, entry.term).unwrap_or(0));
+            let (burst, flight) = (self.burst.bytes, self.flight.bytes + launched);
+            let fits = burst == 0 || burst + len <= room;
+            if !fits || (flight > 0 && flight + len > most_unacknowledged) {
                 break;
             }
-            self.burst.bytes = bytes;
+            self.burst.bytes += len;
+            launched += len;
             kept += 1;
+        }
+        if let Some(last) = message.get_entries()[..kept].last() {
+            self.flight.launch(last.index, launched);
         }
         let cut = kept < message.entries.len();
         if cut {
@@ -121,6 +157,7 @@ impl Group {
         };
         let lost = before.state == ProgressState::Replicate && now.state == ProgressState::Probe;
         let widest = self.widest();
+        self.window(message.from).flight.land(now.matched);
         if now.matched > before.matched {
             self.window(message.from).widen(widest);
         } else if lost {
@@ -135,30 +172,48 @@ impl Group {
         }
     }
 
+    /// Time has passed: acknowledgements that have not come may be lost.
+    pub(crate) fn doubt_windows(&mut self) {
+        for window in self.windows.peers.values_mut() {
+            window.flight.ask = true;
+        }
+    }
+
     /// Cuts an append to what the path to its receiver carries. Answers the payload bytes that one message may have; none:
     /// the message is not to be sent, as it follows what was cut.
     pub(crate) fn narrow(&mut self, message: &mut Message) -> Option<u64> {
-        let most = self.config.max_message_bytes;
         if message.get_msg_type() != MessageType::MsgAppend {
-            return Some(most);
+            return Some(self.config.max_message_bytes);
         }
-        let (peer, widest) = (message.to, self.widest());
-        let first = message.entries.first().map(|entry| entry.index);
-        let state = self.raw.raft.prs().get(peer).map(|progress| progress.state);
-        let probing = state == Some(ProgressState::Probe);
-        let mut window = *self.window(peer);
+        let mut window = std::mem::take(self.window(message.to));
+        let most = self.fit(message, &mut window);
+        *self.window(message.to) = window;
+        most
+    }
+
+    fn fit(&mut self, message: &mut Message, window: &mut Window) -> Option<u64> {
+        let (widest, most) = (self.widest(), self.config.max_message_bytes);
         if window.burst.cut_at.is_some() {
             return None;
         }
+        let first = message.entries.first().map(|entry| entry.index);
+        let progress = self.raw.raft.prs().get(message.to);
+        let state = progress.map(|progress| progress.state);
+        match (state, first) {
+            (Some(ProgressState::Replicate), None) => {}
+            (Some(ProgressState::Replicate), Some(first)) => window.flight.repeat(first),
+            // One append at a time.
+            _ => window.flight = Flight::default(),
+        }
+        let probing = state == Some(ProgressState::Probe);
         if let Some(first) = first.filter(|_| probing) {
             if window.probed == first {
                 window.narrow(widest, 4);
             }
             window.probed = first;
         }
-        let cut = window.cut(message, self.raw.store());
-        *self.window(peer) = window;
-        let progress = self.raw.raft.mut_prs().get_mut(peer);
+        let cut = window.cut(message, self.raw.store(), self.config.max_inflight_bytes);
+        let progress = self.raw.raft.mut_prs().get_mut(message.to);
         // What was held back is next; raft-rs asks for it with the next acknowledgement.
         if let (true, false, Some(progress), Some(last)) =
             (cut, probing, progress, window.burst.cut_at)
@@ -167,7 +222,15 @@ impl Group {
             progress.next_idx = (last + 1).max(progress.matched + 1);
             progress.ins.reset();
         }
+        if let Some(first) = first.filter(|_| message.entries.is_empty()) {
+            if !std::mem::take(&mut window.flight.ask) {
+                return None;
+            }
+            // Entries may have been added to an append that belonged elsewhere.
+            message.index = first - 1;
+            message.log_term = self.raw.store().term_of(message.index)?;
+        }
         let message_bytes = window.bytes.map_or(most, |bytes| bytes / PARTS);
-        Some(message_bytes.min(most)).filter(|_| first.is_none() || !message.entries.is_empty())
+        Some(message_bytes.min(most))
     }
 }

@@ -337,6 +337,64 @@ fn a_lossy_path_carries_what_is_waiting() {
     assert!(sent < 10 * 180 * 400, "{sent} bytes for {}", 180 * 400);
 }
 
+/// A peer that stood still is not sent all that it lacks at once, and gets all of it; whatever became of its answers.
+#[test]
+fn what_is_not_acknowledged_is_bounded() {
+    let mut cluster = Cluster::new(3, 15);
+    let leader = elect(&mut cluster);
+    let far_id = cluster.nodes[(leader + 1) % 3].id;
+    let near_id = cluster.nodes[(leader + 2) % 3].id;
+    let leader_id = cluster.nodes[leader].id;
+    let mut unanswered = 0;
+    // Which ones hear what is sent to them, in this round.
+    let mut round = |cluster: &mut Cluster, heard: &[u64]| {
+        (0..3).for_each(|at| cluster.drain(at));
+        let is_answer = |to: &u64| *to == leader_id;
+        let mail = std::mem::take(&mut cluster.network);
+        // Before any answer comes.
+        unanswered += mail
+            .iter()
+            .filter(|(to, _)| *to == far_id)
+            .map(|(_, bytes)| bytes.len())
+            .sum::<usize>();
+        let most = unanswered;
+        let (answers, others): (Vec<_>, Vec<_>) =
+            mail.into_iter().partition(|(to, _)| is_answer(to));
+        for (to, bytes) in answers.iter().chain(&others) {
+            if heard.contains(to) {
+                cluster.deliver(*to, bytes);
+            }
+        }
+        if heard.contains(&leader_id) && heard.contains(&far_id) {
+            unanswered = 0;
+        }
+        most
+    };
+    for number in 0..100 {
+        let proposed = cluster.nodes[leader].group.propose(payload(number, 400));
+        proposed.unwrap();
+        (0..4).for_each(|_| {
+            round(&mut cluster, &[leader_id, near_id]);
+        });
+    }
+    let all = cluster.nodes[leader].applied;
+    assert!(cluster.nodes[(leader + 1) % 3].applied + 100 <= all);
+    // It hears now, and answers come; each round's at once.
+    let everybody = [leader_id, near_id, far_id];
+    let mut rounds = 0;
+    while cluster.nodes[(leader + 1) % 3].applied < all {
+        rounds += 1;
+        assert!(rounds < 200, "it is never up to date");
+        cluster.nodes[leader].group.tick(1);
+        let most = round(&mut cluster, &everybody);
+        // Beside entries there are headers and heartbeats.
+        assert!(
+            rounds == 1 || most < 3 * support::IN_FLIGHT_BYTES as usize,
+            "{most} bytes"
+        );
+    }
+}
+
 /// A follower without room for a term's first entry does not ask for votes; that it has not heard from its leader counts all the
 /// same, or it would keep others from being elected for as long as its log is full.
 #[test]

@@ -61,6 +61,7 @@ mod start;
 mod status;
 mod together;
 mod upkeep;
+mod watchdog;
 mod workers;
 
 pub use archive::{ArchiveConfig, ArchiveStatus, ArchiveWriter};

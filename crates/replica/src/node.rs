@@ -7,6 +7,7 @@ mod intake;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cyclone_consensus::{Colocation, OutMessage, Outbox, StepError, persist_all};
 use cyclone_packet::{Message, Peer, Port};
@@ -366,6 +367,16 @@ impl Node {
     /// When a client last had work for this replica; the polling policy spins only near it.
     pub fn active_us(&self) -> u64 {
         self.steady.machine_us(self.active_us)
+    }
+
+    /// Longest time from one step to the next unless the machine keeps the loop waiting.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_micros(2 * self.tick_us)
+    }
+
+    /// How often the loop had to be helped to its CPU so far.
+    pub(crate) fn note_helped(&mut self, times: u64) {
+        self.counters.helped = times;
     }
 
     fn tick(&mut self) {

@@ -22,7 +22,7 @@ use crate::requests::{BatchBuilder, Origin, Outcome};
 /// Entries of one log handed to the state machine in one step, and in one call.
 const APPLY_ENTRIES: usize = 16;
 /// Payload bytes after which a step hands over no further entry.
-const APPLY_BYTES: usize = 256 << 10;
+const APPLY_BYTES: usize = 64 << 10;
 /// A command whose entry has neither been committed nor overwritten after this long is answered "unknown".
 const OUTCOME_TIMEOUT_US: u64 = 5_000_000;
 /// Between two tries at a store that is taken: a fraction of a microsecond.

@@ -14,6 +14,7 @@ use crate::config::Polling;
 use crate::idle::Spinner;
 use crate::lane::{Crew, LogLoop};
 use crate::node::{Node, NodeError, Now};
+use crate::watchdog::Watchdog;
 
 /// Token of the waker that other threads use.
 pub const WAKER: Token = Token(0);
@@ -104,10 +105,13 @@ impl Reactor {
         let mut events = Events::with_capacity(1024);
         let mut leaving_until = None;
         let mut spinner = Spinner::new();
+        let watchdog = Watchdog::start(node.patience()).map_err(NodeError::Port)?;
         loop {
             node.take_logs()?;
             // Nobody who moved a log has seen a later time.
             let now = now();
+            watchdog.begin(now.steady_us);
+            node.note_helped(watchdog.times());
             let mut work = companion.step(now, node);
             work += node.step(now)?;
             work += companion.step(now, node);
@@ -128,6 +132,7 @@ impl Reactor {
                 wait_us(polling, now, deadline_us, node.active_us(), &mut spinner)
             };
             node.lend_logs();
+            watchdog.end();
             match self
                 .poll
                 .poll(&mut events, Some(Duration::from_micros(wait_us)))

@@ -35,6 +35,8 @@ pub struct Counters {
     pub gathered_bytes: u64,
     /// Longest time between two steps beyond a tick, in microseconds: how long this machine kept the loop waiting.
     pub longest_gap_us: u64,
+    /// Times the loop was lent the highest priority because others kept it from its CPU.
+    pub helped: u64,
 }
 
 impl Counters {
@@ -54,6 +56,7 @@ impl Counters {
             snapshots_made,
             gathered_bytes,
             longest_gap_us,
+            helped,
         } = other;
         self.writes += writes;
         self.reads += reads;
@@ -68,6 +71,7 @@ impl Counters {
         self.snapshots_made += snapshots_made;
         self.gathered_bytes += gathered_bytes;
         self.longest_gap_us = self.longest_gap_us.max(*longest_gap_us);
+        self.helped += helped;
     }
 }
 

@@ -267,6 +267,7 @@ impl Backend for Behind<'_> {
             ("snapshots_made", c.snapshots_made),
             ("snapshots_installed", c.snapshots_installed),
             ("longest_gap_us", c.longest_gap_us),
+            ("loop_helped", c.helped),
             ("scan_snapshots", status.held_snapshots),
         ] {
             ours.push((format!("cyclone_{name}"), value.to_string()));

@@ -8,6 +8,8 @@ use crate::scattered::{each_message, raft_message};
 
 /// Messages taken from the port in one step.
 const RECEIVE_BURST: usize = 256;
+/// Bytes of them; the last call may bring more.
+const RECEIVE_BYTES: usize = 1 << 20;
 /// Fewer datagrams than this, and the port is taken to be empty: another look at it would be one more system call before what
 /// came is answered. What has come since is for the next step.
 const FEW: usize = 8;
@@ -23,13 +25,15 @@ impl Node {
     pub(super) fn receive(&mut self) -> Result<usize, NodeError> {
         let mut inbox = std::mem::take(&mut self.inbox);
         let (mut received, few) = (0, FEW.min(self.config.network.burst));
-        while received < RECEIVE_BURST {
+        let mut bytes = 0;
+        while received < RECEIVE_BURST && bytes < RECEIVE_BYTES {
             let count = self
                 .port
                 .poll(self.now.steady_us, &mut inbox)
                 .map_err(NodeError::Port)?;
             received += count;
             for message in inbox.drain(..) {
+                bytes += message.body.len();
                 self.dispatch(0, message);
             }
             if count < few {

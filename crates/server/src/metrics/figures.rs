@@ -251,6 +251,11 @@ fn of_counters(sheet: &mut Sheet, c: &cyclone_replica::Counters) {
         "Checkpoints made for others.",
         c.snapshots_made,
     );
+    counter(
+        "loop_helped",
+        "Times the loop was lent the highest priority because others kept it from its CPU.",
+        c.helped,
+    );
     sheet.add(
         Kind::Gauge,
         "loop_longest_gap_microseconds",

@@ -26,6 +26,12 @@ use crate::cluster::{LocalCluster, Options};
 
 /// Load as percentages of the greatest throughput seen.
 const LEVELS: [u64; 6] = [50, 80, 100, 150, 200, 300];
+/// Overload and saturation take turns of this length at least, so many at most, for each level: a store's own work (flushes,
+/// compactions) comes and goes, and is to be in both alike.
+const TURN: Duration = Duration::from_secs(2);
+const TURNS: u32 = 10;
+/// Longest time at saturation beside one of overload.
+const LONGEST_BESIDE: Duration = Duration::from_secs(8);
 /// CPU of all nodes.
 const NODES_CPU: usize = 0;
 /// Bytes of each value.
@@ -75,6 +81,18 @@ impl Seen {
         })
     }
 
+    /// Adds what was seen at another time.
+    fn add(&mut self, other: &Seen) -> Result<()> {
+        self.offered += other.offered;
+        self.done += other.done;
+        self.refused += other.refused;
+        self.held += other.held;
+        self.unclear += other.unclear;
+        self.latency_ns.add(&other.latency_ns)?;
+        self.elapsed += other.elapsed;
+        Ok(())
+    }
+
     fn done_s(&self) -> f64 {
         self.done as f64 / self.elapsed.as_secs_f64().max(0.001)
     }
@@ -82,8 +100,8 @@ impl Seen {
 
 /// A source of load.
 pub(crate) trait Source {
-    /// Lets `rate` operations per second arrive for a time; `None`: as many as the clients' windows allow.
-    fn run(&mut self, rate: Option<f64>, time: Duration) -> Result<Seen>;
+    /// Lets `rate` operations per second arrive for a time, or until `stop`; `None`: as many as the clients' windows allow.
+    fn run(&mut self, rate: Option<f64>, time: Duration, stop: &AtomicBool) -> Result<Seen>;
 
     /// From now on this node leads. Sources that find out for themselves need not be told.
     fn follow(&mut self, _leader: SocketAddr) -> Result<()> {
@@ -203,41 +221,54 @@ impl Run<'_> {
         let quick = self.arguments.common.quick;
         let time = Duration::from_secs(if quick { 2 } else { 8 });
         // The first time warms up.
-        source.run(None, time / 2)?;
-        let before = look(&cluster)?.0;
-        let saturated = source.run(None, time)?;
+        self.load(&mut *source, &mut cluster, None, time / 2)?;
+        let mut terms = look(&cluster)?.0;
+        let saturated = self.load(&mut *source, &mut cluster, None, time)?;
         if saturated.done == 0 {
             bail!("{kind}: the cluster did nothing in {time:?}");
         }
-        let mut after = self.add(kind, 0, &saturated, before, &cluster)?;
-        let (saturation, mut before_s) = (saturated.done_s(), 0.0);
+        terms = self.add(kind, 0, &saturated, terms, &cluster)?;
         let levels = LEVELS.iter().map(|level| (*level, time));
         let minutes = Duration::from_secs(60 * self.arguments.minutes);
         let long = (!minutes.is_zero()).then_some((LEVELS[LEVELS.len() - 1], minutes));
         for (level, time) in levels.chain(long) {
-            if self.stop.load(Ordering::Relaxed) {
-                bail!("stopped");
-            }
-            let rate = saturation * level as f64 / 100.0;
-            follow(&mut *source, &mut cluster)?;
-            let seen = source.run(Some(rate), time)?;
-            after = self.add(kind, level, &seen, after, &cluster)?;
-            if level < 100 {
+            let rate = Some(saturated.done_s() * level as f64 / 100.0);
+            if level <= 100 {
+                let seen = self.load(&mut *source, &mut cluster, rate, time)?;
+                terms = self.add(kind, level, &seen, terms, &cluster)?;
                 continue;
             }
-            // A store's own work (flushes, compactions) comes and goes: compared is what it can do right before and after.
-            follow(&mut *source, &mut cluster)?;
-            let now = source.run(None, time)?;
-            after = self.add(kind, 0, &now, after, &cluster)?;
-            if level > 100 {
-                let beside = (before_s + now.done_s()) / 2.0;
-                self.worst = self.worst.min(seen.done_s() / beside.max(1.0));
-                self.refused += seen.refused;
-                self.held += seen.held;
+            let (mut seen, mut beside) = (Seen::new()?, Seen::new()?);
+            let turn = (time / TURNS).max(TURN);
+            while seen.elapsed < time {
+                seen.add(&self.load(&mut *source, &mut cluster, rate, turn)?)?;
+                let beside_time = turn.min(LONGEST_BESIDE);
+                beside.add(&self.load(&mut *source, &mut cluster, None, beside_time)?)?;
             }
-            before_s = now.done_s();
+            self.worst = self.worst.min(seen.done_s() / beside.done_s().max(1.0));
+            self.refused += seen.refused;
+            self.held += seen.held;
+            terms = self.add(kind, level, &seen, terms, &cluster)?;
+            terms = self.add(kind, 0, &beside, terms, &cluster)?;
         }
         Ok(())
+    }
+
+    /// One time of load at whoever leads by now.
+    fn load(
+        &self,
+        source: &mut dyn Source,
+        cluster: &mut LocalCluster,
+        rate: Option<f64>,
+        time: Duration,
+    ) -> Result<Seen> {
+        let leader = cluster.wait_for_leader(Duration::from_secs(30))?;
+        source.follow(cluster.nodes[leader].redis)?;
+        let seen = source.run(rate, time, self.stop)?;
+        if self.stop.load(Ordering::Relaxed) {
+            bail!("stopped");
+        }
+        Ok(seen)
     }
 
     /// Adds a line; answers the terms by now.
@@ -271,12 +302,6 @@ impl Run<'_> {
         self.report.row(&self.table);
         Ok(after)
     }
-}
-
-/// Turns a source to whoever leads by now.
-fn follow(source: &mut dyn Source, cluster: &mut LocalCluster) -> Result<()> {
-    let leader = cluster.wait_for_leader(Duration::from_secs(30))?;
-    source.follow(cluster.nodes[leader].redis)
 }
 
 /// The highest term that a node knows, and the longest time, ms, for which the event loop of one has stood still so far: an

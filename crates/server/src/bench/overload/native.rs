@@ -1,6 +1,7 @@
 //! Native clients, many of them in one thread: packets to the port that carries the replicas' own.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -82,12 +83,12 @@ impl Native {
 }
 
 impl Source for Native {
-    fn run(&mut self, rate: Option<f64>, time: Duration) -> Result<Seen> {
+    fn run(&mut self, rate: Option<f64>, time: Duration, stop: &AtomicBool) -> Result<Seen> {
         let mut seen = Seen::new()?;
         let mut arrivals = Arrivals::new(rate);
         let begun = Instant::now();
         let mut turn = 0;
-        while begun.elapsed() < time {
+        while begun.elapsed() < time && !stop.load(Ordering::Relaxed) {
             let now = Instant::now();
             // Some at a time, so that answers are looked at meanwhile.
             for _ in 0..256 {
@@ -120,7 +121,8 @@ impl Source for Native {
         // The rest ends without counting, within the clients' patience.
         let mut rest = Seen::new()?;
         let until = Instant::now() + Duration::from_micros(4 * PATIENCE_US);
-        while self.clients.iter().any(|one| !one.arrived.is_empty()) && Instant::now() < until {
+        let waits = |one: &One| !one.arrived.is_empty() && !stop.load(Ordering::Relaxed);
+        while self.clients.iter().any(waits) && Instant::now() < until {
             self.collect(&mut rest)?;
         }
         for one in &mut self.clients {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -138,12 +139,12 @@ impl Source for Redis {
         Ok(())
     }
 
-    fn run(&mut self, rate: Option<f64>, time: Duration) -> Result<Seen> {
+    fn run(&mut self, rate: Option<f64>, time: Duration, stop: &AtomicBool) -> Result<Seen> {
         let mut seen = Seen::new()?;
         let mut arrivals = Arrivals::new(rate);
         let begun = Instant::now();
         let mut turn = 0;
-        while begun.elapsed() < time {
+        while begun.elapsed() < time && !stop.load(Ordering::Relaxed) {
             let now = Instant::now();
             for _ in 0..256 {
                 turn = (turn + 1) % CONNECTIONS;
@@ -170,7 +171,8 @@ impl Source for Redis {
         // The rest is answered without counting.
         let mut rest = Seen::new()?;
         let until = Instant::now() + Duration::from_secs(20);
-        while self.connections.iter().any(|one| !one.arrived.is_empty()) {
+        let waits = |one: &One| !one.arrived.is_empty() && !stop.load(Ordering::Relaxed);
+        while self.connections.iter().any(waits) {
             if Instant::now() > until {
                 bail!("commands are not answered within 20 s after the load");
             }

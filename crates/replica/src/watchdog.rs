@@ -1,0 +1,208 @@
+//! Sees to it that the event loop gets its turns in time on a CPU that others want too (docs/adr/0057).
+//!
+//! A store's threads (flushes, compactions, the writer) have as much right to the CPU as the loop, and each runs for whole ticks of the
+//! scheduler. With a dozen of them the loop waits for a hundred milliseconds between two steps, or within one: longer than followers
+//! wait for a heartbeat. The watchdog is a thread that sleeps. When the loop has not begun a turn for two of its ticks, it lends it the
+//! highest ordinary priority until the end of the turn that is due. Turns are short, so that others lose little.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::process::{Pid, getpriority_process, setpriority_process};
+
+use crate::run::now;
+
+/// The nice value that is lent: nine tenths of a CPU, even beside a dozen others. A real-time priority would be all of it, and
+/// whoever spins for a moment, waiting for a thread that has been interrupted, would wait for ever.
+const LENT: i32 = -20;
+
+/// Watches one loop. To be made in its thread; dropping it ends the watch.
+pub(crate) struct Watchdog {
+    seen: Arc<Seen>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the loop and the thread that watches it tell each other.
+struct Seen {
+    /// The loop's thread, and the nice value that it has by itself.
+    watched: Pid,
+    nice: i32,
+    /// When it began its last turn, in microseconds of the steady clock.
+    turn_us: AtomicU64,
+    /// It has another nice value, to be given back at the end of the turn.
+    lent: AtomicBool,
+    times: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Watchdog {
+    /// Watches the calling thread, which is to begin a turn at least every `patience`. Does nothing where the process may not raise
+    /// priorities.
+    ///
+    /// # Errors
+    /// When the system grants no thread, or does not tell the calling one's nice value.
+    pub(crate) fn start(patience: Duration) -> io::Result<Watchdog> {
+        let watched = rustix::thread::gettid();
+        let seen = Arc::new(Seen {
+            watched,
+            nice: getpriority_process(Some(watched))?,
+            turn_us: AtomicU64::new(now().steady_us),
+            lent: AtomicBool::new(false),
+            times: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        });
+        let shared = Arc::clone(&seen);
+        let thread = std::thread::Builder::new()
+            .name("watchdog".to_owned())
+            .spawn(move || shared.watch(patience))?;
+        Ok(Watchdog {
+            seen,
+            thread: Some(thread),
+        })
+    }
+
+    /// The loop begins a turn.
+    pub(crate) fn begin(&self, now_us: u64) {
+        self.seen.turn_us.store(now_us, Ordering::Relaxed);
+    }
+
+    /// The loop ends a turn, and may sleep.
+    pub(crate) fn end(&self) {
+        self.seen.give_back();
+    }
+
+    /// How often the loop had to be helped so far.
+    pub(crate) fn times(&self) -> u64 {
+        self.seen.times.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.seen.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It cannot panic; if it did, its hook has told.
+            let _ = thread.join();
+        }
+        self.seen.give_back();
+    }
+}
+
+impl Seen {
+    fn watch(&self, patience: Duration) {
+        // It works for microseconds at a time, and helps nobody when it comes late itself.
+        if let Err(error) = setpriority_process(Some(rustix::thread::gettid()), LENT) {
+            tracing::info!(
+                %error,
+                "priorities cannot be raised (CAP_SYS_NICE or RLIMIT_NICE): where threads want all CPUs, heartbeats may come late"
+            );
+            return;
+        }
+        while !self.stop.load(Ordering::Relaxed) {
+            let turn_us = self.turn_us.load(Ordering::Relaxed);
+            let since = Duration::from_micros(now().steady_us.saturating_sub(turn_us));
+            let left = patience.saturating_sub(since);
+            if left.is_zero() {
+                self.lend();
+            }
+            std::thread::park_timeout(if left.is_zero() { patience } else { left });
+        }
+    }
+
+    fn lend(&self) {
+        let lent = self.lent.load(Ordering::Acquire);
+        // The flag comes after the priority: a turn that ends in between leaves it to the next one to give it back.
+        if !lent && setpriority_process(Some(self.watched), LENT).is_ok() {
+            self.times.fetch_add(1, Ordering::Relaxed);
+            self.lent.store(true, Ordering::Release);
+        }
+    }
+
+    fn give_back(&self) {
+        if self.lent.load(Ordering::Acquire) {
+            // Everybody may lower a priority.
+            let _ = setpriority_process(Some(self.watched), self.nice);
+            self.lent.store(false, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    const PATIENCE: Duration = Duration::from_millis(2);
+
+    fn nice() -> i32 {
+        getpriority_process(Some(rustix::thread::gettid())).unwrap()
+    }
+
+    fn may_raise() -> bool {
+        let raised = std::thread::spawn(|| {
+            setpriority_process(Some(rustix::thread::gettid()), LENT).is_ok()
+        });
+        let may = raised.join().unwrap();
+        if !may {
+            println!("skipped: priorities cannot be raised here");
+        }
+        may
+    }
+
+    #[test]
+    fn a_loop_that_takes_no_turn_is_helped_until_the_next_one_ends() {
+        if !may_raise() {
+            return;
+        }
+        let own = nice();
+        let watchdog = Watchdog::start(PATIENCE).unwrap();
+        for _ in 0..3 {
+            let begun = Instant::now();
+            while !watchdog.seen.lent.load(Ordering::Acquire) {
+                assert!(begun.elapsed() < Duration::from_secs(20), "nobody helps");
+                std::thread::sleep(PATIENCE);
+            }
+            // Once for each turn, however long it takes.
+            let times = watchdog.times();
+            std::thread::sleep(5 * PATIENCE);
+            assert_eq!((watchdog.times(), nice()), (times, LENT));
+            // The flag may come after the end of a turn; the next one sees it.
+            while nice() != own {
+                assert!(begun.elapsed() < Duration::from_secs(20), "it is kept");
+                watchdog.begin(now().steady_us);
+                watchdog.end();
+            }
+        }
+    }
+
+    #[test]
+    fn the_priority_is_given_back_when_the_watch_ends() {
+        if !may_raise() {
+            return;
+        }
+        let own = nice();
+        let watchdog = Watchdog::start(PATIENCE).unwrap();
+        let begun = Instant::now();
+        while watchdog.times() == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "nobody helps");
+            std::thread::sleep(PATIENCE);
+        }
+        drop(watchdog);
+        assert_eq!(nice(), own);
+    }
+
+    #[test]
+    fn a_loop_that_takes_its_turns_is_left_alone() {
+        let own = nice();
+        let watchdog = Watchdog::start(Duration::from_secs(60)).unwrap();
+        for _ in 0..100 {
+            watchdog.begin(now().steady_us);
+            watchdog.end();
+        }
+        assert_eq!((watchdog.times(), nice()), (0, own));
+    }
+}
