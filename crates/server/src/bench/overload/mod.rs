@@ -26,10 +26,10 @@ use crate::cluster::{LocalCluster, Options};
 
 /// Load as percentages of the greatest throughput seen.
 const LEVELS: [u64; 6] = [50, 80, 100, 150, 200, 300];
-/// Overload and saturation take turns of this length at least, so many at most, for each level: a store's own work (flushes,
+/// Overload and saturation take turns of this length at least, so many for each level (one in quick runs): a store's own work (flushes,
 /// compactions) comes and goes, and is to be in both alike.
 const TURN: Duration = Duration::from_secs(2);
-const TURNS: u32 = 10;
+const TURNS: u32 = 12;
 /// Longest time at saturation beside one of overload.
 const LONGEST_BESIDE: Duration = Duration::from_secs(8);
 /// CPU of all nodes.
@@ -239,6 +239,7 @@ impl Run<'_> {
                 continue;
             }
             let (mut seen, mut beside) = (Seen::new()?, Seen::new()?);
+            let time = if quick { time } else { time.max(TURN * TURNS) };
             let turn = (time / TURNS).max(TURN);
             while seen.elapsed < time {
                 seen.add(&self.load(&mut *source, &mut cluster, rate, turn)?)?;
