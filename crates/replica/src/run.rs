@@ -105,7 +105,7 @@ impl Reactor {
         let mut events = Events::with_capacity(1024);
         let mut leaving_until = None;
         let mut spinner = Spinner::new();
-        let watchdog = Watchdog::start(node.patience()).map_err(NodeError::Port)?;
+        let mut watchdog = Watchdog::start(node.patience()).map_err(NodeError::Port)?;
         loop {
             node.take_logs()?;
             // Nobody who moved a log has seen a later time.
@@ -132,7 +132,7 @@ impl Reactor {
                 wait_us(polling, now, deadline_us, node.active_us(), &mut spinner)
             };
             node.lend_logs();
-            watchdog.end();
+            watchdog.end(work > 0);
             match self
                 .poll
                 .poll(&mut events, Some(Duration::from_micros(wait_us)))

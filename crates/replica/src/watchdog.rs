@@ -3,7 +3,8 @@
 //! A store's threads (flushes, compactions, the writer) have as much right to the CPU as the loop, and each runs for whole ticks of the
 //! scheduler. With a dozen of them the loop waits for a hundred milliseconds between two steps, or within one: longer than followers
 //! wait for a heartbeat. The watchdog is a thread that sleeps. When the loop has not begun a turn for two of its ticks, it lends it the
-//! highest ordinary priority until the end of the turn that is due. Turns are short, so that others lose little.
+//! highest ordinary priority until the end of the turn that is due. Turns are short, so that others lose little. A loop that mostly
+//! sleeps needs no help, since the scheduler prefers who has used little; nobody watches it.
 
 use std::io;
 use std::sync::Arc;
@@ -19,9 +20,16 @@ use crate::run::now;
 /// whoever spins for a moment, waiting for a thread that has been interrupted, would wait for ever.
 const LENT: i32 = -20;
 
+/// Turns in a row that found work, from which on the loop is busy. A heartbeat is one.
+const STREAK: u32 = 4;
+/// A loop that has not been busy for this long is not watched, in microseconds.
+const QUIET_US: u64 = 1_000_000;
+
 /// Watches one loop. To be made in its thread; dropping it ends the watch.
 pub(crate) struct Watchdog {
     seen: Arc<Seen>,
+    /// Turns in a row that found work.
+    streak: u32,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -32,6 +40,10 @@ struct Seen {
     nice: i32,
     /// When it began its last turn, in microseconds of the steady clock.
     turn_us: AtomicU64,
+    /// When it was last busy.
+    busy_us: AtomicU64,
+    /// Nobody watches until it is busy again.
+    asleep: AtomicBool,
     /// It has another nice value, to be given back at the end of the turn.
     lent: AtomicBool,
     times: AtomicU64,
@@ -50,6 +62,8 @@ impl Watchdog {
             watched,
             nice: getpriority_process(Some(watched))?,
             turn_us: AtomicU64::new(now().steady_us),
+            busy_us: AtomicU64::new(0),
+            asleep: AtomicBool::new(false),
             lent: AtomicBool::new(false),
             times: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -60,6 +74,7 @@ impl Watchdog {
             .spawn(move || shared.watch(patience))?;
         Ok(Watchdog {
             seen,
+            streak: 0,
             thread: Some(thread),
         })
     }
@@ -69,8 +84,20 @@ impl Watchdog {
         self.seen.turn_us.store(now_us, Ordering::Relaxed);
     }
 
-    /// The loop ends a turn, and may sleep.
-    pub(crate) fn end(&self) {
+    /// The loop ends a turn, in which it found work or may sleep after it.
+    pub(crate) fn end(&mut self, found_work: bool) {
+        self.streak = match found_work {
+            true => self.streak.saturating_add(1),
+            false => 0,
+        };
+        if self.streak >= STREAK {
+            let now_us = self.seen.turn_us.load(Ordering::Relaxed);
+            // Either this thread sees that the other one sleeps, or that one sees that this one is busy.
+            self.seen.busy_us.store(now_us, Ordering::SeqCst);
+            if let (true, Some(thread)) = (self.seen.asleep.load(Ordering::SeqCst), &self.thread) {
+                thread.thread().unpark();
+            }
+        }
         self.seen.give_back();
     }
 
@@ -103,6 +130,10 @@ impl Seen {
             return;
         }
         while !self.stop.load(Ordering::Relaxed) {
+            if self.is_quiet() {
+                self.sleep();
+                continue;
+            }
             let turn_us = self.turn_us.load(Ordering::Relaxed);
             let since = Duration::from_micros(now().steady_us.saturating_sub(turn_us));
             let left = patience.saturating_sub(since);
@@ -111,6 +142,21 @@ impl Seen {
             }
             std::thread::park_timeout(if left.is_zero() { patience } else { left });
         }
+    }
+
+    /// Whether the loop has not been busy lately, nor stands still since it was.
+    fn is_quiet(&self) -> bool {
+        let busy_us = self.busy_us.load(Ordering::SeqCst);
+        let turn_us = self.turn_us.load(Ordering::Relaxed);
+        turn_us.saturating_sub(busy_us) > QUIET_US || busy_us == 0
+    }
+
+    fn sleep(&self) {
+        self.asleep.store(true, Ordering::SeqCst);
+        if self.is_quiet() && !self.stop.load(Ordering::Relaxed) {
+            std::thread::park();
+        }
+        self.asleep.store(false, Ordering::SeqCst);
     }
 
     fn lend(&self) {
@@ -153,14 +199,23 @@ mod tests {
         may
     }
 
+    /// The loop is busy for some turns.
+    fn work(watchdog: &mut Watchdog) {
+        for _ in 0..STREAK {
+            watchdog.begin(now().steady_us);
+            watchdog.end(true);
+        }
+    }
+
     #[test]
     fn a_loop_that_takes_no_turn_is_helped_until_the_next_one_ends() {
         if !may_raise() {
             return;
         }
         let own = nice();
-        let watchdog = Watchdog::start(PATIENCE).unwrap();
+        let mut watchdog = Watchdog::start(PATIENCE).unwrap();
         for _ in 0..3 {
+            work(&mut watchdog);
             let begun = Instant::now();
             while !watchdog.seen.lent.load(Ordering::Acquire) {
                 assert!(begun.elapsed() < Duration::from_secs(20), "nobody helps");
@@ -174,7 +229,7 @@ mod tests {
             while nice() != own {
                 assert!(begun.elapsed() < Duration::from_secs(20), "it is kept");
                 watchdog.begin(now().steady_us);
-                watchdog.end();
+                watchdog.end(false);
             }
         }
     }
@@ -185,7 +240,8 @@ mod tests {
             return;
         }
         let own = nice();
-        let watchdog = Watchdog::start(PATIENCE).unwrap();
+        let mut watchdog = Watchdog::start(PATIENCE).unwrap();
+        work(&mut watchdog);
         let begun = Instant::now();
         while watchdog.times() == 0 {
             assert!(begun.elapsed() < Duration::from_secs(20), "nobody helps");
@@ -198,11 +254,33 @@ mod tests {
     #[test]
     fn a_loop_that_takes_its_turns_is_left_alone() {
         let own = nice();
-        let watchdog = Watchdog::start(Duration::from_secs(60)).unwrap();
-        for _ in 0..100 {
-            watchdog.begin(now().steady_us);
-            watchdog.end();
-        }
+        let mut watchdog = Watchdog::start(Duration::from_secs(60)).unwrap();
+        work(&mut watchdog);
         assert_eq!((watchdog.times(), nice()), (0, own));
+    }
+
+    #[test]
+    fn a_loop_that_is_not_busy_is_not_watched_until_it_is() {
+        if !may_raise() {
+            return;
+        }
+        let mut watchdog = Watchdog::start(PATIENCE).unwrap();
+        let begun = Instant::now();
+        // Heartbeats and pauses.
+        for found_work in [true, false, true, true, false, false] {
+            watchdog.begin(now().steady_us);
+            watchdog.end(found_work);
+            std::thread::sleep(5 * PATIENCE);
+        }
+        assert_eq!(watchdog.times(), 0);
+        while !watchdog.seen.asleep.load(Ordering::SeqCst) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it watches on");
+            std::thread::sleep(PATIENCE);
+        }
+        work(&mut watchdog);
+        while watchdog.times() == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "nobody helps");
+            std::thread::sleep(PATIENCE);
+        }
     }
 }

@@ -54,6 +54,12 @@ fn stage(function: &str) -> &'static str {
 impl Run<'_> {
     /// Counts, driver by driver.
     pub(super) fn instructions(&mut self, lab: &Lab) -> Result<()> {
+        for tool in ["valgrind", "callgrind_annotate"] {
+            let found = Command::new(tool).arg("--version").output();
+            if !found.is_ok_and(|output| output.status.success()) {
+                bail!("--part instructions needs {tool}; on Debian: apt-get install valgrind");
+            }
+        }
         let mut columns = vec!["stage"];
         columns.extend(COMPARED.map(|step| step.name));
         let mut counts: BTreeMap<&str, [f64; COMPARED.len()]> = BTreeMap::new();
