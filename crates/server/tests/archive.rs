@@ -204,12 +204,8 @@ fn to_a_moment(durability: Option<&str>, test: u16) {
     }
     new.start_all(true).expect("started");
     let mut connection = connect(&mut new);
-    let mut get = |key: &str| -> Option<String> {
-        redis::cmd("GET")
-            .arg(key)
-            .query(&mut connection)
-            .expect("GET")
-    };
+    let mut get =
+        |key: &str| -> Option<String> { ask(&mut connection, redis::cmd("GET").arg(key)) };
     for key in 0..KEYS {
         assert_eq!(
             get(&format!("key:{key}")),
@@ -229,10 +225,7 @@ fn to_a_moment(durability: Option<&str>, test: u16) {
     let every = (0..KEYS)
         .map(|key| format!("key:{key}"))
         .collect::<Vec<_>>();
-    let values: Vec<String> = redis::cmd("MGET")
-        .arg(every)
-        .query(&mut connection)
-        .expect("MGET");
+    let values: Vec<String> = ask(&mut connection, redis::cmd("MGET").arg(every));
     assert!(values.iter().all(|value| value == "99"), "{values:?}");
 
     what_is_missing_is_told(&snapshot, &archives, &moments);
