@@ -188,6 +188,15 @@ mod tests {
         getpriority_process(Some(rustix::thread::gettid())).unwrap()
     }
 
+    #[track_caller]
+    fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !is() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "no {what}");
+            std::thread::sleep(PATIENCE / 4);
+        }
+    }
+
     fn may_raise() -> bool {
         let raised = std::thread::spawn(|| {
             setpriority_process(Some(rustix::thread::gettid()), LENT).is_ok()
@@ -216,21 +225,17 @@ mod tests {
         let mut watchdog = Watchdog::start(PATIENCE).unwrap();
         for _ in 0..3 {
             work(&mut watchdog);
-            let begun = Instant::now();
-            while !watchdog.seen.lent.load(Ordering::Acquire) {
-                assert!(begun.elapsed() < Duration::from_secs(20), "nobody helps");
-                std::thread::sleep(PATIENCE);
-            }
+            wait_for("help", || watchdog.seen.lent.load(Ordering::Acquire));
             // Once for each turn, however long it takes.
             let times = watchdog.times();
             std::thread::sleep(5 * PATIENCE);
             assert_eq!((watchdog.times(), nice()), (times, LENT));
             // The flag may come after the end of a turn; the next one sees it.
-            while nice() != own {
-                assert!(begun.elapsed() < Duration::from_secs(20), "it is kept");
+            wait_for("the end of it", || {
                 watchdog.begin(now().steady_us);
                 watchdog.end(false);
-            }
+                nice() == own
+            });
         }
     }
 
@@ -242,11 +247,7 @@ mod tests {
         let own = nice();
         let mut watchdog = Watchdog::start(PATIENCE).unwrap();
         work(&mut watchdog);
-        let begun = Instant::now();
-        while watchdog.times() == 0 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "nobody helps");
-            std::thread::sleep(PATIENCE);
-        }
+        wait_for("help", || watchdog.times() > 0);
         drop(watchdog);
         assert_eq!(nice(), own);
     }
@@ -265,7 +266,6 @@ mod tests {
             return;
         }
         let mut watchdog = Watchdog::start(PATIENCE).unwrap();
-        let begun = Instant::now();
         // Heartbeats and pauses.
         for found_work in [true, false, true, true, false, false] {
             watchdog.begin(now().steady_us);
@@ -273,14 +273,8 @@ mod tests {
             std::thread::sleep(5 * PATIENCE);
         }
         assert_eq!(watchdog.times(), 0);
-        while !watchdog.seen.asleep.load(Ordering::SeqCst) {
-            assert!(begun.elapsed() < Duration::from_secs(20), "it watches on");
-            std::thread::sleep(PATIENCE);
-        }
+        wait_for("sleep", || watchdog.seen.asleep.load(Ordering::SeqCst));
         work(&mut watchdog);
-        while watchdog.times() == 0 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "nobody helps");
-            std::thread::sleep(PATIENCE);
-        }
+        wait_for("help", || watchdog.times() > 0);
     }
 }
