@@ -399,9 +399,8 @@ impl Companion for Redis {
         if self.gateway.has_work() {
             return 0;
         }
-        self.gateway
-            .next_timeout_us(now.steady_us)
-            .unwrap_or(u64::MAX)
+        let timeout_us = self.gateway.next_timeout_us(now.steady_us);
+        timeout_us.map_or(u64::MAX, |us| now.steady_us.saturating_add(us))
     }
 }
 

@@ -334,3 +334,32 @@ fn figures_and_the_log_can_be_read_by_machines() {
         }
     }
 }
+
+/// Clients that keep a connection and say nothing: the loop sleeps although the connection has a deadline.
+#[test]
+fn idle_connections_keep_no_loop_awake() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(&directory.path().join("cluster"), options(3));
+    cluster.start_all(true).expect("started");
+    cluster
+        .wait_for_leader(Duration::from_secs(30))
+        .expect("led");
+    let connections: Vec<TcpStream> = cluster
+        .nodes
+        .iter()
+        .map(|node| {
+            let mut stream = TcpStream::connect(node.redis).expect("connected");
+            stream.write_all(b"PING\r\n").expect("written");
+            let mut answer = [0; 7];
+            stream.read_exact(&mut answer).expect("read");
+            assert_eq!(&answer, b"+PONG\r\n");
+            stream
+        })
+        .collect();
+    let before = cluster.cpu_seconds();
+    std::thread::sleep(Duration::from_secs(3));
+    let used = cluster.cpu_seconds() - before;
+    drop(connections);
+    // Three loops that spun would use all of the machine's CPUs.
+    assert!(used < 1.0, "{used} s of CPU time in 3 s of silence");
+}
