@@ -32,9 +32,13 @@ const TURN: Duration = Duration::from_secs(2);
 const TURNS: u32 = 8;
 /// Longest time at saturation beside one of overload.
 const LONGEST_BESIDE: Duration = Duration::from_secs(8);
-/// For an answer behind a queue of commands, and for all stores to take in what is committed.
+/// For an answer behind a queue of commands.
 const PATIENCE: Duration = Duration::from_secs(20);
-const CATCH_UP: Duration = Duration::from_secs(60);
+/// For the nodes to apply and compact what a time of load has left.
+const CATCH_UP: Duration = Duration::from_secs(120);
+/// Nodes rest when all of them together use less than this share of a CPU for so long.
+const REST: Duration = Duration::from_millis(100);
+const RESTING: f64 = 0.3;
 /// CPU of all nodes.
 const NODES_CPU: usize = 0;
 /// Bytes of each value.
@@ -69,7 +73,7 @@ pub(crate) struct Seen {
     /// Of those done, from arrival, ns.
     pub(crate) latency_ns: Histogram<u64>,
     pub(crate) elapsed: Duration,
-    /// From the end until every node's store had what is done.
+    /// From the end until every node's store had what is done, and rested.
     caught_up: Duration,
 }
 
@@ -104,8 +108,8 @@ impl Seen {
         self.done as f64 / self.elapsed.as_secs_f64().max(0.001)
     }
 
-    /// As [`Seen::done_s`], but what followers' stores had yet to take at the end is not left to others: their share of the CPU
-    /// while it is short differs from time to time, and so do their debts.
+    /// As [`Seen::done_s`], but what is left for later (entries that followers have not applied, compactions) is paid for:
+    /// how much of the CPU goes to it while the CPU is short differs from time to time.
     fn paid_s(&self) -> f64 {
         self.done as f64 / (self.elapsed + self.caught_up).as_secs_f64().max(0.001)
     }
@@ -280,35 +284,28 @@ impl Run<'_> {
         let leader = cluster.wait_for_leader(Duration::from_secs(30))?;
         source.follow(cluster.nodes[leader].redis)?;
         let mut seen = source.run(rate, time, self.stop)?;
-        let ended = Instant::now();
-        self.catch_up(cluster)?;
-        seen.caught_up = ended.elapsed();
+        seen.caught_up = self.catch_up(cluster)?;
         if self.stop.load(Ordering::Relaxed) {
             bail!("stopped");
         }
         Ok(seen)
     }
 
-    /// Waits until every node's store has what is committed.
-    fn catch_up(&self, cluster: &LocalCluster) -> Result<()> {
-        let until = Instant::now() + CATCH_UP;
+    /// Waits until every node's store has what is committed, and the nodes have nothing left to do; answers how long that took.
+    fn catch_up(&self, cluster: &LocalCluster) -> Result<Duration> {
+        let begun = Instant::now();
         while !self.stop.load(Ordering::Relaxed) {
-            let mut indexes = Vec::new();
-            for node in &cluster.nodes {
-                let info = crate::resp::info(node.redis, PATIENCE)?;
-                for name in ["last", "commit", "applied"] {
-                    indexes.push(info.get(&format!("cyclone_log0_{name}")).cloned());
-                }
+            let (looked, used_s) = (begun.elapsed(), cluster.cpu_seconds());
+            let agreed = agree(cluster)?;
+            std::thread::sleep(REST);
+            if agreed && cluster.cpu_seconds() - used_s < REST.as_secs_f64() * RESTING {
+                return Ok(looked);
             }
-            if indexes.iter().all(|index| *index == indexes[0]) {
-                return Ok(());
+            if looked > CATCH_UP {
+                bail!("{CATCH_UP:?} after the load the nodes are still busy, or do not agree");
             }
-            if Instant::now() > until {
-                bail!("the nodes do not agree {CATCH_UP:?} after the load: {indexes:?}");
-            }
-            std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(())
+        Ok(begun.elapsed())
     }
 
     /// Adds a line; answers the terms by now.
@@ -358,6 +355,18 @@ fn look(cluster: &LocalCluster) -> Result<(u64, f64)> {
         gap_us = gap_us.max(number("cyclone_longest_gap_us").unwrap_or(0));
     }
     Ok((term, gap_us as f64 / 1000.0))
+}
+
+/// Whether every node has applied what the log holds, and the same.
+fn agree(cluster: &LocalCluster) -> Result<bool> {
+    let mut indexes = Vec::new();
+    for node in &cluster.nodes {
+        let info = crate::resp::info(node.redis, PATIENCE)?;
+        for name in ["last", "commit", "applied"] {
+            indexes.push(info.get(&format!("cyclone_log0_{name}")).cloned());
+        }
+    }
+    Ok(indexes.iter().all(|index| *index == indexes[0]))
 }
 
 /// A SET's key and value, in order.
