@@ -348,8 +348,8 @@ fn look(cluster: &LocalCluster) -> Result<(u64, f64)> {
     let (mut term, mut gap_us) = (0, 0);
     for node in &cluster.nodes {
         // Behind a queue of commands an answer takes its time.
-        let info = crate::resp::info(node.redis, PATIENCE)
-            .context("a node does not answer under load")?;
+        let info =
+            crate::resp::info(node.redis, PATIENCE).context("a node does not answer under load")?;
         let number = |name: &str| info.get(name).and_then(|value| value.parse().ok());
         term = term.max(number("cyclone_log0_term").unwrap_or(0));
         gap_us = gap_us.max(number("cyclone_longest_gap_us").unwrap_or(0));

@@ -15,6 +15,8 @@ use crate::bench::Sequence;
 const CONNECTIONS: usize = 32;
 /// Without a rate: commands under way per connection.
 const WINDOW: usize = 64;
+/// Commands that arrive together on a connection, however fast they arrive.
+const PIPELINE: usize = 16;
 /// Commands sent and not answered on one connection at most; what arrives beyond waits for nobody and is not sent.
 const MOST_PENDING: usize = 2048;
 /// Bytes that wait to be sent on one connection at most: the other side takes no more.
@@ -141,27 +143,29 @@ impl Source for Redis {
 
     fn run(&mut self, rate: Option<f64>, time: Duration, stop: &AtomicBool) -> Result<Seen> {
         let mut seen = Seen::new()?;
-        let mut arrivals = Arrivals::new(rate);
+        let mut pipelines = Arrivals::new(rate.map(|rate| rate / PIPELINE as f64));
         let begun = Instant::now();
         let mut turn = 0;
         while begun.elapsed() < time && !stop.load(Ordering::Relaxed) {
             let now = Instant::now();
-            for _ in 0..256 {
+            for _ in 0..256 / PIPELINE {
                 turn = (turn + 1) % CONNECTIONS;
                 let one = &mut self.connections[turn];
                 if rate.is_none() && one.arrived.len() >= WINDOW {
                     continue;
                 }
-                let Some(arrived) = arrivals.due(now) else {
+                let Some(arrived) = pipelines.due(now) else {
                     break;
                 };
-                seen.offered += 1;
-                if one.arrived.len() >= MOST_PENDING || one.unsent() >= MOST_UNSENT {
-                    seen.held += 1;
-                    continue;
+                for _ in 0..PIPELINE {
+                    seen.offered += 1;
+                    if one.arrived.len() >= MOST_PENDING || one.unsent() >= MOST_UNSENT {
+                        seen.held += 1;
+                        continue;
+                    }
+                    let key = self.sequence.key();
+                    one.push(arrived, &key, &self.value);
                 }
-                let key = self.sequence.key();
-                one.push(arrived, &key, &self.value);
             }
             for one in &mut self.connections {
                 one.exchange(&mut self.piece, &mut seen)?;
