@@ -1,27 +1,62 @@
-//! Whether spinning is worth it: only while nobody else wants the CPU.
+//! Whether looking again at once is worth it: only while nobody else wants the CPU, or while others give it back soon.
 //!
 //! A thread that spins on a CPU that others need makes them wait for the scheduler, in steps of milliseconds; on a machine with more busy
 //! threads than cores that costs far more than a blocking wake-up. The kernel tells each thread how long it has waited
-//! for a CPU itself; where it has waited lately, others have too, and the loop blocks instead of spinning.
+//! for a CPU itself; where it has waited lately, others have too, and the loop does not spin. It yields then: others run first, and the loop looks
+//! again when they have. Where they do not give the CPU back soon (a compaction runs on for milliseconds), a thread that yields
+//! is worse off than one that sleeps, which the kernel prefers once it is woken: the loop sleeps.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
-/// How often the kernel is asked, at most.
+/// How often the kernel is asked, at most; and how often short yields speak for more of them.
 const CHECK_US: u64 = 2_000;
 /// Share of the time spent waiting for a CPU from which on spinning stops: one part in this many.
 const TOLERATED_PART: u64 = 50;
-/// First and longest time without spinning after contention was seen.
+/// First and longest time without spinning, or yielding, after it was seen to cost something.
 const PENALTY_US: u64 = 100_000;
 const LONGEST_PENALTY_US: u64 = 3_200_000;
+/// Others that keep the CPU longer than this do more than answer.
+const LONGEST_YIELD: Duration = Duration::from_micros(200);
+
+/// A time without something that has cost too much, longer each time.
+struct Ban {
+    until_us: u64,
+    next_us: u64,
+}
+
+impl Ban {
+    fn new() -> Ban {
+        Ban {
+            until_us: 0,
+            next_us: PENALTY_US,
+        }
+    }
+
+    fn is_over(&self, now_us: u64) -> bool {
+        now_us >= self.until_us
+    }
+
+    fn impose(&mut self, now_us: u64) {
+        self.until_us = now_us + self.next_us;
+        self.next_us = (2 * self.next_us).min(LONGEST_PENALTY_US);
+    }
+
+    /// It was allowed, and cost nothing.
+    fn relax(&mut self) {
+        self.next_us = PENALTY_US.max(self.next_us / 2);
+    }
+}
 
 /// Decides for one thread; to be made in it.
 pub(crate) struct Spinner {
     schedstat: Option<File>,
     checked_us: u64,
     waited_ns: u64,
-    forbidden_until_us: u64,
-    penalty_us: u64,
+    spinning: Ban,
+    yielding: Ban,
+    yielded_us: u64,
 }
 
 impl Spinner {
@@ -32,8 +67,9 @@ impl Spinner {
             schedstat,
             checked_us: 0,
             waited_ns: 0,
-            forbidden_until_us: 0,
-            penalty_us: PENALTY_US,
+            spinning: Ban::new(),
+            yielding: Ban::new(),
+            yielded_us: 0,
         }
     }
 
@@ -42,7 +78,7 @@ impl Spinner {
         if now_us >= self.checked_us + CHECK_US {
             self.check(now_us);
         }
-        now_us >= self.forbidden_until_us
+        self.spinning.is_over(now_us)
     }
 
     fn check(&mut self, now_us: u64) {
@@ -57,10 +93,30 @@ impl Spinner {
             return;
         }
         if waited_us > elapsed_us / TOLERATED_PART {
-            self.forbidden_until_us = now_us + self.penalty_us;
-            self.penalty_us = (2 * self.penalty_us).min(LONGEST_PENALTY_US);
-        } else if now_us >= self.forbidden_until_us {
-            self.penalty_us = PENALTY_US.max(self.penalty_us / 2);
+            self.spinning.impose(now_us);
+        } else if self.spinning.is_over(now_us) {
+            self.spinning.relax();
+        }
+    }
+
+    /// Where spinning is not allowed: whether to yield and look again, in place of sleeping.
+    pub(crate) fn may_yield(&self, now_us: u64) -> bool {
+        self.yielding.is_over(now_us)
+    }
+
+    /// Lets others run first.
+    pub(crate) fn yield_once(&mut self, now_us: u64) {
+        let begun = Instant::now();
+        std::thread::yield_now();
+        self.note_yield(now_us, begun.elapsed());
+    }
+
+    fn note_yield(&mut self, now_us: u64, took: Duration) {
+        if took > LONGEST_YIELD {
+            self.yielding.impose(now_us);
+        } else if now_us >= self.yielded_us + CHECK_US {
+            self.yielding.relax();
+            self.yielded_us = now_us;
         }
     }
 }
@@ -81,18 +137,52 @@ fn waited_ns(file: &File) -> Option<u64> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn contention_forbids_spinning_for_a_while() {
-        let mut spinner = Spinner {
+    fn spinner() -> Spinner {
+        Spinner {
             schedstat: None,
             ..Spinner::new()
-        };
+        }
+    }
+
+    #[test]
+    fn contention_forbids_spinning_for_a_while() {
+        let mut spinner = spinner();
         assert!(
             spinner.may_spin(10_000),
             "without statistics it spins as configured"
         );
-        spinner.forbidden_until_us = 60_000;
-        assert!(!spinner.may_spin(59_999));
-        assert!(spinner.may_spin(60_000));
+        spinner.spinning.impose(60_000);
+        assert!(!spinner.may_spin(60_000 + PENALTY_US - 1));
+        assert!(spinner.may_spin(60_000 + PENALTY_US));
+    }
+
+    #[test]
+    fn whoever_gets_the_cpu_back_late_yields_no_more_and_longer_each_time() {
+        let mut spinner = spinner();
+        spinner.note_yield(1_000, LONGEST_YIELD);
+        assert!(spinner.may_yield(1_001));
+        let late = 2 * LONGEST_YIELD;
+        spinner.note_yield(2_000, late);
+        assert!(!spinner.may_yield(2_000 + PENALTY_US - 1));
+        let again = 2_000 + PENALTY_US;
+        assert!(spinner.may_yield(again));
+        spinner.note_yield(again, late);
+        assert!(!spinner.may_yield(again + 2 * PENALTY_US - 1));
+        let mut now_us = again + 2 * PENALTY_US;
+        for _ in 0..2 {
+            spinner.note_yield(now_us, LONGEST_YIELD / 2);
+            now_us += CHECK_US;
+        }
+        spinner.note_yield(now_us, late);
+        assert!(spinner.may_yield(now_us + PENALTY_US), "forgiven");
+    }
+
+    #[test]
+    fn no_time_without_is_longer_than_the_longest() {
+        let mut ban = Ban::new();
+        for _ in 0..20 {
+            ban.impose(7);
+        }
+        assert_eq!(ban.until_us, 7 + LONGEST_PENALTY_US);
     }
 }

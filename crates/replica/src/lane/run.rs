@@ -14,7 +14,7 @@ use super::turn::{Cell, Turn};
 use crate::config::{Config, Polling};
 use crate::idle::Spinner;
 use crate::node::NodeError;
-use crate::run::{WAKER, now, wait_us};
+use crate::run::{WAKER, now, pause};
 
 /// The loops of some logs, for one thread. Where it ends, the replica's loop moves its logs.
 pub struct LogLoop {
@@ -114,13 +114,15 @@ impl LogLoop {
         let deadline_us = self.lanes.iter().map(Lane::deadline_us).min();
         let active_us = self.lanes.iter().map(Lane::active_us).max();
         let spinner = self.spinner.get_or_insert_with(Spinner::new);
-        wait_us(
+        let now = now();
+        let pause = pause(
             self.polling,
-            now(),
+            now,
             deadline_us.unwrap_or(u64::MAX),
             active_us.unwrap_or(0),
             spinner,
-        )
+        );
+        pause.begin(now, spinner)
     }
 }
 
