@@ -88,8 +88,9 @@ impl LogLoop {
                 }
             }
         }
+        // Who has no patience does not yield either.
         let wait_us = match work {
-            0 => self.wait_us().min(patience.as_micros() as u64),
+            0 if !patience.is_zero() => self.wait_us().min(patience.as_micros() as u64),
             _ => 0,
         };
         if work > 0 {
