@@ -24,6 +24,7 @@ mod time;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use cyclone_packet::idle::{LOOK_US, Yielder};
 pub use cyclone_packet::{DpdkPorts, XdpOptions};
 use cyclone_packet::{Driver, Security, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver};
 use cyclone_pmem::{Pool, Region};
@@ -57,8 +58,8 @@ pub struct ClientConfig {
     pub singly: bool,
     /// Time limits and windows.
     pub core: CoreConfig,
-    /// How long to spin for an answer before blocking: `ZERO` blocks at once, `MAX` never. Only useful with a core to
-    /// spare: on a busy machine it takes the CPU that the replicas need.
+    /// How long to look again for an answer before blocking. Others run in between, and where they keep the CPU for long the thread blocks
+    /// at once. `ZERO` always blocks at once; `MAX` never does, nor lets others run: that takes a core to spare.
     pub spin: Duration,
     /// Largest message: the cluster's largest value and some.
     pub max_message: usize,
@@ -76,7 +77,7 @@ impl ClientConfig {
             dpdk: None,
             singly: false,
             core: CoreConfig::default(),
-            spin: Duration::from_micros(50),
+            spin: Duration::from_micros(LOOK_US),
             max_message: 4 << 20,
         }
     }
@@ -95,6 +96,7 @@ const XDP_FRAMES: u64 = 8192;
 pub struct Client {
     steps: StepClient,
     spin: Duration,
+    yielder: Yielder,
     epoch: Instant,
     /// Outcomes that arrived while a blocking call waited for another one.
     stash: Vec<Completion>,
@@ -149,6 +151,7 @@ impl Client {
         Ok(Client {
             spin: config.spin,
             steps: StepClient::over(driver, pool, boot, config)?,
+            yielder: Yielder::new(),
             epoch: Instant::now(),
             stash: Vec::new(),
         })
@@ -207,10 +210,13 @@ impl Client {
             if done.len() > before || waited >= patience {
                 return Ok(done.len() - before);
             }
-            if waited >= self.spin {
-                self.block(patience - waited)?;
-            } else {
+            let now_us = self.now_us();
+            if self.spin == Duration::MAX {
                 std::hint::spin_loop();
+            } else if waited < self.spin && self.yielder.may_yield(now_us) {
+                self.yielder.yield_once(now_us);
+            } else {
+                self.block(patience - waited)?;
             }
         }
     }

@@ -24,6 +24,7 @@ pub mod fragment;
 pub mod gcm;
 pub mod header;
 mod headers;
+pub mod idle;
 pub mod mem;
 mod optional;
 pub mod port;

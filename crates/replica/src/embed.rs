@@ -1,12 +1,14 @@
 //! A replica inside another program, in place of its store's own log: the program calls, a thread runs the loop.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use cyclone_packet::idle::{LOOK_US, Yielder};
 use cyclone_pmem::Payload;
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::reply::Reply;
@@ -19,8 +21,13 @@ use crate::logset::LogSet;
 use crate::node::{Node, NodeError, Now};
 use crate::reads::How;
 use crate::requests::Outcome;
-use crate::run::{Companion, Reactor};
+use crate::run::{Companion, Reactor, now};
 use crate::start::StartError;
+
+thread_local! {
+    /// Of a thread that waits for outcomes.
+    static YIELDER: RefCell<Yielder> = RefCell::default();
+}
 
 /// How a call to the embedded replica can fail.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -60,6 +67,10 @@ impl Answers {
 
     /// Appends the outcomes that are known to `out`, by their tokens; waits for the first, at most so long.
     pub fn wait(&self, patience: Duration, out: &mut Vec<(u64, Outcome)>) {
+        let some = || (!lock(&self.known).is_empty()).then_some(());
+        if !patience.is_zero() && look_for(some).is_some() {
+            return out.append(&mut lock(&self.known));
+        }
         let known = lock(&self.known);
         let waited = self
             .more
@@ -371,15 +382,36 @@ impl Embedded {
     }
 }
 
+/// Looks for something a little while, and lets the loop's thread run in between: to be woken takes longer.
+fn look_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    YIELDER.with_borrow_mut(|yielder| {
+        let begun_us = now().steady_us;
+        let mut now_us = begun_us;
+        loop {
+            let found = look();
+            if found.is_some() || now_us > begun_us + LOOK_US || !yielder.may_yield(now_us) {
+                return found;
+            }
+            yielder.yield_once(now_us);
+            now_us = now().steady_us;
+        }
+    })
+}
+
 fn wait(outcome: &Receiver<Outcome>) -> Result<Reply, EmbeddedError> {
-    match outcome.recv() {
-        Ok(Outcome::Done(reply)) => Ok(reply),
-        Ok(Outcome::NotLeader(leader)) => Err(EmbeddedError::NotLeader(leader)),
-        Ok(Outcome::Busy) => Err(EmbeddedError::Busy),
-        Ok(Outcome::Lost) => Err(EmbeddedError::NotDone),
-        Ok(Outcome::Unknown) => Err(EmbeddedError::Unknown),
-        Ok(Outcome::TooLarge) => Err(EmbeddedError::TooLarge),
-        Err(_) => Err(EmbeddedError::Stopped),
+    // Also when nobody will tell any more: the receiver knows.
+    let told = look_for(|| match outcome.try_recv() {
+        Err(TryRecvError::Empty) => None,
+        told => Some(told.ok()),
+    });
+    match told.unwrap_or_else(|| outcome.recv().ok()) {
+        Some(Outcome::Done(reply)) => Ok(reply),
+        Some(Outcome::NotLeader(leader)) => Err(EmbeddedError::NotLeader(leader)),
+        Some(Outcome::Busy) => Err(EmbeddedError::Busy),
+        Some(Outcome::Lost) => Err(EmbeddedError::NotDone),
+        Some(Outcome::Unknown) => Err(EmbeddedError::Unknown),
+        Some(Outcome::TooLarge) => Err(EmbeddedError::TooLarge),
+        None => Err(EmbeddedError::Stopped),
     }
 }
 

@@ -1,7 +1,7 @@
 //! A replica as a library: one step function over packets, timers, the log and the store, and the loop around it.
 //!
 //! ```text
-//!   Reactor::run     the loop: clocks, readiness, how to wait            run.rs, idle.rs
+//!   Reactor::run     the loop: clocks, readiness, how to wait            run.rs
 //!   Node::step       everything that is ready, never blocking            node.rs
 //!     PhysicalLog    proposals, commitment, apply of one log             physical.rs, requests.rs
 //!     Gangs          operations over several logs                        gang.rs, logset.rs
@@ -39,7 +39,6 @@ mod fetching;
 mod flash;
 mod gang;
 pub mod identity;
-mod idle;
 pub mod inspect;
 mod intake;
 mod joined;

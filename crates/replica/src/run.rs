@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use cyclone_packet::idle::{LOOK_US, Spinner};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 
 use crate::config::Polling;
-use crate::idle::Spinner;
 use crate::lane::{Crew, LogLoop};
 use crate::node::{Node, NodeError, Now};
 use crate::watchdog::Watchdog;
@@ -23,9 +23,6 @@ const PORT: usize = 1;
 /// Tokens from here on belong to the loop's companion.
 pub const COMPANION: usize = 64;
 
-/// How long `adaptive` looks again at once after client work before it sleeps. Long enough for a client's next request and a follower's next entry where one
-/// write takes 50 to 100 µs, short enough that an idle cluster uses no CPU: heartbeats do not count as work.
-const SPIN_US: u64 = 120;
 /// Longest sleep, so that a lost wake-up cannot stop the loop for good.
 const LONGEST_SLEEP_US: u64 = 100_000;
 
@@ -168,7 +165,7 @@ impl Pause {
         match self {
             Pause::Look => 0,
             Pause::Yield => {
-                spinner.yield_once(now.steady_us);
+                spinner.yielder.yield_once(now.steady_us);
                 0
             }
             Pause::Sleep(us) => us,
@@ -187,11 +184,11 @@ pub(crate) fn pause(
     let until = deadline_us
         .saturating_sub(now.steady_us)
         .min(LONGEST_SLEEP_US);
-    let near_work = now.steady_us.saturating_sub(active_us) < SPIN_US;
+    let near_work = now.steady_us.saturating_sub(active_us) < LOOK_US;
     match polling {
         Polling::Busy => Pause::Look,
         Polling::Adaptive if near_work && spinner.may_spin(now.steady_us) => Pause::Look,
-        Polling::Adaptive if near_work && spinner.may_yield(now.steady_us) => Pause::Yield,
+        Polling::Adaptive if near_work && spinner.yielder.may_yield(now.steady_us) => Pause::Yield,
         Polling::Adaptive | Polling::Event => Pause::Sleep(until),
     }
 }

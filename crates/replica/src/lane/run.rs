@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use cyclone_packet::idle::Spinner;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::Lane;
 use super::turn::{Cell, Turn};
 use crate::config::{Config, Polling};
-use crate::idle::Spinner;
 use crate::node::NodeError;
 use crate::run::{WAKER, now, pause};
 

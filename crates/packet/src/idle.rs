@@ -10,6 +10,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+/// How long to look again at once after work before sleeping, microseconds. Long enough for a client's next request, its answer and a
+/// follower's next entry where one write takes 50 to 100 µs; short enough that who is idle uses no CPU.
+pub const LOOK_US: u64 = 120;
 /// How often the kernel is asked, at most; and how often short yields speak for more of them.
 const CHECK_US: u64 = 2_000;
 /// Share of the time spent waiting for a CPU from which on spinning stops: one part in this many.
@@ -49,18 +52,68 @@ impl Ban {
     }
 }
 
-/// Decides for one thread; to be made in it.
-pub(crate) struct Spinner {
+/// Yields as long as others give the CPU back soon. Times are microseconds of any monotone clock.
+pub struct Yielder {
+    ban: Ban,
+    yielded_us: u64,
+}
+
+impl Yielder {
+    /// One that may yield.
+    pub fn new() -> Yielder {
+        Yielder {
+            ban: Ban::new(),
+            yielded_us: 0,
+        }
+    }
+
+    /// Whether to yield and look again, in place of sleeping.
+    pub fn may_yield(&self, now_us: u64) -> bool {
+        self.ban.is_over(now_us)
+    }
+
+    /// Lets others run first.
+    pub fn yield_once(&mut self, now_us: u64) {
+        let begun = Instant::now();
+        std::thread::yield_now();
+        self.note(now_us, begun.elapsed());
+    }
+
+    fn note(&mut self, now_us: u64, took: Duration) {
+        if took > LONGEST_YIELD {
+            self.ban.impose(now_us);
+        } else if now_us >= self.yielded_us + CHECK_US {
+            self.ban.relax();
+            self.yielded_us = now_us;
+        }
+    }
+}
+
+impl Default for Yielder {
+    fn default() -> Self {
+        Yielder::new()
+    }
+}
+
+/// Decides for one thread whether to spin; to be made in it.
+pub struct Spinner {
     schedstat: Option<File>,
     checked_us: u64,
     waited_ns: u64,
     spinning: Ban,
-    yielding: Ban,
-    yielded_us: u64,
+    /// For when spinning is not allowed.
+    pub yielder: Yielder,
+}
+
+impl Default for Spinner {
+    fn default() -> Self {
+        Spinner::new()
+    }
 }
 
 impl Spinner {
-    pub(crate) fn new() -> Spinner {
+    /// One that may spin.
+    pub fn new() -> Spinner {
         // Kernels without scheduler statistics: spin as configured.
         let schedstat = File::open("/proc/thread-self/schedstat").ok();
         Spinner {
@@ -68,13 +121,12 @@ impl Spinner {
             checked_us: 0,
             waited_ns: 0,
             spinning: Ban::new(),
-            yielding: Ban::new(),
-            yielded_us: 0,
+            yielder: Yielder::new(),
         }
     }
 
     /// Whether to spin now.
-    pub(crate) fn may_spin(&mut self, now_us: u64) -> bool {
+    pub fn may_spin(&mut self, now_us: u64) -> bool {
         if now_us >= self.checked_us + CHECK_US {
             self.check(now_us);
         }
@@ -96,27 +148,6 @@ impl Spinner {
             self.spinning.impose(now_us);
         } else if self.spinning.is_over(now_us) {
             self.spinning.relax();
-        }
-    }
-
-    /// Where spinning is not allowed: whether to yield and look again, in place of sleeping.
-    pub(crate) fn may_yield(&self, now_us: u64) -> bool {
-        self.yielding.is_over(now_us)
-    }
-
-    /// Lets others run first.
-    pub(crate) fn yield_once(&mut self, now_us: u64) {
-        let begun = Instant::now();
-        std::thread::yield_now();
-        self.note_yield(now_us, begun.elapsed());
-    }
-
-    fn note_yield(&mut self, now_us: u64, took: Duration) {
-        if took > LONGEST_YIELD {
-            self.yielding.impose(now_us);
-        } else if now_us >= self.yielded_us + CHECK_US {
-            self.yielding.relax();
-            self.yielded_us = now_us;
         }
     }
 }
@@ -158,23 +189,23 @@ mod tests {
 
     #[test]
     fn whoever_gets_the_cpu_back_late_yields_no_more_and_longer_each_time() {
-        let mut spinner = spinner();
-        spinner.note_yield(1_000, LONGEST_YIELD);
-        assert!(spinner.may_yield(1_001));
+        let mut yielder = Yielder::new();
+        yielder.note(1_000, LONGEST_YIELD);
+        assert!(yielder.may_yield(1_001));
         let late = 2 * LONGEST_YIELD;
-        spinner.note_yield(2_000, late);
-        assert!(!spinner.may_yield(2_000 + PENALTY_US - 1));
+        yielder.note(2_000, late);
+        assert!(!yielder.may_yield(2_000 + PENALTY_US - 1));
         let again = 2_000 + PENALTY_US;
-        assert!(spinner.may_yield(again));
-        spinner.note_yield(again, late);
-        assert!(!spinner.may_yield(again + 2 * PENALTY_US - 1));
+        assert!(yielder.may_yield(again));
+        yielder.note(again, late);
+        assert!(!yielder.may_yield(again + 2 * PENALTY_US - 1));
         let mut now_us = again + 2 * PENALTY_US;
         for _ in 0..2 {
-            spinner.note_yield(now_us, LONGEST_YIELD / 2);
+            yielder.note(now_us, LONGEST_YIELD / 2);
             now_us += CHECK_US;
         }
-        spinner.note_yield(now_us, late);
-        assert!(spinner.may_yield(now_us + PENALTY_US), "forgiven");
+        yielder.note(now_us, late);
+        assert!(yielder.may_yield(now_us + PENALTY_US), "forgiven");
     }
 
     #[test]
