@@ -3,16 +3,17 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// How soon to look again while packets have just come, and otherwise.
-const SOON_NS: i64 = 50_000;
-const LATER_NS: i64 = 500_000;
+/// How soon to look again while packets have just come, and otherwise, µs.
+const SOON_US: u64 = 50;
+const LATER_US: u64 = 500;
 /// For how long after a packet the next one is expected soon, µs.
 const BUSY_US: u64 = 1_000;
 
 /// The timer; runs only while its owner finds nothing.
 pub(super) struct Timer {
     fd: OwnedFd,
-    armed: bool,
+    /// When it becomes readable, at the earliest: no system call is worth it before.
+    due_us: u64,
     busy_until_us: u64,
 }
 
@@ -33,14 +34,14 @@ impl Timer {
         };
         let mut timer = Timer {
             fd,
-            armed: false,
+            due_us: 0,
             busy_until_us: 0,
         };
-        timer.arm(LATER_NS);
+        timer.arm(0, LATER_US);
         Ok(timer)
     }
 
-    fn arm(&mut self, after_ns: i64) {
+    fn arm(&mut self, now_us: u64, after_us: u64) {
         let never = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -48,14 +49,14 @@ impl Timer {
         let time = libc::itimerspec {
             it_interval: never,
             it_value: libc::timespec {
-                tv_nsec: after_ns,
+                tv_nsec: 1_000 * after_us as i64,
                 ..never
             },
         };
         // SAFETY: the time lives for the call; no old one is asked for.
         let rc =
             unsafe { libc::timerfd_settime(self.fd.as_raw_fd(), 0, &time, std::ptr::null_mut()) };
-        self.armed = rc == 0;
+        self.due_us = if rc == 0 { now_us + after_us } else { 0 };
     }
 
     /// Packets have come.
@@ -65,13 +66,17 @@ impl Timer {
 
     /// Nothing was there: whoever waits for the descriptor will look again after a while.
     pub(super) fn idle(&mut self, now_us: u64) {
+        if now_us < self.due_us {
+            return;
+        }
         let mut count = [0u8; 8];
         // SAFETY: the buffer is ours and as long as said.
         let read =
             unsafe { libc::read(self.fd.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
-        if read > 0 || !self.armed {
+        // It may be a little late.
+        if read > 0 || self.due_us == 0 {
             let soon = now_us < self.busy_until_us;
-            self.arm(if soon { SOON_NS } else { LATER_NS });
+            self.arm(now_us, if soon { SOON_US } else { LATER_US });
         }
     }
 
