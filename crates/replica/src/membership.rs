@@ -7,9 +7,13 @@
 //! ```text
 //!   record with a target     one change at a time: it replaces a record without one, by number
 //!   hand over                a leader that the target leaves out gives way to one that stays
-//!   every log                joint configuration → the target alone (the group leaves the joint one by itself)
+//!   every log                joint configuration → the target alone; log 0 leaves the joint one last
 //!   record without target    the target's members are the members
 //! ```
+//!
+//! Log 0 is last because whoever may lead another log has to hear who leads log 0: that is where its log belongs. One left out of log
+//! 0 alone could win an election in another log and keep it for ever.
+//!
 //! Ids are never used again: the record keeps the highest one given. A replica that the record has left out is told so when it speaks
 //! to others, and is silent from then on.
 
@@ -382,15 +386,18 @@ impl Node {
         if !stays && self.give_way_to(&wanted) {
             return;
         }
-        for log in &mut self.logs {
-            if log.has_proposed_all() && !is_reached(&log.group.members(), target) {
-                log.group.leave_joint();
+        let reached = |log: &PhysicalLog| is_reached(&log.group.members(), target);
+        let home_may_leave = self.logs[1..].iter().all(reached);
+        for (log, at) in self.logs.iter_mut().zip(0..) {
+            if log.has_proposed_all() && !reached(log) {
+                if at > 0 || home_may_leave {
+                    log.group.leave_joint();
+                }
                 // What is refused now is tried again.
                 let _ = log.group.propose_members(&wanted, &ids(target, true));
             }
         }
-        let mut logs = self.logs.iter();
-        let reached = logs.all(|log| is_reached(&log.group.members(), target));
+        let reached = self.logs.iter().all(reached);
         let (number, at_us) = self.membership.proposed;
         let waits = number == record.number + 1
             && self.now.steady_us.saturating_sub(at_us) < RECORD_TIMEOUT_US;

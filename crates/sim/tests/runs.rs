@@ -192,6 +192,15 @@ fn a_full_log_whose_leader_is_gone_gets_another() {
     holds_in_flutter(29_551_025_576_899);
 }
 
+/// Seed 192980985314332: log 0 left a joint membership before the other log did. The replica that log 0 had left out won an election in
+/// the other, never heard who led log 0, and kept that log for ever.
+#[test]
+fn nobody_leads_a_log_and_hears_nothing_of_log_zero() {
+    let plan = with_story(192_980_985_314_332, Kind::Members);
+    assert!(plan.has(Kind::Logs), "the plan is another one now");
+    holds(&plan, "--seed 192980985314332");
+}
+
 /// Seed 3783: a checkpoint did not fit a replica that had trimmed another log beyond it. The replica asked for it again and again, so
 /// that it counted as used and no newer one was made.
 #[test]
