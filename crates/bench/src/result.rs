@@ -189,6 +189,11 @@ impl PointResult {
         }
     }
 
+    /// Each repetition's throughput.
+    fn throughputs(&self) -> Vec<f64> {
+        self.each.iter().map(|one| one.ops_s).collect()
+    }
+
     /// Each repetition's median latency, µs.
     fn latencies(&self) -> Vec<f64> {
         self.each.iter().map(|one| one.p50_us).collect()
@@ -261,15 +266,20 @@ impl PlanResult {
             let over = comparison.over.as_ref().and_then(|name| self.variant(name));
             let first = |v: &VariantResult| v.first().map(PointResult::latencies);
             let last = |v: &VariantResult| v.points.last().map(PointResult::latencies);
+            let point = |v: &VariantResult, values: fn(&PointResult) -> Vec<f64>| {
+                let point = v.points.iter().find(|p| Some(p.x) == comparison.at);
+                point.map(values)
+            };
             let (found, unit) = match comparison.measure {
                 Measure::Peak => (quotients(of, over, VariantResult::peaks), ""),
                 Measure::Unloaded => (quotients(of, over, first), ""),
                 Measure::Last => (quotients(of, over, last), ""),
                 Measure::Latency => {
-                    let at = |v: &VariantResult| {
-                        let point = v.points.iter().find(|p| Some(p.x) == comparison.at)?;
-                        Some(point.latencies())
-                    };
+                    let at = |v: &VariantResult| point(v, PointResult::latencies);
+                    (quotients(of, over, at), "")
+                }
+                Measure::Throughput => {
+                    let at = |v: &VariantResult| point(v, PointResult::throughputs);
                     (quotients(of, over, at), "")
                 }
                 Measure::Growth => {

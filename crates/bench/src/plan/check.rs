@@ -44,10 +44,12 @@ pub(super) fn check(plan: &Plan) -> Result<()> {
                 );
             }
         }
-        let latency = comparison.measure == Measure::Latency;
-        match (comparison.at, latency) {
+        let at_a_point = matches!(comparison.measure, Measure::Latency | Measure::Throughput);
+        match (comparison.at, at_a_point) {
             (None, true) => bail!("compare.at is missing in {:?}", comparison.say),
-            (Some(at), false) => bail!("compare.at = {at}: only for measure = \"latency\""),
+            (Some(at), false) => {
+                bail!("compare.at = {at}: only for measure = \"latency\" or \"throughput\"")
+            }
             (Some(at), true) if plan.points().iter().all(|point| point.x != at) => {
                 bail!("compare.at = {at} is no point of the sweep")
             }

@@ -71,7 +71,7 @@ pub struct Comparison {
     pub over: Option<String>,
     /// Of what.
     pub measure: Measure,
-    /// For `latency`: the sweep's value.
+    /// For `latency` and `throughput`: the sweep's value.
     pub at: Option<f64>,
     /// The paper's, if it gives one.
     pub paper: Option<f64>,

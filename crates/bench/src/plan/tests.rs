@@ -88,6 +88,12 @@ fn every_error_names_its_field() {
         ),
         (
             format!(
+                "{ONE}[[compare]]\nsay = \"s\"\nof = \"a\"\nover = \"a\"\nmeasure = \"throughput\"\n"
+            ),
+            "compare.at is missing",
+        ),
+        (
+            format!(
                 "{ONE}[[compare]]\nsay = \"s\"\nof = \"a\"\nover = \"a\"\nmeasure = \"latency\"\nat = 7\n"
             ),
             "compare.at = 7",

@@ -297,6 +297,8 @@ pub enum Measure {
     Last,
     /// Median latency at the point `at`.
     Latency,
+    /// Throughput at the point `at`: both sides under the same load.
+    Throughput,
     /// Median latency at the last point over that at the first, of one variant.
     Growth,
     /// Milliseconds without an answer after the kill: no ratio.

@@ -27,6 +27,12 @@ over = "theirs, \"quoted\""
 measure = "peak"
 paper = 0.95
 [[compare]]
+say = "ours / theirs, with 1 in flight"
+of = "ours"
+over = "theirs, \"quoted\""
+measure = "throughput"
+at = 1
+[[compare]]
 say = "ours / absent"
 of = "ours"
 over = "absent"
@@ -150,6 +156,7 @@ fn the_index_says_what_was_run_what_not_and_what_is_not_to_be_believed() {
         "**Not to be believed:** other programs used up to 40%",
         "- absent was skipped: it is not installed. `make bench-peers` installs it.",
         "| ours / theirs | 0.90 | 0.95 |",
+        "| ours / theirs, with 1 in flight | 0.50 | – |",
         "| ours / absent | – | – |",
         "**Not run here:** there is no card",
         "durable, everywhere",

@@ -137,7 +137,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a log, and two more copies of it, add to a write of RocksDB behind the same port.
+    /// What a log, and two more copies of it, add to a write of RocksDB behind the same port. Two replicas send the same four packets
+    /// one after the other as three; what three take beyond is the second follower's turn on the CPU that the client waits for.
     fn fronts(&mut self, lab: &Lab, hops: &[(&str, f64)]) -> Result<()> {
         if !cfg!(feature = "rocksdb") {
             self.report
@@ -148,6 +149,7 @@ impl Run<'_> {
         let kinds = [
             ("no log", 1, RunAs::Bare),
             ("1 replica", 1, RunAs::OneLoop),
+            ("2 replicas", 2, RunAs::Alternating),
             ("3 replicas", 3, RunAs::Alternating),
         ];
         let mut table = Table::new(&["round", "driver", "log", "p50_us", "p99_us"]);
@@ -156,7 +158,7 @@ impl Run<'_> {
             let Some((_, hop_us)) = hop.filter(|_| self.is_wanted(&driver)) else {
                 continue;
             };
-            let mut added = Vec::new();
+            let (mut added, mut turn) = (Vec::new(), Vec::new());
             for round in 0..rounds {
                 let mut p50_us = Vec::new();
                 for (name, replicas, run) in kinds {
@@ -178,7 +180,16 @@ impl Run<'_> {
                     ]);
                     self.report.row(&table);
                 }
-                added.push(p50_us[2] - p50_us[0]);
+                added.push(p50_us[3] - p50_us[0]);
+                turn.push(p50_us[3] - p50_us[2]);
+            }
+            if let Some(turn) = Spread::of(turn) {
+                self.report.say(&format!(
+                    "{}: of 3 replicas' time the second follower's turn is {:.1} µs; {}",
+                    driver.name,
+                    turn.middle,
+                    turn.range()
+                ));
             }
             if let Some(added) = Spread::of(added) {
                 let what = format!("pinned, 3 replicas less no log, {}, µs", driver.name);
