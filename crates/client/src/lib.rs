@@ -60,7 +60,7 @@ pub struct ClientConfig {
     pub core: CoreConfig,
     /// How long to look again for an answer before blocking. Others run in between, and where they keep the CPU for long the thread blocks
     /// at once. `ZERO` always blocks at once; `MAX` never does, nor lets others run: that takes a core to spare.
-    pub spin: Duration,
+    pub look: Duration,
     /// Largest message: the cluster's largest value and some.
     pub max_message: usize,
 }
@@ -77,7 +77,7 @@ impl ClientConfig {
             dpdk: None,
             singly: false,
             core: CoreConfig::default(),
-            spin: Duration::from_micros(LOOK_US),
+            look: Duration::from_micros(LOOK_US),
             max_message: 4 << 20,
         }
     }
@@ -95,7 +95,7 @@ const XDP_FRAMES: u64 = 8192;
 /// while a blocking call waits is kept for the next poll.
 pub struct Client {
     steps: StepClient,
-    spin: Duration,
+    look: Duration,
     yielder: Yielder,
     epoch: Instant,
     /// Outcomes that arrived while a blocking call waited for another one.
@@ -149,7 +149,7 @@ impl Client {
         config: ClientConfig,
     ) -> Result<Client, ClientError> {
         Ok(Client {
-            spin: config.spin,
+            look: config.look,
             steps: StepClient::over(driver, pool, boot, config)?,
             yielder: Yielder::new(),
             epoch: Instant::now(),
@@ -211,9 +211,9 @@ impl Client {
                 return Ok(done.len() - before);
             }
             let now_us = self.now_us();
-            if self.spin == Duration::MAX {
+            if self.look == Duration::MAX {
                 std::hint::spin_loop();
-            } else if waited < self.spin && self.yielder.may_yield(now_us) {
+            } else if waited < self.look && self.yielder.may_yield(now_us) {
                 self.yielder.yield_once(now_us);
             } else {
                 self.block(patience - waited)?;

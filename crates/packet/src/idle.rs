@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How long to look again at once after work before sleeping, microseconds. Long enough for a client's next request, its answer and a
 /// follower's next entry where one write takes 50 to 100 µs; short enough that who is idle uses no CPU.
 pub const LOOK_US: u64 = 120;
-/// How often the kernel is asked, at most; and how often short yields speak for more of them.
+/// How often the kernel is asked, at most; and how often short yields shorten the next ban.
 const CHECK_US: u64 = 2_000;
 /// Share of the time spent waiting for a CPU from which on spinning stops: one part in this many.
 const TOLERATED_PART: u64 = 50;
@@ -23,7 +23,7 @@ const LONGEST_PENALTY_US: u64 = 3_200_000;
 /// Others that keep the CPU longer than this do more than answer.
 const LONGEST_YIELD: Duration = Duration::from_micros(200);
 
-/// A time without something that has cost too much, longer each time.
+/// A time without something that has cost too much, longer each time that it is imposed, also while it lasts.
 struct Ban {
     until_us: u64,
     next_us: u64,

@@ -66,7 +66,7 @@ impl Default for Network {
 pub enum Polling {
     /// Never blocks. For a dedicated core only.
     Busy,
-    /// Spins for a bounded time after client work, then blocks.
+    /// Looks again at once, or when others have run, for a bounded time after client work, then blocks.
     Adaptive,
     /// Blocks as soon as there is nothing to do.
     Event,

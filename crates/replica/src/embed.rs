@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cyclone_packet::idle::{LOOK_US, Yielder};
 use cyclone_pmem::Payload;
@@ -67,14 +67,16 @@ impl Answers {
 
     /// Appends the outcomes that are known to `out`, by their tokens; waits for the first, at most so long.
     pub fn wait(&self, patience: Duration, out: &mut Vec<(u64, Outcome)>) {
+        let begun = Instant::now();
         let some = || (!lock(&self.known).is_empty()).then_some(());
-        if !patience.is_zero() && look_for(some).is_some() {
+        if !patience.is_zero() && look_for(patience, some).is_some() {
             return out.append(&mut lock(&self.known));
         }
         let known = lock(&self.known);
+        let left = patience.saturating_sub(begun.elapsed());
         let waited = self
             .more
-            .wait_timeout_while(known, patience, |known| known.is_empty());
+            .wait_timeout_while(known, left, |known| known.is_empty());
         let (mut known, _) = waited.unwrap_or_else(PoisonError::into_inner);
         out.append(&mut known);
     }
@@ -138,6 +140,8 @@ enum Call {
 
 struct Queue {
     calls: Mutex<Vec<Call>>,
+    /// A caller looks for its outcome. The others sleep: many that yield would keep the loop waiting.
+    looking: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -176,6 +180,9 @@ impl Companion for Host {
     fn step(&mut self, _now: Now, node: &mut Node) -> usize {
         let calls = std::mem::take(&mut *lock(&self.queue.calls));
         let mut work = calls.len();
+        if work > 0 {
+            node.note_work();
+        }
         for call in calls {
             self.next += 1;
             match call {
@@ -246,6 +253,7 @@ impl Embedded {
         let logs = usize::from(node.config().logs);
         let queue = Arc::new(Queue {
             calls: Mutex::new(Vec::new()),
+            looking: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
         let stop = Arc::new(AtomicBool::new(false));
@@ -358,7 +366,7 @@ impl Embedded {
     /// # Errors
     /// See [`EmbeddedError`].
     pub fn write(&self, operation: &Operation<'_>) -> Result<Reply, EmbeddedError> {
-        wait(&self.submit(operation))
+        self.wait(&self.submit(operation))
     }
 
     /// Executes a linearizable read and waits.
@@ -366,7 +374,32 @@ impl Embedded {
     /// # Errors
     /// See [`EmbeddedError`].
     pub fn read(&self, query: &Query<'_>) -> Result<Reply, EmbeddedError> {
-        wait(&self.submit_read(query))
+        self.wait(&self.submit_read(query))
+    }
+
+    fn wait(&self, outcome: &Receiver<Outcome>) -> Result<Reply, EmbeddedError> {
+        let looking = &self.queue.looking;
+        let told = match looking.swap(true, Ordering::Relaxed) {
+            true => None,
+            false => {
+                let told = look_for(Duration::MAX, || match outcome.try_recv() {
+                    Err(TryRecvError::Empty) => None,
+                    // Also when nobody will tell any more.
+                    told => Some(told.ok()),
+                });
+                looking.store(false, Ordering::Relaxed);
+                told
+            }
+        };
+        match told.unwrap_or_else(|| outcome.recv().ok()) {
+            Some(Outcome::Done(reply)) => Ok(reply),
+            Some(Outcome::NotLeader(leader)) => Err(EmbeddedError::NotLeader(leader)),
+            Some(Outcome::Busy) => Err(EmbeddedError::Busy),
+            Some(Outcome::Lost) => Err(EmbeddedError::NotDone),
+            Some(Outcome::Unknown) => Err(EmbeddedError::Unknown),
+            Some(Outcome::TooLarge) => Err(EmbeddedError::TooLarge),
+            None => Err(EmbeddedError::Stopped),
+        }
     }
 
     /// Waits until this replica leads; `false` when it does not within the time.
@@ -382,37 +415,18 @@ impl Embedded {
     }
 }
 
-/// Looks for something a little while, and lets the loop's thread run in between: to be woken takes longer.
-fn look_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+/// Looks for something a little while, at most for `patience`, and lets the loop's thread run in between: to be woken takes longer.
+fn look_for<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let (begun, most) = (Instant::now(), patience.min(Duration::from_micros(LOOK_US)));
     YIELDER.with_borrow_mut(|yielder| {
-        let begun_us = now().steady_us;
-        let mut now_us = begun_us;
         loop {
-            let found = look();
-            if found.is_some() || now_us > begun_us + LOOK_US || !yielder.may_yield(now_us) {
+            let (found, now_us) = (look(), now().steady_us);
+            if found.is_some() || begun.elapsed() >= most || !yielder.may_yield(now_us) {
                 return found;
             }
             yielder.yield_once(now_us);
-            now_us = now().steady_us;
         }
     })
-}
-
-fn wait(outcome: &Receiver<Outcome>) -> Result<Reply, EmbeddedError> {
-    // Also when nobody will tell any more: the receiver knows.
-    let told = look_for(|| match outcome.try_recv() {
-        Err(TryRecvError::Empty) => None,
-        told => Some(told.ok()),
-    });
-    match told.unwrap_or_else(|| outcome.recv().ok()) {
-        Some(Outcome::Done(reply)) => Ok(reply),
-        Some(Outcome::NotLeader(leader)) => Err(EmbeddedError::NotLeader(leader)),
-        Some(Outcome::Busy) => Err(EmbeddedError::Busy),
-        Some(Outcome::Lost) => Err(EmbeddedError::NotDone),
-        Some(Outcome::Unknown) => Err(EmbeddedError::Unknown),
-        Some(Outcome::TooLarge) => Err(EmbeddedError::TooLarge),
-        None => Err(EmbeddedError::Stopped),
-    }
 }
 
 impl Drop for Embedded {

@@ -386,10 +386,10 @@ impl Node {
         if !stays && self.give_way_to(&wanted) {
             return;
         }
-        let reached = |log: &PhysicalLog| is_reached(&log.group.members(), target);
-        let home_may_leave = self.logs[1..].iter().all(reached);
-        for (log, at) in self.logs.iter_mut().zip(0..) {
-            if log.has_proposed_all() && !reached(log) {
+        let has_target = |log: &PhysicalLog| is_reached(&log.group.members(), target);
+        let home_may_leave = self.logs[1..].iter().all(has_target);
+        for (at, log) in self.logs.iter_mut().enumerate() {
+            if log.has_proposed_all() && !has_target(log) {
                 if at > 0 || home_may_leave {
                     log.group.leave_joint();
                 }
@@ -397,7 +397,7 @@ impl Node {
                 let _ = log.group.propose_members(&wanted, &ids(target, true));
             }
         }
-        let reached = self.logs.iter().all(reached);
+        let reached = self.logs.iter().all(has_target);
         let (number, at_us) = self.membership.proposed;
         let waits = number == record.number + 1
             && self.now.steady_us.saturating_sub(at_us) < RECORD_TIMEOUT_US;

@@ -144,6 +144,8 @@ pub struct Node {
     pub(crate) next_touch_us: u64,
     tick_us: u64,
     pub(crate) active_us: u64,
+    /// A client of this process has had work since the last step.
+    pub(crate) has_client: bool,
     pub(crate) steady: Steady,
     pub(crate) now: Now,
 }
@@ -215,6 +217,7 @@ impl Node {
             next_touch_us: 0,
             tick_us,
             active_us: 0,
+            has_client: false,
             steady: Steady::default(),
             now: Now {
                 steady_us: 0,
@@ -322,6 +325,9 @@ impl Node {
             self.logs.iter_mut().for_each(PhysicalLog::bar_lease);
         }
         let now = self.now;
+        if std::mem::take(&mut self.has_client) {
+            self.active_us = now.steady_us;
+        }
         if self.started_us == 0 {
             self.started_us = now.steady_us.max(1);
         }
@@ -364,7 +370,7 @@ impl Node {
         self.steady.machine_us(first)
     }
 
-    /// When a client last had work for this replica; the polling policy spins only near it.
+    /// When a client last had work for this replica; the polling policy looks again at once only near it.
     pub fn active_us(&self) -> u64 {
         self.steady.machine_us(self.active_us)
     }

@@ -184,6 +184,9 @@ pub(crate) fn pause(
     let until = deadline_us
         .saturating_sub(now.steady_us)
         .min(LONGEST_SLEEP_US);
+    if until == 0 {
+        return Pause::Look;
+    }
     let near_work = now.steady_us.saturating_sub(active_us) < LOOK_US;
     match polling {
         Polling::Busy => Pause::Look,

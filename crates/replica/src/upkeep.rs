@@ -216,9 +216,9 @@ impl Node {
         });
     }
 
-    /// A client of this process has work: the polling policy may spin for a while.
+    /// A client of this process has work: the polling policy may look again at once for a while, from the next step on.
     pub fn note_work(&mut self) {
-        self.active_us = self.now.steady_us;
+        self.has_client = true;
     }
 
     /// A place behind every write answered so far, for [`Node::replicas_holding`]: the logs' last indexes, added up.

@@ -425,6 +425,9 @@ impl Driver for DpdkDriver {
         }
         self.call();
         self.flush();
+        if taken > 0 {
+            self.timer.busy(now_us);
+        }
         Ok(taken)
     }
 

@@ -32,13 +32,12 @@ impl Timer {
             }
             OwnedFd::from_raw_fd(fd)
         };
-        let mut timer = Timer {
+        // It runs from the first time on that nothing is there.
+        Ok(Timer {
             fd,
             due_us: 0,
             busy_until_us: 0,
-        };
-        timer.arm(0, LATER_US);
-        Ok(timer)
+        })
     }
 
     fn arm(&mut self, now_us: u64, after_us: u64) {
@@ -59,14 +58,18 @@ impl Timer {
         self.due_us = if rc == 0 { now_us + after_us } else { 0 };
     }
 
-    /// Packets have come.
+    /// Packets have come, or left: others will.
     pub(super) fn busy(&mut self, now_us: u64) {
         self.busy_until_us = now_us + BUSY_US;
     }
 
     /// Nothing was there: whoever waits for the descriptor will look again after a while.
     pub(super) fn idle(&mut self, now_us: u64) {
+        let soon = now_us < self.busy_until_us;
         if now_us < self.due_us {
+            if soon && self.due_us > now_us + SOON_US {
+                self.arm(now_us, SOON_US);
+            }
             return;
         }
         let mut count = [0u8; 8];
@@ -75,7 +78,6 @@ impl Timer {
             unsafe { libc::read(self.fd.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         // It may be a little late.
         if read > 0 || self.due_us == 0 {
-            let soon = now_us < self.busy_until_us;
             self.arm(now_us, if soon { SOON_US } else { LATER_US });
         }
     }

@@ -164,7 +164,7 @@ fn client(reach: &Reach) -> Result<Client> {
     config.core.burst = reach.pack;
     config.singly = reach.burst == 1;
     if reach.spin {
-        config.spin = Duration::MAX;
+        config.look = Duration::MAX;
     }
     Ok(Client::connect(config)?)
 }

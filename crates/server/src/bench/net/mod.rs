@@ -121,7 +121,7 @@ const DPDK_STEPS: [Step; 2] = [
 /// How the load waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
-    /// It spins for a little, then it blocks.
+    /// It looks again for a little while others run, then it blocks.
     Blocks,
     /// It only spins.
     Never,

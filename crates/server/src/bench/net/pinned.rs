@@ -5,6 +5,7 @@
 //! take turns, and a ratio is the median of the rounds' quotients.
 
 use anyhow::Result;
+use cyclone_bench::measure::Spread;
 use cyclone_bench::table::{Table, rounded};
 use cyclone_bench::verdict::Verdict;
 
@@ -77,11 +78,10 @@ impl Run<'_> {
             ratios.push(p50_us[1] / p50_us[0]);
         }
         self.report.table("net-unloaded", &table)?;
-        if let Some(ratio) = Spread::of(ratios) {
-            let what = "pinned, unloaded p50, AF_XDP / UDP";
-            let verdict = Verdict::at_most(what, ratio.middle, 0.6);
-            self.report.verdict(verdict.note(ratio.range()));
-        }
+        let ratio = Spread::of(ratios);
+        let what = "pinned, unloaded p50, AF_XDP / UDP";
+        let verdict = Verdict::at_most(what, ratio.median, 0.6);
+        self.report.verdict(verdict.note(range(ratio)));
         Ok(())
     }
 
@@ -137,8 +137,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a log, and two more copies of it, add to a write of RocksDB behind the same port. Two replicas send the same four packets
-    /// one after the other as three; what three take beyond is the second follower's turn on the CPU that the client waits for.
+    /// What a log, and two more copies of it, add to a write of RocksDB behind the same port. With two replicas the same four packets
+    /// follow each other as with three; what three take beyond is the leader's send to the second follower, and that one's turn on the
+    /// CPU that the client waits for.
     fn fronts(&mut self, lab: &Lab, hops: &[(&str, f64)]) -> Result<()> {
         if !cfg!(feature = "rocksdb") {
             self.report
@@ -158,7 +159,7 @@ impl Run<'_> {
             let Some((_, hop_us)) = hop.filter(|_| self.is_wanted(&driver)) else {
                 continue;
             };
-            let (mut added, mut turn) = (Vec::new(), Vec::new());
+            let (mut added, mut second) = (Vec::new(), Vec::new());
             for round in 0..rounds {
                 let mut p50_us = Vec::new();
                 for (name, replicas, run) in kinds {
@@ -181,28 +182,21 @@ impl Run<'_> {
                     self.report.row(&table);
                 }
                 added.push(p50_us[3] - p50_us[0]);
-                turn.push(p50_us[3] - p50_us[2]);
+                second.push(p50_us[3] - p50_us[2]);
             }
-            if let Some(turn) = Spread::of(turn) {
-                self.report.say(&format!(
-                    "{}: of 3 replicas' time the second follower's turn is {:.1} µs; {}",
-                    driver.name,
-                    turn.middle,
-                    turn.range()
-                ));
-            }
-            if let Some(added) = Spread::of(added) {
-                let what = format!("pinned, 3 replicas less no log, {}, µs", driver.name);
-                let two_us = 2.0 * hop_us;
-                self.report.verdict(
-                    Verdict::at_most(
-                        what,
-                        added.middle,
-                        (10.0 * (two_us + LOG_US)).round() / 10.0,
-                    )
-                    .note(format!("{}; two hops are {two_us:.1} µs", added.range())),
-                );
-            }
+            let (added, second) = (Spread::of(added), Spread::of(second));
+            self.report.say(&format!(
+                "{}: 3 replicas less 2, the leader's send to the second follower and its turn before the client's: {:.1} µs; {}",
+                driver.name,
+                second.median,
+                range(second)
+            ));
+            let what = format!("pinned, 3 replicas less no log, {}, µs", driver.name);
+            let two_us = 2.0 * hop_us;
+            let most_us = (10.0 * (two_us + LOG_US)).round() / 10.0;
+            let verdict = Verdict::at_most(what, added.median, most_us);
+            let note = format!("{}; two hops are {two_us:.1} µs", range(added));
+            self.report.verdict(verdict.note(note));
         }
         self.report
             .say("RocksDB behind the same port; one write of 100 bytes at a time");
@@ -214,43 +208,24 @@ impl Run<'_> {
             let place = drivers.iter().position(|driver| driver.name == name);
             place.map_or(&[][..], |place| &peaks[place])
         };
-        let ratios = |one: &str, other: &str| {
-            let pairs = of(one).iter().zip(of(other));
-            Spread::of(pairs.map(|(one, other)| one / other).collect())
-        };
         // Single requests over both; then the last step of fig. 8 over its first.
-        for (of, over, least) in [
+        for (one, other, least) in [
             ("AF_XDP + bursts", "UDP + bursts", 2.0),
             ("AF_XDP + bursts, packed", "TCP", 8.0),
         ] {
-            if let Some(ratio) = ratios(of, over) {
-                let what = format!("pinned, peak, {of} / {over}");
-                let verdict = Verdict::at_least(what, ratio.middle, least);
-                self.report.verdict(verdict.note(ratio.range()));
+            let pairs = of(one).iter().zip(of(other));
+            let ratios: Vec<f64> = pairs.map(|(one, other)| one / other).collect();
+            if !ratios.is_empty() {
+                let ratio = Spread::of(ratios);
+                let what = format!("pinned, peak, {one} / {other}");
+                let verdict = Verdict::at_least(what, ratio.median, least);
+                self.report.verdict(verdict.note(range(ratio)));
             }
         }
     }
 }
 
-/// Quotients of rounds.
-struct Spread {
-    least: f64,
-    middle: f64,
-    most: f64,
-}
-
-impl Spread {
-    /// `None` of nothing.
-    fn of(mut values: Vec<f64>) -> Option<Spread> {
-        values.sort_by(f64::total_cmp);
-        Some(Spread {
-            least: *values.first()?,
-            middle: values[values.len() / 2],
-            most: *values.last()?,
-        })
-    }
-
-    fn range(&self) -> String {
-        format!("rounds from {:.2} to {:.2}", self.least, self.most)
-    }
+fn range(of_rounds: Spread) -> String {
+    let Spread { least, most, .. } = of_rounds;
+    format!("rounds from {least:.2} to {most:.2}")
 }

@@ -45,7 +45,7 @@ impl Native {
             config.core.window = WINDOW;
             config.core.max_queued = MOST_PENDING;
             config.core.deadline_us = PATIENCE_US;
-            config.spin = Duration::ZERO;
+            config.look = Duration::ZERO;
             clients.push(One {
                 client: Client::connect(config)?,
                 arrived: HashMap::new(),
