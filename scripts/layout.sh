@@ -8,7 +8,7 @@ import json, sys
 
 # Rooms from the bottom up; a crate sees only rooms below its own.
 ROOMS = [
-    {"cyclone-pmem", "cyclone-wire"},
+    {"cyclone-allocator", "cyclone-pmem", "cyclone-wire"},
     {"cyclone-wal", "cyclone-packet", "cyclone-fabric"},
     {"cyclone-consensus", "cyclone-store", "cyclone-replication"},
     {"cyclone-pmkv-cm"},

@@ -220,6 +220,9 @@ impl ClientCore {
             return;
         }
         self.ready = false;
+        if self.again.is_empty() && self.fresh.is_empty() && !self.opening.queued {
+            return;
+        }
         let mut budget = match (self.hunt.is_found(), self.hunt.is_probing()) {
             (true, _) => usize::MAX,
             (false, false) => MESSAGE_REQUESTS,

@@ -202,28 +202,29 @@ impl Client {
     ) -> Result<usize, ClientError> {
         let before = done.len();
         done.append(&mut self.stash);
-        let begun = Instant::now();
+        let begun_us = self.now_us();
+        let mut now_us = begun_us;
         loop {
-            self.turn()?;
+            self.steps.step(now_us)?;
             done.extend(self.steps.core.completions());
-            let waited = begun.elapsed();
-            if done.len() > before || waited >= patience {
+            if done.len() > before || patience.is_zero() {
                 return Ok(done.len() - before);
             }
-            let now_us = self.now_us();
+            now_us = self.now_us();
+            let waited = Duration::from_micros(now_us - begun_us);
+            if waited >= patience {
+                return Ok(done.len() - before);
+            }
             if self.look == Duration::MAX {
                 std::hint::spin_loop();
             } else if waited < self.look && self.yielder.may_yield(now_us) {
                 self.yielder.yield_once(now_us);
+                now_us = self.now_us();
             } else {
                 self.block(patience - waited)?;
+                now_us = self.now_us();
             }
         }
-    }
-
-    fn turn(&mut self) -> Result<(), ClientError> {
-        let now_us = self.now_us();
-        self.steps.step(now_us)
     }
 
     fn block(&mut self, most: Duration) -> Result<(), ClientError> {

@@ -5,7 +5,8 @@
 //!   panics on nonsense ([`Group::step`]).
 //! - **Out**: messages exist only once what they say is durable. [`Group::take_ready`] gives a [`Ready`], whose
 //!   [`Ready::persist`] writes entries and hard state to the ring; only the ring's [`Persisted`] witness opens an
-//!   [`Outbox`]. [`persist_all`] does so for several groups, with the fences of one.
+//!   [`Outbox`]. [`persist_all`] does so for several groups, with the fences of one. A leader's appends say nothing of its
+//!   own memory: [`persist_all_ahead`] hands them out while that is being written.
 //!
 //! raft-rs knows an entry's index and term. The payload waits in a staging queue beside it until it is persisted and is
 //! then found in the ring, so it is neither copied nor encoded. All limits count payload bytes held, which raft-rs
@@ -39,7 +40,7 @@ pub use flash::FlashStatus;
 pub use gang::{Decision, GangBook};
 pub use group::Group;
 pub use message::{EncodedMessage, OutMessage};
-pub use outbox::{Committed, LeaderChange, Outbox, Ready, persist_all};
+pub use outbox::{Ahead, Committed, LeaderChange, Outbox, Ready, persist_all, persist_all_ahead};
 pub use readback::{Pieces, ReadBack, Shown};
 pub use status::{PeerState, PeerStatus, Role, Status};
 

@@ -10,7 +10,7 @@ use raft::eraftpb::{Entry, Message, MessageType};
 use crate::group::Group;
 use crate::view::{self, LogView};
 
-/// A message that may be sent: what it says is durable. [`Group::encode`] gives its bytes.
+/// A message that may be sent: what it says of this replica's memory is durable. [`Group::encode`] gives its bytes.
 #[derive(Clone, Debug)]
 pub struct OutMessage {
     /// The receiving replica.

@@ -1,14 +1,15 @@
 //! From what raft-rs has ready to what may leave. The types keep the order: a [`Ready`] shows nothing of its messages,
-//! and an [`Outbox`] is made from the ring's witness that everything they say is durable.
+//! and an [`Outbox`] is made from the ring's witness that everything they say is durable. Only a leader's appends, which
+//! say nothing of its own memory, may leave before ([`Ahead`]).
 
 use cyclone_pmem::Payload;
 use cyclone_wal::flash::Durable;
-use cyclone_wal::ring::{Batch, NewEntry, Persisted};
+use cyclone_wal::ring::{Batch, NewEntry, Persisted, Ring};
 use cyclone_wal::{Written, persist_all as persist_all_rings};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::SnapshotMeta;
 use cyclone_wire::ring::HardState;
-use raft::eraftpb::{Entry, Message};
+use raft::eraftpb::{Entry, Message, MessageType};
 use raft::{Ready as RaftReady, StateRole};
 
 use crate::error::ConsensusError;
@@ -92,18 +93,41 @@ impl Ready<'_> {
 pub fn persist_all<'g, N>(
     readies: impl Iterator<Item = (N, Ready<'g>)>,
 ) -> Vec<(N, Result<Outbox, ConsensusError>)> {
+    persist_all_ahead(readies, |_| {})
+}
+
+/// The same for a host that sends at once what a leader says to its followers: `send` is called with it while the leader's own copy
+/// is on its way to memory, if all of these groups lead and have new entries to tell of. A leader's appends say nothing of
+/// its own memory, and it counts itself among those that have an entry only after this call (Ongaro's thesis, §10.2.1).
+pub fn persist_all_ahead<'g, N>(
+    readies: impl Iterator<Item = (N, Ready<'g>)>,
+    send: impl FnOnce(&[Ahead<'_>]),
+) -> Vec<(N, Result<Outbox, ConsensusError>)> {
     let mut begun: Vec<(N, Begun<'_>)> = readies
         .map(|(name, ready)| (name, Begun::new(ready)))
         .collect();
     if begun.is_empty() {
         return Vec::new();
     }
-    let written = begun.iter_mut().map(|(_, begun)| begun.write()).collect();
-    let durable: Vec<Result<Persisted, ConsensusError>> = persist_all_rings(written).collect();
+    begun.iter_mut().for_each(|(_, begun)| begun.write());
+    if begun.iter().all(|(_, begun)| begun.runs_ahead()) {
+        let ahead: Vec<Ahead<'_>> = begun.iter_mut().map(|(_, begun)| begun.ahead()).collect();
+        send(&ahead);
+    }
+    let open = begun.iter_mut().map(|(_, begun)| begun.open()).collect();
+    let durable: Vec<Result<Persisted, ConsensusError>> = persist_all_rings(open).collect();
     let groups = begun.into_iter().zip(durable);
     groups
         .map(|((name, begun), durable)| (name, begun.finish(durable)))
         .collect()
+}
+
+/// What a leader may send before its own copy is durable.
+pub struct Ahead<'a> {
+    /// For [`Group::encode_into`].
+    pub group: &'a Group,
+    /// Appends and heartbeats.
+    pub messages: Vec<OutMessage>,
 }
 
 /// A group in the middle of a step: raft-rs has said what is to be persisted.
@@ -111,18 +135,63 @@ struct Begun<'g> {
     group: &'g mut Group,
     /// None: the group has failed before.
     step: Option<Box<Step>>,
+    /// What has been written for it and is not durable yet.
+    written: Option<Result<Written, ConsensusError>>,
 }
 
 impl<'g> Begun<'g> {
     fn new(ready: Ready<'g>) -> Begun<'g> {
         let group = ready.group;
         let step = (!group.failed).then(|| group.begin_step());
-        Begun { group, step }
+        Begun {
+            group,
+            step,
+            written: None,
+        }
     }
 
-    fn write(&mut self) -> Result<Written<'_>, ConsensusError> {
-        let step = self.step.as_mut().ok_or(ConsensusError::Failed)?;
-        self.group.write_step(step)
+    fn write(&mut self) {
+        let step = self.step.as_mut().ok_or(ConsensusError::Failed);
+        self.written = Some(step.and_then(|step| self.group.write_step(step)));
+    }
+
+    /// Whether there is something that need not wait, and nothing that does.
+    fn runs_ahead(&self) -> bool {
+        let (Some(step), Some(Ok(_))) = (&self.step, &self.written) else {
+            return false;
+        };
+        let plain = |message: &Message| {
+            let kind = message.get_msg_type();
+            matches!(kind, MessageType::MsgAppend | MessageType::MsgHeartbeat)
+        };
+        // What raft-rs shows here needs no durability of entries: it is a leader's. But a cluster's only voter leads before its term
+        // is durable, and would begin the same one again.
+        let (raft, messages) = (&self.group.raw.raft, step.ready.messages());
+        let durable = raft.store().ring.hard_state();
+        let is_settled = (raft.term, raft.vote) == (durable.term, durable.vote);
+        let is_ordinary = step.behind.is_none() && step.snapshot.is_none();
+        is_settled
+            && is_ordinary
+            && !step.entries.is_empty()
+            && !messages.is_empty()
+            && messages.iter().all(plain)
+    }
+
+    fn ahead(&mut self) -> Ahead<'_> {
+        let ready = self.step.as_mut().map(|step| &mut step.ready);
+        let messages = ready.map(RaftReady::take_messages).unwrap_or_default();
+        let mut out = Vec::with_capacity(messages.len());
+        self.group.address(messages, &mut out);
+        Ahead {
+            group: self.group,
+            messages: out,
+        }
+    }
+
+    /// The ring and what is written to it.
+    fn open(&mut self) -> Result<(&mut Ring, Written), ConsensusError> {
+        let written = self.written.take().ok_or(ConsensusError::Failed)??;
+        Ok((&mut self.group.raw.mut_store().ring, written))
     }
 
     fn finish(self, durable: Result<Persisted, ConsensusError>) -> Result<Outbox, ConsensusError> {
@@ -229,7 +298,7 @@ impl Group {
 
     /// Writes the entries, whose payloads are the front of the staging queue; with the hard state they are durable when the
     /// ring says so.
-    fn write_step(&mut self, step: &mut Step) -> Result<Written<'_>, ConsensusError> {
+    fn write_step(&mut self, step: &mut Step) -> Result<Written, ConsensusError> {
         let entries = &step.entries[..];
         let staged = if entries.is_empty() {
             0
@@ -294,6 +363,18 @@ impl Group {
         Some(state)
     }
 
+    /// Our form of raft-rs's messages, cut to what the ways to their receivers carry.
+    fn address(&mut self, messages: Vec<Message>, out: &mut Vec<OutMessage>) {
+        out.reserve(messages.len());
+        self.open_windows();
+        for mut message in messages {
+            if let Some(limit) = self.narrow(&mut message) {
+                let (log, view) = (self.config.log, self.raw.store());
+                message::from_raft(log, message, limit, view, out);
+            }
+        }
+    }
+
     pub(crate) fn fill(
         &mut self,
         outbox: &mut Outbox,
@@ -301,14 +382,7 @@ impl Group {
         committed: Vec<Entry>,
     ) -> Result<(), ConsensusError> {
         self.carry_out_changes(committed.last().map_or(0, |entry| entry.index))?;
-        outbox.messages.reserve(messages.len());
-        self.open_windows();
-        for mut message in messages {
-            if let Some(limit) = self.narrow(&mut message) {
-                let (log, view) = (self.config.log, self.raw.store());
-                message::from_raft(log, message, limit, view, &mut outbox.messages);
-            }
-        }
+        self.address(messages, &mut outbox.messages);
         let view = self.raw.store();
         outbox.committed.reserve(committed.len());
         for entry in committed {

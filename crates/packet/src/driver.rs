@@ -128,8 +128,11 @@ pub trait Driver: Send {
         max: usize,
     ) -> io::Result<usize>;
 
-    /// Descriptors that become readable when `recv` may have something; for epoll, level-triggered.
+    /// Descriptors that become readable when `recv` may have something.
     fn fds(&self) -> Vec<RawFd>;
+
+    /// The host has seen that one of [`Driver::fds`] is readable, in case the driver does not look there at every `recv`.
+    fn note_readable(&mut self, _fd: RawFd) {}
 
     /// The largest datagram that can be sent or received, in bytes.
     fn max_datagram(&self) -> usize;

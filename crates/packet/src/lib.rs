@@ -51,8 +51,11 @@ pub use xdp::{XdpDriver, XdpError, XdpOptions};
 ///
 /// # Errors
 /// When the system refuses to poll.
-pub fn wait(driver: &dyn Driver, most: std::time::Duration) -> std::io::Result<()> {
-    sys::wait_readable(&driver.fds(), most)
+pub fn wait(driver: &mut dyn Driver, most: std::time::Duration) -> std::io::Result<()> {
+    for fd in sys::wait_readable(&driver.fds(), most)? {
+        driver.note_readable(fd);
+    }
+    Ok(())
 }
 
 /// What can be wrong with a port's configuration.

@@ -350,8 +350,13 @@ impl Port {
     ///
     /// # Errors
     /// When the system refuses to poll.
-    pub fn wait(&self, most: std::time::Duration) -> io::Result<()> {
-        crate::sys::wait_readable(&self.fds(), most)
+    pub fn wait(&mut self, most: std::time::Duration) -> io::Result<()> {
+        crate::wait(&mut *self.driver, most)
+    }
+
+    /// The host's event loop has seen that one of [`Port::fds`] is readable.
+    pub fn note_readable(&mut self, fd: RawFd) {
+        self.driver.note_readable(fd);
     }
 
     /// Descriptors to wait on.

@@ -258,11 +258,11 @@ impl Burst {
     }
 }
 
-/// Blocks until one of the descriptors is readable or the time is over; an interruption counts as the latter.
+/// Blocks until one of the descriptors is readable or the time is over; an interruption counts as the latter. Answers those that are.
 pub(crate) fn wait_readable(
     fds: &[std::os::fd::RawFd],
     most: std::time::Duration,
-) -> io::Result<()> {
+) -> io::Result<Vec<std::os::fd::RawFd>> {
     let mut polled: Vec<libc::pollfd> = fds
         .iter()
         .map(|&fd| libc::pollfd {
@@ -288,12 +288,15 @@ pub(crate) fn wait_readable(
         -1 => {
             let error = io::Error::last_os_error();
             if error.kind() == io::ErrorKind::Interrupted {
-                Ok(())
+                Ok(Vec::new())
             } else {
                 Err(error)
             }
         }
-        _ => Ok(()),
+        _ => {
+            let readable = polled.iter().filter(|polled| polled.revents != 0);
+            Ok(readable.map(|polled| polled.fd).collect())
+        }
     }
 }
 

@@ -9,7 +9,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cyclone_consensus::{Colocation, OutMessage, Outbox, StepError, persist_all};
+use cyclone_consensus::{
+    Ahead, Colocation, OutMessage, Outbox, StepError, persist_all, persist_all_ahead,
+};
 use cyclone_packet::{Message, Peer, Port};
 use cyclone_pmem::{Payload, Pool, Survives};
 use cyclone_store::{Applied, ApplyError, StateMachine};
@@ -33,7 +35,7 @@ use crate::membership::Membership;
 use crate::physical::PhysicalLog;
 use crate::reads::{How, Read};
 use crate::requests::{BatchBuilder, Origin, Outcome, Ticket};
-use crate::send::drop_superseded;
+use crate::send::{self, drop_superseded};
 use crate::snapshot::Snapshots;
 use crate::status::Counters;
 use crate::workers::Workers;
@@ -445,10 +447,19 @@ impl Node {
     fn persist(&mut self) -> Result<usize, NodeError> {
         let mut work = self.poll_flash()?;
         loop {
+            // Behind what is to be sent already nothing goes ahead, so that appends keep their order.
+            let may_send = self.outgoing.is_empty() && self.lending.forwarded.is_empty();
+            let (port, now_us) = (&mut self.port, self.now.steady_us);
+            let mut sent = Ok(());
+            let send = |ahead: &[Ahead<'_>]| sent = send::ahead(port, now_us, ahead);
             let logs = self.logs.iter_mut().enumerate();
             let ready = logs.filter_map(|(log, of)| Some((log, of.group.take_ready()?)));
-            // Typestate: the messages exist only once their entries and hard state are durable.
-            let outboxes = persist_all(ready);
+            // Typestate: all other messages exist only once their entries and hard state are durable.
+            let outboxes = match may_send {
+                true => persist_all_ahead(ready, send),
+                false => persist_all(ready),
+            };
+            sent.map_err(NodeError::Port)?;
             if outboxes.is_empty() {
                 break;
             }

@@ -140,8 +140,11 @@ impl Reactor {
                 Err(error) => return Err(NodeError::Port(error)),
             }
             for event in &events {
-                if event.token().0 >= COMPANION {
+                let token = event.token().0;
+                if token >= COMPANION {
                     companion.ready(event);
+                } else if let Some(&descriptor) = descriptors.get(token.wrapping_sub(PORT)) {
+                    node.note_readable(descriptor);
                 }
             }
         }

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use cyclone_consensus::{Group, OutMessage};
+use cyclone_consensus::{Ahead, Group, OutMessage};
 use cyclone_packet::{Outgoing, Peer, Port};
 
 use crate::node::{Node, NodeError};
@@ -113,6 +113,15 @@ pub(crate) fn burst<'a>(
     let burst: Vec<Outgoing<'_>> = shared.iter().map(take).collect();
     port.send(now_us, &burst)?;
     Ok(())
+}
+
+/// Sends what leaders say before their own copies are durable.
+pub(crate) fn ahead(port: &mut Port, now_us: u64, ahead: &[Ahead<'_>]) -> io::Result<()> {
+    let messages = ahead.iter().flat_map(|of| {
+        let numbered = of.messages.iter().map(|message| (message.to, message));
+        numbered.map(|(to, message)| (to, of.group, message))
+    });
+    burst(port, now_us, messages)
 }
 
 impl Node {

@@ -301,6 +301,11 @@ impl Node {
         descriptors
     }
 
+    /// The event loop has seen that one of [`Node::port_descriptors`] is readable.
+    pub(crate) fn note_readable(&mut self, descriptor: RawFd) {
+        self.port.note_readable(descriptor);
+    }
+
     /// A clean end: the store takes over what it has not written, so that the next start replays little.
     ///
     /// # Errors

@@ -290,7 +290,7 @@ enum ClusterCommand {
 }
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: cyclone_allocator::Allocator = cyclone_allocator::Allocator;
 
 fn main() -> ExitCode {
     match run(Cli::parse()) {

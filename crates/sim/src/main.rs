@@ -14,7 +14,7 @@ use cyclone_wire::planted;
 
 /// An eighth of a run's time goes to the usual allocator.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: cyclone_allocator::Allocator = cyclone_allocator::Allocator;
 
 /// A whole cluster in one deterministic process, and the faults to break it.
 #[derive(Parser)]

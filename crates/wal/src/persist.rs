@@ -15,21 +15,20 @@ use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::ring::HardState;
 
 use crate::ring::{Batch, Persisted, Ring, RingError, check_members};
-use crate::write::Mark;
 
-/// A batch whose records are written and on their way to memory. No slot points at them yet: dropped, they are
-/// forgotten.
+/// A batch whose records are written and on their way to memory. The ring shows them already, but no slot points at them: they are
+/// durable after [`persist_all`], and nothing else may be written before that.
 #[must_use]
-pub struct Written<'r> {
-    ring: &'r mut Ring,
+pub struct Written {
     entries: Range<u64>,
     hard_state: Option<Box<HardState>>,
     has_state: bool,
     /// The last index that is durable already.
     durable_last: u64,
-    /// Where the ring ended before the records; none once slots point at them.
-    before: Option<Mark>,
 }
+
+/// A ring and what has been written to it.
+type Open<'r> = (&'r mut Ring, Written);
 
 impl Ring {
     /// Makes entries and hard state durable, in that order where it matters. After `Ok` nothing in the batch is lost by
@@ -39,17 +38,22 @@ impl Ring {
     /// [`RingError::Full`], [`RingError::TooLarge`], [`RingError::NotConsecutive`], [`RingError::TermBackwards`],
     /// [`RingError::TooManyMembers`], [`RingError::CommitBeyondEnd`], [`RingError::TruncatesCommitted`].
     pub fn persist(&mut self, batch: Batch<'_>) -> Result<Persisted, RingError> {
-        let mut one = [self.write(batch)];
+        let written = self.write(batch)?;
+        let mut one: [Result<Open<'_>, RingError>; 1] = [Ok((self, written))];
         settle(&mut one);
         let [one] = one;
-        one.map(Written::witness)
+        one.map(witness)
     }
 
     /// The first half of [`Ring::persist`]: writes the records, for [`persist_all`].
     ///
     /// # Errors
     /// As [`Ring::persist`].
-    pub fn write(&mut self, batch: Batch<'_>) -> Result<Written<'_>, RingError> {
+    ///
+    /// # Panics
+    /// When what was written before has not been made durable.
+    pub fn write(&mut self, batch: Batch<'_>) -> Result<Written, RingError> {
+        assert!(!self.is_open, "one batch at a time");
         self.check_hard_state(&batch)?;
         let next = match batch.entries.first() {
             Some(entry) => {
@@ -66,12 +70,15 @@ impl Ring {
             has_state: batch.hard_state.is_some(),
             hard_state: batch.hard_state.map(Box::new),
             durable_last: self.last_index(),
-            before: Some(self.mark()),
-            ring: self,
         };
+        let before = self.mark();
         for entry in batch.entries {
-            written.ring.write_record(entry)?;
+            if let Err(error) = self.write_record(entry) {
+                self.forget(before);
+                return Err(error);
+            }
         }
+        self.is_open = true;
         Ok(written)
     }
 
@@ -93,7 +100,7 @@ impl Ring {
     }
 }
 
-impl Written<'_> {
+impl Written {
     fn has_entries(&self) -> bool {
         !self.entries.is_empty()
     }
@@ -103,68 +110,62 @@ impl Written<'_> {
         let commit = self.hard_state.as_ref().map_or(0, |state| state.commit);
         self.has_entries() && commit > self.durable_last
     }
+}
 
-    /// Lets slots point at the records, which are durable.
-    fn point(&mut self) {
-        self.before = None;
-        self.ring.store_slots(self.entries.clone());
-    }
+/// Lets slots point at the records, which are durable.
+fn point((ring, written): &mut Open<'_>) {
+    ring.store_slots(written.entries.clone());
+}
 
-    fn write_hard_state(&mut self) {
-        if let Some(state) = self.hard_state.take() {
-            self.ring.write_hard_state(*state);
-        }
-    }
-
-    /// The hard state is durable in its slot.
-    fn copy_hard_state(&mut self) {
-        if self.has_state {
-            self.ring.copy_hard_state();
-        }
-    }
-
-    /// For those that have been settled.
-    fn witness(self) -> Persisted {
-        Persisted::after_fence(self.ring.last_index())
+fn write_hard_state((ring, written): &mut Open<'_>) {
+    if let Some(state) = written.hard_state.take() {
+        ring.write_hard_state(*state);
     }
 }
 
-impl Drop for Written<'_> {
-    fn drop(&mut self) {
-        if let Some(before) = self.before.take() {
-            self.ring.forget(before);
-        }
+/// The hard state is durable in its slot.
+fn copy_hard_state((ring, written): &mut Open<'_>) {
+    if written.has_state {
+        ring.copy_hard_state();
     }
+}
+
+/// For those that have been settled.
+fn witness((ring, _): Open<'_>) -> Persisted {
+    Persisted::after_fence(ring.last_index())
 }
 
 /// Makes batches of several rings durable, each as [`Ring::persist`] does, with as many fences as one of them takes.
 /// Those that could not be written stay as they are.
 pub fn persist_all<E>(
-    mut written: Vec<Result<Written<'_>, E>>,
+    mut written: Vec<Result<(&mut Ring, Written), E>>,
 ) -> impl Iterator<Item = Result<Persisted, E>> {
     settle(&mut written);
-    written.into_iter().map(|one| one.map(Written::witness))
+    written.into_iter().map(|one| one.map(witness))
 }
 
 /// Makes durable what has been written.
-fn settle<E>(written: &mut [Result<Written<'_>, E>]) {
+fn settle<E>(written: &mut [Result<Open<'_>, E>]) {
     if !planted::has(Bug::RecordsNotFenced) {
-        fence(written, |one| one.has_entries());
+        fence(written, Written::has_entries);
     }
-    written.iter_mut().flatten().for_each(Written::point);
+    written.iter_mut().flatten().for_each(point);
     if !planted::has(Bug::CommitBeforeEntries) {
-        fence(written, |one| one.commits_its_own());
+        fence(written, Written::commits_its_own);
     }
-    (written.iter_mut().flatten()).for_each(Written::write_hard_state);
+    written.iter_mut().flatten().for_each(write_hard_state);
     if !planted::has(Bug::AckBeforeFence) {
         fence(written, |one| one.has_entries() || one.has_state);
     }
-    (written.iter_mut().flatten()).for_each(Written::copy_hard_state);
+    written.iter_mut().flatten().for_each(copy_hard_state);
+    for (ring, _) in written.iter_mut().flatten() {
+        ring.is_open = false;
+    }
 }
 
 /// Waits for what was flushed, if any of them needs it.
-fn fence<E>(written: &[Result<Written<'_>, E>], needs: impl Fn(&Written<'_>) -> bool) {
-    if written.iter().flatten().any(needs) {
-        Area::fence_all(written.iter().flatten().map(|one| &one.ring.area));
+fn fence<E>(written: &[Result<Open<'_>, E>], needs: impl Fn(&Written) -> bool) {
+    if written.iter().flatten().any(|(_, one)| needs(one)) {
+        Area::fence_all(written.iter().flatten().map(|(ring, _)| &ring.area));
     }
 }

@@ -203,6 +203,8 @@ pub struct Ring {
     pub(crate) scratch: Vec<u8>,
     pub(crate) kept_bytes: u64,
     pub(crate) copied_bytes: u64,
+    /// A batch has been written and is not durable yet.
+    pub(crate) is_open: bool,
 }
 
 /// One entry, borrowed from the ring.
@@ -339,6 +341,7 @@ impl Ring {
             scratch: Vec::new(),
             kept_bytes: 0,
             copied_bytes: 0,
+            is_open: false,
         })
     }
 

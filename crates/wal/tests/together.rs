@@ -54,7 +54,7 @@ fn state(ring: &Ring) -> State {
     }
 }
 
-fn write<'r>(ring: &'r mut Ring, op: &Op) -> Result<Written<'r>, RingError> {
+fn write<'r>(ring: &'r mut Ring, op: &Op) -> Result<(&'r mut Ring, Written), RingError> {
     let Op::Persist(from, entries, hard_state) = op else {
         panic!("nothing else is done together");
     };
@@ -69,10 +69,11 @@ fn write<'r>(ring: &'r mut Ring, op: &Op) -> Result<Written<'r>, RingError> {
             payload,
         })
         .collect();
-    ring.write(Batch {
+    let written = ring.write(Batch {
         entries: &new,
         hard_state: hard_state.clone(),
-    })
+    })?;
+    Ok((ring, written))
 }
 
 fn together(rings: &mut [Ring; 2], ops: &[Op; 2]) -> Vec<Result<Persisted, RingError>> {

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use cyclone_consensus::{Config, Group, Outbox, PeerState, StepError};
+use cyclone_consensus::{
+    Ahead, Config, Group, OutMessage, Outbox, PeerState, StepError, persist_all_ahead,
+};
 use cyclone_pmem::{CrashSim, Payload, Region};
 use cyclone_wal::HardState;
 use cyclone_wal::flash::{FlashIdentity, FlashLog, FlashMode, FlashSpec, SimDisk};
@@ -53,6 +55,27 @@ impl Dice {
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
+}
+
+/// A message as it travels, without its envelope.
+pub fn encoded(group: &Group, message: &OutMessage) -> Vec<u8> {
+    let encoded = group.encode(message);
+    let mut bytes = encoded.prefix;
+    (encoded.payloads.iter()).for_each(|part| bytes.extend_from_slice(part));
+    assert_eq!(bytes[0], cyclone_wire::envelope::RAFT);
+    let told = u32::from_le_bytes(bytes[1..5].try_into().unwrap());
+    assert_eq!(told as usize, bytes.len() - 5);
+    bytes.split_off(5)
+}
+
+/// What leaders send before their own copies are durable, with its receivers.
+pub fn bytes_of(ahead: &[Ahead<'_>]) -> Vec<(u64, Vec<u8>)> {
+    let of = |from: &Ahead<'_>| {
+        let messages = from.messages.iter();
+        let sent = messages.map(|message| (message.to, encoded(from.group, message)));
+        sent.collect::<Vec<_>>()
+    };
+    ahead.iter().flat_map(of).collect()
 }
 
 pub struct Node {
@@ -168,8 +191,12 @@ impl Cluster {
             self.take(at, released);
             let mut idle = true;
             while let Some(ready) = self.nodes[at].group.take_ready() {
-                let outbox = ready.persist().unwrap();
-                self.take(at, outbox);
+                let mut ahead = Vec::new();
+                let send = |from: &[Ahead<'_>]| ahead = bytes_of(from);
+                let mut outboxes = persist_all_ahead(std::iter::once(((), ready)), send);
+                let (_, outbox) = outboxes.pop().unwrap();
+                self.network.append(&mut ahead);
+                self.take(at, outbox.unwrap());
                 idle = false;
             }
             if idle {
@@ -182,18 +209,8 @@ impl Cluster {
     fn take(&mut self, at: usize, outbox: Outbox) {
         let node = &mut self.nodes[at];
         for message in &outbox.messages {
-            let encoded = node.group.encode(message);
-            let mut bytes = encoded.prefix;
-            encoded
-                .payloads
-                .iter()
-                .for_each(|part| bytes.extend_from_slice(part));
-            assert_eq!(bytes[0], cyclone_wire::envelope::RAFT);
-            assert_eq!(
-                u32::from_le_bytes(bytes[1..5].try_into().unwrap()) as usize,
-                bytes.len() - 5
-            );
-            self.network.push((message.to, bytes.split_off(5)));
+            self.network
+                .push((message.to, encoded(&node.group, message)));
         }
         for entry in &outbox.committed {
             assert_eq!(

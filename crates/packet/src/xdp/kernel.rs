@@ -57,21 +57,25 @@ impl KernelSocket {
         true
     }
 
-    /// Appends up to `max` datagrams, in memory of their own.
+    /// Appends up to `max` datagrams, in memory of their own. Answers whether there may be more.
     pub(crate) fn receive(
         &mut self,
         out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
         stats: &mut DriverStats,
-    ) {
+    ) -> bool {
         for _ in 0..max {
-            // An ICMP error about something sent earlier comes out here too, and is no reason to stop.
-            let Ok((len, from)) = self.socket.recv_from(&mut self.buffer) else {
-                break;
-            };
-            stats.by_kernel += 1;
-            stats.received += 1;
-            out.push((from, Payload::from_vec(self.buffer[..len].to_vec())));
+            match self.socket.recv_from(&mut self.buffer) {
+                Ok((len, from)) => {
+                    stats.by_kernel += 1;
+                    stats.received += 1;
+                    out.push((from, Payload::from_vec(self.buffer[..len].to_vec())));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                // An ICMP error about something sent earlier comes out here too.
+                Err(_) => {}
+            }
         }
+        true
     }
 }

@@ -43,8 +43,8 @@ use self::routes::Routes;
 use crate::driver::{Datagram, Driver, DriverStats};
 use crate::sys;
 
-/// The kernel's own socket is looked at once in so many calls.
-const KERNEL_EVERY: u32 = 16;
+/// The kernel's own socket is looked at when it is known to be readable, and once in so many calls: a system call each.
+const KERNEL_EVERY: u32 = 64;
 /// Datagrams taken from it at once.
 const KERNEL_BURST: usize = 8;
 
@@ -76,6 +76,8 @@ pub struct XdpDriver {
     /// Queue that is looked at first, so that none starves.
     first: usize,
     calls: u32,
+    /// The kernel's own socket may have something.
+    kernel_is_readable: bool,
     stats: DriverStats,
 }
 
@@ -172,8 +174,9 @@ impl Driver for XdpDriver {
         }
         self.calls = self.calls.wrapping_add(1);
         let left = (max - (out.len() - before)).min(KERNEL_BURST);
-        if left > 0 && self.calls.is_multiple_of(KERNEL_EVERY) {
-            self.kernel.receive(out, left, &mut self.stats);
+        let looks = self.kernel_is_readable || self.calls.is_multiple_of(KERNEL_EVERY);
+        if left > 0 && looks {
+            self.kernel_is_readable = self.kernel.receive(out, left, &mut self.stats);
         }
         Ok(out.len() - before)
     }
@@ -183,6 +186,10 @@ impl Driver for XdpDriver {
         let mut fds: Vec<RawFd> = sockets.map(AsRawFd::as_raw_fd).collect();
         fds.push(self.kernel.fd());
         fds
+    }
+
+    fn note_readable(&mut self, fd: RawFd) {
+        self.kernel_is_readable |= fd == self.kernel.fd();
     }
 
     fn max_datagram(&self) -> usize {

@@ -414,6 +414,7 @@ impl XdpDriver {
             description,
             first: 0,
             calls: 0,
+            kernel_is_readable: false,
             stats: DriverStats::default(),
         })
     }

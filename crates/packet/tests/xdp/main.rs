@@ -5,6 +5,7 @@ mod cable;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash;
+mod kernel;
 mod net;
 
 use std::io::{Read, Write};

@@ -322,4 +322,9 @@ impl Lane {
         descriptors.extend(self.flash);
         descriptors
     }
+
+    /// One of them is readable.
+    fn note_readable(&mut self, descriptor: RawFd) {
+        self.port.note_readable(descriptor);
+    }
 }

@@ -1,6 +1,7 @@
 //! The loops of logs on threads: those that the replica starts, or a host's own.
 
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -16,12 +17,17 @@ use crate::config::{Config, Polling};
 use crate::node::NodeError;
 use crate::run::{WAKER, now, pause};
 
+/// Tokens of the lanes' descriptors begin here.
+const LANES: usize = WAKER.0 + 1;
+
 /// The loops of some logs, for one thread. Where it ends, the replica's loop moves its logs.
 pub struct LogLoop {
     lanes: Vec<Lane>,
     poll: Poll,
     waker: Arc<Waker>,
     events: Events,
+    /// What is waited for beside the waker, with the lane that it belongs to; their tokens begin at [`LANES`].
+    descriptors: Vec<(usize, RawFd)>,
     polling: Polling,
     /// Made in the thread that runs it.
     spinner: Option<Spinner>,
@@ -49,12 +55,15 @@ impl LogLoop {
     fn new(lanes: Vec<Lane>, polling: Polling, home: &Arc<Waker>) -> io::Result<LogLoop> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        for lane in &lanes {
+        let mut descriptors = Vec::new();
+        for (position, lane) in lanes.iter().enumerate() {
             lane.mail.connect(Arc::clone(home), Arc::clone(&waker));
             for descriptor in lane.descriptors() {
-                let (source, token) = (&mut SourceFd(&descriptor), Token(WAKER.0 + 1));
+                let (source, token) =
+                    (&mut SourceFd(&descriptor), Token(LANES + descriptors.len()));
                 poll.registry()
                     .register(source, token, Interest::READABLE)?;
+                descriptors.push((position, descriptor));
             }
         }
         Ok(LogLoop {
@@ -62,6 +71,7 @@ impl LogLoop {
             poll,
             waker,
             events: Events::with_capacity(64),
+            descriptors,
             polling,
             spinner: None,
         })
@@ -102,6 +112,12 @@ impl LogLoop {
             .poll
             .poll(&mut self.events, Some(Duration::from_micros(wait_us)));
         self.lanes.iter().for_each(|lane| lane.mail.wakes());
+        for event in &self.events {
+            let position = event.token().0.wrapping_sub(LANES);
+            if let Some(&(lane, descriptor)) = self.descriptors.get(position) {
+                self.lanes[lane].note_readable(descriptor);
+            }
+        }
         match (waited, self.lanes.first()) {
             (Err(error), Some(first)) if error.kind() != io::ErrorKind::Interrupted => {
                 first.mail.fail(NodeError::Port(error));

@@ -215,7 +215,7 @@ impl Moving<'_> {
     fn persist(&mut self) -> Result<usize, NodeError> {
         let mut work = self.poll_flash()?;
         while let Some(ready) = self.turn.log.group.take_ready() {
-            // Typestate: the messages exist only once their entries and hard state are durable.
+            // Typestate: the messages exist only once their entries and hard state are durable. Nothing goes ahead (docs/adr/0060).
             let mut outbox = ready.persist()?;
             work += 1;
             for &(context, index) in &outbox.read_states {

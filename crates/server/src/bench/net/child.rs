@@ -327,9 +327,9 @@ impl End {
     }
 
     /// Waits for readiness, if this end blocks.
-    fn wait(&self) -> Result<()> {
+    fn wait(&mut self) -> Result<()> {
         if self.block {
-            cyclone_packet::wait(&*self.driver, Duration::from_millis(20))?;
+            cyclone_packet::wait(&mut *self.driver, Duration::from_millis(20))?;
         }
         Ok(())
     }
