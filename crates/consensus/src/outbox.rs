@@ -93,7 +93,7 @@ impl Ready<'_> {
 pub fn persist_all<'g, N>(
     readies: impl Iterator<Item = (N, Ready<'g>)>,
 ) -> Vec<(N, Result<Outbox, ConsensusError>)> {
-    persist_all_ahead(readies, |_| {})
+    Several::begin(readies).settle()
 }
 
 /// The same for a host that sends at once what a leader says to its followers: `send` is called with it while the leader's own copy
@@ -103,23 +103,45 @@ pub fn persist_all_ahead<'g, N>(
     readies: impl Iterator<Item = (N, Ready<'g>)>,
     send: impl FnOnce(&[Ahead<'_>]),
 ) -> Vec<(N, Result<Outbox, ConsensusError>)> {
-    let mut begun: Vec<(N, Begun<'_>)> = readies
-        .map(|(name, ready)| (name, Begun::new(ready)))
-        .collect();
-    if begun.is_empty() {
-        return Vec::new();
+    let mut several = Several::begin(readies);
+    several.run_ahead(send);
+    several.settle()
+}
+
+/// Groups in the middle of a step, under their caller's names.
+struct Several<'g, N>(Vec<(N, Begun<'g>)>);
+
+impl<'g, N> Several<'g, N> {
+    /// Writes what is to be persisted.
+    fn begin(readies: impl Iterator<Item = (N, Ready<'g>)>) -> Several<'g, N> {
+        let begin = |(name, ready)| {
+            let mut begun = Begun::new(ready);
+            begun.write();
+            (name, begun)
+        };
+        Several(readies.map(begin).collect())
     }
-    begun.iter_mut().for_each(|(_, begun)| begun.write());
-    if begun.iter().all(|(_, begun)| begun.runs_ahead()) {
-        let ahead: Vec<Ahead<'_>> = begun.iter_mut().map(|(_, begun)| begun.ahead()).collect();
-        send(&ahead);
+
+    fn run_ahead(&mut self, send: impl FnOnce(&[Ahead<'_>])) {
+        if !self.0.is_empty() && self.0.iter().all(|(_, begun)| begun.runs_ahead()) {
+            let begun = self.0.iter_mut();
+            let ahead: Vec<Ahead<'_>> = begun.map(|(_, begun)| begun.ahead()).collect();
+            send(&ahead);
+        }
     }
-    let open = begun.iter_mut().map(|(_, begun)| begun.open()).collect();
-    let durable: Vec<Result<Persisted, ConsensusError>> = persist_all_rings(open).collect();
-    let groups = begun.into_iter().zip(durable);
-    groups
-        .map(|((name, begun), durable)| (name, begun.finish(durable)))
-        .collect()
+
+    /// Waits for the memory, and gives what may leave after that.
+    fn settle(mut self) -> Vec<(N, Result<Outbox, ConsensusError>)> {
+        if self.0.is_empty() {
+            return Vec::new();
+        }
+        let open = self.0.iter_mut().map(|(_, begun)| begun.open()).collect();
+        let durable: Vec<Result<Persisted, ConsensusError>> = persist_all_rings(open).collect();
+        let groups = self.0.into_iter().zip(durable);
+        groups
+            .map(|((name, begun), durable)| (name, begun.finish(durable)))
+            .collect()
+    }
 }
 
 /// What a leader may send before its own copy is durable.

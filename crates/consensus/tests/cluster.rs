@@ -172,6 +172,13 @@ fn only_a_leader_speaks_before_its_own_copy_is_durable() {
     let (_, outbox) = outboxes.pop().unwrap();
     assert!(outbox.unwrap().messages.is_empty(), "nothing is said twice");
 
+    // Where nobody sends ahead, nothing is missing behind.
+    let leading = &mut cluster.nodes[leader];
+    leading.group.propose(payload(2, 100)).unwrap();
+    let outbox = leading.group.take_ready().unwrap().persist().unwrap();
+    let behind: Vec<u64> = outbox.messages.iter().map(|message| message.to).collect();
+    assert_eq!(behind, told);
+
     let (to, bytes) = &ahead[0];
     cluster.deliver(*to, bytes);
     let following = &mut cluster.nodes[*to as usize - 1];
