@@ -204,16 +204,34 @@ fn one_that_is_refused_does_not_keep_the_other() {
     assert_eq!(rings[1].last_index(), 3);
 }
 
+/// Records that no slot points at are forgotten by a start, whatever of them has reached the memory.
 #[test]
-fn what_is_written_and_dropped_was_never_there() {
+fn what_is_written_and_not_made_durable_was_never_there() {
     let (sim, mut rings) = create();
     alone(&mut rings, &before());
     let was = state(&rings[0]);
     let used = rings[0].used_bytes();
     let ops = &cases()[0];
-    drop(write(&mut rings[0], &ops[0]).expect("there is room"));
-    assert_eq!((state(&rings[0]), rings[0].used_bytes()), (was, used));
-    alone(&mut rings, ops);
-    let again = open(&sim.image(|_| 0));
-    assert_eq!(again.each_ref().map(state), rings.each_ref().map(state));
+    let (_, _written) = write(&mut rings[0], &ops[0]).expect("there is room");
+    for image in [sim.image(|_| 0), sim.image(|ways| ways - 1)] {
+        let mut again = open(&image);
+        assert_eq!(
+            (state(&again[0]), again[0].used_bytes()),
+            (was.clone(), used)
+        );
+        alone(&mut again, ops);
+        assert_eq!(state(&again[0]), was.after(&ops[0]));
+    }
+}
+
+/// A batch that nobody made durable must not be built upon: the process ends instead.
+#[test]
+#[should_panic(expected = "one batch at a time")]
+fn a_second_batch_waits_for_the_first() {
+    let (_sim, mut rings) = create();
+    alone(&mut rings, &before());
+    let [ops, _] = &cases()[0];
+    drop(write(&mut rings[0], ops).expect("there is room"));
+    let next = Op::Persist(5, batch(5, 1, &[10]), None);
+    let _ = write(&mut rings[0], &next);
 }
