@@ -114,12 +114,11 @@ struct Several<'g, N>(Vec<(N, Begun<'g>)>);
 impl<'g, N> Several<'g, N> {
     /// Writes what is to be persisted.
     fn begin(readies: impl Iterator<Item = (N, Ready<'g>)>) -> Several<'g, N> {
-        let begin = |(name, ready)| {
-            let mut begun = Begun::new(ready);
-            begun.write();
-            (name, begun)
-        };
-        Several(readies.map(begin).collect())
+        Several(
+            readies
+                .map(|(name, ready)| (name, Begun::new(ready)))
+                .collect(),
+        )
     }
 
     fn run_ahead(&mut self, send: impl FnOnce(&[Ahead<'_>])) {
@@ -132,9 +131,6 @@ impl<'g, N> Several<'g, N> {
 
     /// Waits for the memory, and gives what may leave after that.
     fn settle(mut self) -> Vec<(N, Result<Outbox, ConsensusError>)> {
-        if self.0.is_empty() {
-            return Vec::new();
-        }
         let open = self.0.iter_mut().map(|(_, begun)| begun.open()).collect();
         let durable: Vec<Result<Persisted, ConsensusError>> = persist_all_rings(open).collect();
         let groups = self.0.into_iter().zip(durable);
@@ -158,28 +154,25 @@ struct Begun<'g> {
     /// None: the group has failed before.
     step: Option<Box<Step>>,
     /// What has been written for it and is not durable yet.
-    written: Option<Result<Written, ConsensusError>>,
+    written: Result<Written, ConsensusError>,
 }
 
 impl<'g> Begun<'g> {
     fn new(ready: Ready<'g>) -> Begun<'g> {
         let group = ready.group;
-        let step = (!group.failed).then(|| group.begin_step());
+        let mut step = (!group.failed).then(|| group.begin_step());
+        let begun = step.as_mut().ok_or(ConsensusError::Failed);
+        let written = begun.and_then(|step| group.write_step(step));
         Begun {
             group,
             step,
-            written: None,
+            written,
         }
-    }
-
-    fn write(&mut self) {
-        let step = self.step.as_mut().ok_or(ConsensusError::Failed);
-        self.written = Some(step.and_then(|step| self.group.write_step(step)));
     }
 
     /// Whether there is something that need not wait, and nothing that does.
     fn runs_ahead(&self) -> bool {
-        let (Some(step), Some(Ok(_))) = (&self.step, &self.written) else {
+        let (Some(step), Ok(_)) = (&self.step, &self.written) else {
             return false;
         };
         let plain = |message: &Message| {
@@ -212,7 +205,7 @@ impl<'g> Begun<'g> {
 
     /// The ring and what is written to it.
     fn open(&mut self) -> Result<(&mut Ring, Written), ConsensusError> {
-        let written = self.written.take().ok_or(ConsensusError::Failed)??;
+        let written = std::mem::replace(&mut self.written, Err(ConsensusError::Failed))?;
         Ok((&mut self.group.raw.mut_store().ring, written))
     }
 

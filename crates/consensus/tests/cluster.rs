@@ -3,11 +3,10 @@
 
 mod support;
 
-use cyclone_consensus::{PeerState, ProposeError, RequestError, Role, persist_all_ahead};
-use cyclone_pmem::{Payload, Region};
+use cyclone_consensus::{PeerState, ProposeError, RequestError, Role};
+use cyclone_pmem::Payload;
 use cyclone_wal::flash::FlashMode;
-use cyclone_wal::ring::Ring;
-use support::{AREA_BYTES, Cluster, SPEC, bytes_of};
+use support::Cluster;
 
 fn payload(number: u64, len: usize) -> Payload {
     let mut bytes = number.to_le_bytes().to_vec();
@@ -144,57 +143,6 @@ fn runs_repeat() {
 fn elect(cluster: &mut Cluster) -> usize {
     cluster.quiesce();
     cluster.leader().unwrap()
-}
-
-/// Followers hear of an entry while the leader's copy is on its way to memory; what followers answer waits for theirs.
-#[test]
-fn only_a_leader_speaks_before_its_own_copy_is_durable() {
-    let mut cluster = Cluster::new(3, 7);
-    let leader = elect(&mut cluster);
-    let leading = &mut cluster.nodes[leader];
-    let memory = leading.sim.clone().unwrap();
-    let index = last_in(&memory.image(|_| 0)) + 1;
-    leading.group.propose(payload(1, 100)).unwrap();
-    let ready = leading.group.take_ready().unwrap();
-    let mut ahead = Vec::new();
-    let mut durable_then = false;
-    let mut outboxes = persist_all_ahead(std::iter::once(((), ready)), |from| {
-        ahead = bytes_of(from);
-        // Of what may be lost nothing has reached the memory yet.
-        durable_then = last_in(&memory.image(|_| 0)) >= index;
-    });
-    assert!(!durable_then, "the fences had not been waited for");
-    assert_eq!(last_in(&memory.image(|_| 0)), index);
-    let told: Vec<u64> = ahead.iter().map(|(to, _)| *to).collect();
-    let others = (1..=3).filter(|id| *id != leader as u64 + 1);
-    assert_eq!(told, others.collect::<Vec<_>>());
-    assert!(ahead.iter().all(|(_, bytes)| bytes.len() > 100));
-    let (_, outbox) = outboxes.pop().unwrap();
-    assert!(outbox.unwrap().messages.is_empty(), "nothing is said twice");
-
-    // Where nobody sends ahead, nothing is missing behind.
-    let leading = &mut cluster.nodes[leader];
-    leading.group.propose(payload(2, 100)).unwrap();
-    let outbox = leading.group.take_ready().unwrap().persist().unwrap();
-    let behind: Vec<u64> = outbox.messages.iter().map(|message| message.to).collect();
-    assert_eq!(behind, told);
-
-    let (to, bytes) = &ahead[0];
-    cluster.deliver(*to, bytes);
-    let following = &mut cluster.nodes[*to as usize - 1];
-    let ready = following.group.take_ready().unwrap();
-    let mut outboxes = persist_all_ahead(std::iter::once(((), ready)), |_| {
-        panic!("a follower's answer says what is durable")
-    });
-    let (_, outbox) = outboxes.pop().unwrap();
-    assert_eq!(outbox.unwrap().messages.len(), 1);
-}
-
-/// The last index of the log that a crash would have left.
-fn last_in(image: &[u8]) -> u64 {
-    let (region, _) = Region::from_image(image).unwrap();
-    let area = region.take(0, AREA_BYTES).unwrap();
-    Ring::open(area, SPEC, None).unwrap().0.last_index()
 }
 
 #[test]

@@ -76,7 +76,7 @@ pub(crate) fn drop_superseded(messages: &mut Vec<OutMessage>) {
     messages.truncate(kept);
 }
 
-/// Sends persisted messages as one burst: each with the number of the port it goes to, and the group it is of.
+/// Sends messages as one burst: each with the number of the port it goes to, and the group it is of.
 //= cyclone §4.2
 pub(crate) fn burst<'a>(
     port: &mut Port,
@@ -116,12 +116,12 @@ pub(crate) fn burst<'a>(
 }
 
 /// Sends what leaders say before their own copies are durable.
-pub(crate) fn ahead(port: &mut Port, now_us: u64, ahead: &[Ahead<'_>]) -> io::Result<()> {
-    let messages = ahead.iter().flat_map(|of| {
-        let numbered = of.messages.iter().map(|message| (message.to, message));
-        numbered.map(|(to, message)| (to, of.group, message))
-    });
-    burst(port, now_us, messages)
+pub(crate) fn ahead<'a>(port: &mut Port, now_us: u64, ahead: &'a [Ahead<'a>]) -> io::Result<()> {
+    let messages = |of: &'a Ahead<'a>| {
+        let messages = of.messages.iter();
+        messages.map(|message| (message.to, of.group, message))
+    };
+    burst(port, now_us, ahead.iter().flat_map(messages))
 }
 
 impl Node {

@@ -307,6 +307,11 @@ impl Cluster {
 
     /// Kills a node and brings it back from what its memory may hold.
     pub fn crash(&mut self, at: usize) {
+        self.crash_leaving(at, None);
+    }
+
+    /// The same with what its memory holds; by chance if that is not said.
+    pub fn crash_leaving(&mut self, at: usize, image: Option<Vec<u8>>) {
         let node = &mut self.nodes[at];
         let Some(sim) = node.sim.take() else { return };
         let voters = node.voters.clone();
@@ -324,7 +329,7 @@ impl Cluster {
             let flash = flash.as_mut().unwrap();
             (flash.rebuild(area, SPEC, None, node.flushed).unwrap(), sim)
         } else {
-            let image = sim.sampled(self.dice.next());
+            let image = image.unwrap_or_else(|| sim.sampled(self.dice.next()));
             let (region, sim) = Region::from_image(&image).unwrap();
             let area = region.take(0, AREA_BYTES).unwrap();
             let (ring, _) = Ring::open(area, SPEC, None).unwrap();
