@@ -1,12 +1,19 @@
 //! One wide line chart as SVG: title, a line of small print, the curves, and the legend beside them, where it covers nothing.
 
+mod labels;
+mod marks;
+mod scale;
+
 use std::path::Path;
 
 use anyhow::Result;
-use plotters::coord::ranged1d::ValueFormatter;
+use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::plot::{Curves, Panel, axes, colour, decades, fault, span};
+use self::labels::Room;
+use self::marks::{line, mark};
+use self::scale::Scale;
+use crate::plot::{axes, colour, fault, number};
 
 const WIDTH: u32 = 1080;
 const HEIGHT: u32 = 480;
@@ -16,52 +23,106 @@ const HEAD: i32 = 62;
 const LEGEND: i32 = 350;
 /// Of a line of the legend.
 const LINE: i32 = 22;
+/// Of a note below the legend.
+const NOTE: i32 = 16;
+/// Left of the curves: what stands along y.
+const BESIDE: u32 = 64;
+const MARGIN: u32 = 10;
+const MARGIN_RIGHT: u32 = 20;
+/// Of the curves.
+const ACROSS: i32 = WIDTH as i32 - LEGEND - (BESIDE + MARGIN + MARGIN_RIGHT) as i32;
+/// A longer curve, such as a timeline, would be marks alone.
+const MARKED: usize = 50;
+/// A longer curve has labels at its ends alone.
+const LABELLED: usize = 5;
 const FONT: &str = "sans-serif";
 
-/// Draws a panel; its title is the small print. `from_zero`: whether x begins at 0.
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Curves<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Scale, Scale>>;
+
+/// What is drawn.
+#[derive(Clone, Debug, Default)]
+pub struct Chart {
+    /// Above it.
+    pub title: String,
+    /// Below the title, small.
+    pub words: String,
+    /// Along x.
+    pub x: Axis,
+    /// Along y; begins at 0 unless logarithmic.
+    pub y: Axis,
+    /// What is drawn.
+    pub curves: Vec<Curve>,
+    /// Below the legend, small.
+    pub notes: Vec<String>,
+}
+
+/// An axis.
+#[derive(Clone, Debug, Default)]
+pub struct Axis {
+    /// What lies along it.
+    pub name: String,
+    /// Logarithmic, if all points are positive.
+    pub log: bool,
+    /// Begins at 0, if not logarithmic.
+    pub from_zero: bool,
+    /// Where it has ticks, ascending; at round numbers if empty.
+    pub ticks: Vec<f64>,
+    /// Thousands are printed as such: 1k, 10k.
+    pub thousands: bool,
+}
+
+/// A curve.
+#[derive(Clone, Debug, Default)]
+pub struct Curve {
+    /// In the legend.
+    pub name: String,
+    /// In the order of the line.
+    pub dots: Vec<Dot>,
+}
+
+/// A point of a curve.
+#[derive(Clone, Debug, Default)]
+pub struct Dot {
+    /// Where it is.
+    pub at: (f64, f64),
+    /// From where to where its whisker goes along x.
+    pub x: Option<(f64, f64)>,
+    /// Along y.
+    pub y: Option<(f64, f64)>,
+    /// Beside it, small and grey, where there is room.
+    pub label: Option<String>,
+}
+
+/// Draws it.
 ///
 /// # Errors
 /// What the file system says.
-pub fn draw(path: &Path, title: &str, panel: &Panel, from_zero: bool) -> Result<()> {
+pub fn draw(path: &Path, chart: &Chart) -> Result<()> {
     let root = SVGBackend::new(path, (WIDTH, HEIGHT)).into_drawing_area();
     root.fill(&WHITE).map_err(fault)?;
-    root.draw_text(title, &text(20), (14, 12)).map_err(fault)?;
-    root.draw_text(&panel.title, &text(12).color(&BLACK.mix(0.65)), (14, 40))
+    root.draw_text(&chart.title, &text(20), (14, 12))
+        .map_err(fault)?;
+    root.draw_text(&chart.words, &grey(12), (14, 40))
         .map_err(fault)?;
     let (_, below) = root.split_vertically(HEAD);
     let (area, beside) = below.split_horizontally(WIDTH as i32 - LEGEND);
-    let points = || panel.series.iter().flat_map(|series| &series.points);
-    if let Some((left, right)) = span(points().map(|point| point.0)) {
-        let left = if from_zero { left.min(0.0) } else { left };
-        let wide = if right > left { right - left } else { 1.0 };
-        let across = left..left + wide * 1.03;
-        let (low, high) = span(points().map(|point| point.1)).unwrap_or((0.0, 1.0));
+    if let (Some(x), Some(y)) = (scale::along_x(chart), scale::along_y(chart)) {
         let mut builder = ChartBuilder::on(&area);
         builder
-            .margin(10)
-            .margin_right(20)
+            .margin(MARGIN)
+            .margin_right(MARGIN_RIGHT)
             .x_label_area_size(42)
-            .y_label_area_size(64);
-        if panel.log_y && low > 0.0 {
-            let (low, high) = decades(low, high);
-            let chart = builder.build_cartesian_2d(across, (low..high).log_scale());
-            curves(chart.map_err(fault)?, panel)?;
-        } else {
-            let top = if high > 0.0 { high * 1.08 } else { 1.0 };
-            let chart = builder.build_cartesian_2d(across, 0.0..top);
-            curves(chart.map_err(fault)?, panel)?;
-        }
+            .y_label_area_size(BESIDE);
+        let mut curves = builder.build_cartesian_2d(x, y).map_err(fault)?;
+        let printed = |value: &f64| match chart.x.thousands && *value >= 1e3 && *value < 1e4 {
+            true => format!("{}k", number(value / 1e3)),
+            false => number(*value),
+        };
+        axes(&mut curves, (&chart.x.name, &chart.y.name), &printed)?;
+        fill(&root, &curves, chart)?;
     }
-    for (place, series) in panel.series.iter().enumerate() {
-        let y = 22 + LINE * place as i32;
-        let style = colour(place).stroke_width(2);
-        let line = PathElement::new([(6, y), (34, y)], style);
-        beside.draw(&line).map_err(fault)?;
-        beside.draw(&mark(place, (20, y))).map_err(fault)?;
-        beside
-            .draw_text(&series.name, &text(12), (42, y - 6))
-            .map_err(fault)?;
-    }
+    legend(&beside, chart)?;
     root.present().map_err(fault)
 }
 
@@ -69,93 +130,82 @@ fn text(size: i32) -> TextStyle<'static> {
     (FONT, size).into_font().into_text_style(&(WIDTH, HEIGHT))
 }
 
-/// Series differ by shape too: filled and hollow dots in turn, of three sizes.
-fn mark<C>(place: usize, at: C) -> Circle<C, i32> {
-    let style = colour(place);
-    let style = match place % 2 {
-        0 => style.filled(),
-        _ => style.stroke_width(2),
-    };
-    Circle::new(at, 3 + (place / 2 % 3) as i32, style)
+fn grey(size: i32) -> TextStyle<'static> {
+    (FONT, size)
+        .with_color(BLACK.mix(0.65))
+        .into_text_style(&(WIDTH, HEIGHT))
 }
 
-fn curves<'a, 'b: 'a, Y>(mut chart: Curves<'a, 'b, Y>, panel: &Panel) -> Result<()>
-where
-    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
-{
-    axes(&mut chart, panel)?;
-    for (place, series) in panel.series.iter().enumerate() {
-        let style = colour(place).stroke_width(2);
-        chart
-            .draw_series(LineSeries::new(series.points.iter().copied(), style))
-            .map_err(fault)?;
-        // A long timeline would be dots alone.
-        if series.points.len() <= 50 {
-            let dots = series.points.iter().map(|point| mark(place, *point));
-            chart.draw_series(dots).map_err(fault)?;
+/// Whiskers, lines, marks and labels, the later above the earlier.
+fn fill(root: &Area<'_>, curves: &Curves<'_, '_>, chart: &Chart) -> Result<()> {
+    let pixel = |at: (f64, f64)| curves.backend_coord(&at);
+    let mut whiskers = Vec::new();
+    for (place, curve) in chart.curves.iter().enumerate() {
+        let thin = colour(place).mix(0.55).stroke_width(1);
+        for dot in &curve.dots {
+            let across = dot.x.map(|(from, to)| [(from, dot.at.1), (to, dot.at.1)]);
+            let up = dot.y.map(|(from, to)| [(dot.at.0, from), (dot.at.0, to)]);
+            for whisker in [across, up].into_iter().flatten() {
+                let ends = whisker.map(pixel);
+                marks::whisker(root, ends, thin)?;
+                whiskers.push(ends);
+            }
+        }
+    }
+    let dots: Vec<Vec<(i32, i32)>> = chart
+        .curves
+        .iter()
+        .map(|curve| curve.dots.iter().map(|dot| pixel(dot.at)).collect())
+        .collect();
+    for (place, dots) in dots.iter().enumerate() {
+        line(root, place, dots)?;
+    }
+    for (place, dots) in dots.iter().enumerate() {
+        if dots.len() <= MARKED {
+            for at in dots {
+                mark(root, place, *at)?;
+            }
+        }
+    }
+    let (across, down) = curves.plotting_area().get_pixel_range();
+    let mut room = Room::new((across, down), &dots, &whiskers);
+    for is_end in [true, false] {
+        for (curve, dots) in chart.curves.iter().zip(&dots) {
+            let last = dots.len().saturating_sub(1);
+            for (place, (dot, at)) in curve.dots.iter().zip(dots).enumerate() {
+                let Some(label) = &dot.label else { continue };
+                let wanted = match place == 0 || place == last {
+                    true => is_end,
+                    false => !is_end && dots.len() <= LABELLED,
+                };
+                if wanted && let Some(corner) = room.take(label, *at) {
+                    root.draw_text(label, &grey(labels::SIZE), corner)
+                        .map_err(fault)?;
+                }
+            }
         }
     }
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::plot::{Mark, Series};
-
-    fn panel(points: &[&[(f64, f64)]], log_y: bool) -> Panel {
-        Panel {
-            title: "small <print>".into(),
-            x: "thousand operations/s".into(),
-            y: "median latency, µs".into(),
-            log_y,
-            series: points
-                .iter()
-                .enumerate()
-                .map(|(number, points)| Series {
-                    name: format!("series {number}"),
-                    mark: Mark::Line,
-                    points: points.to_vec(),
-                })
-                .collect(),
+fn legend(beside: &Area<'_>, chart: &Chart) -> Result<()> {
+    for (place, curve) in chart.curves.iter().enumerate() {
+        let y = 22 + LINE * place as i32;
+        line(beside, place, &[(6, y), (38, y)])?;
+        if curve.dots.len() <= MARKED {
+            mark(beside, place, (22, y))?;
         }
+        beside
+            .draw_text(&curve.name, &text(12), (46, y - 6))
+            .map_err(fault)?;
     }
-
-    #[test]
-    fn titles_axes_legend_and_every_point_are_there() {
-        let directory = tempfile::tempdir().expect("directory");
-        let path = directory.path().join("chart.svg");
-        let panel = panel(
-            &[&[(1.0, 10.0), (50.0, 1000.0)], &[(2.0, 20.0), (9.0, 30.0)]],
-            true,
-        );
-        draw(&path, "the title", &panel, true).expect("drawn");
-        let svg = std::fs::read_to_string(&path).expect("svg");
-        for part in [
-            "the title",
-            "small &lt;print&gt;",
-            "thousand operations/s",
-            "median latency, µs",
-            "series 1",
-        ] {
-            assert!(svg.contains(part), "{part} is missing");
-        }
-        // Four points and two in the legend.
-        assert_eq!(svg.matches("<circle").count(), 6);
+    let top = 22 + LINE * chart.curves.len() as i32;
+    for (place, note) in chart.notes.iter().enumerate() {
+        let y = top + NOTE * place as i32;
+        beside.draw_text(note, &grey(11), (6, y)).map_err(fault)?;
     }
-
-    #[test]
-    fn nothing_one_point_and_zero_on_a_logarithmic_axis_are_drawn_without_fault() {
-        let directory = tempfile::tempdir().expect("directory");
-        let path = directory.path().join("chart.svg");
-        for points in [
-            &[][..],
-            &[(5.0, 0.0)],
-            &[(5.0, 1.0)],
-            &[(-3.0, 2.0), (3.0, 0.0)],
-        ] {
-            draw(&path, "t", &panel(&[points], true), false).expect("drawn");
-        }
-        draw(&path, "t", &panel(&[], false), true).expect("drawn");
-    }
+    Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,13 @@
 //! CPU time: of processes, and of the machine.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-/// A process whose CPU time counts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A process whose CPU time counts, with that of the processes that it starts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// What it does, for people: `leader`, `followers`, `clients`.
     pub role: String,
@@ -14,7 +16,7 @@ pub struct Process {
 }
 
 /// CPU time used by several processes and by the machine, in seconds; either since their beginnings or within a time.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// By role; this program's own as `clients`.
     pub by_role: Vec<(String, f64)>,
@@ -26,20 +28,43 @@ pub struct Usage {
     pub whole: f64,
 }
 
+/// The role of this program itself.
+const OWN: &str = "clients";
+
 fn ticks(seconds: u64) -> f64 {
     seconds as f64 / rustix::param::clock_ticks_per_second() as f64
 }
 
-/// CPU time that a process has used, in seconds; 0 if it is gone.
-pub fn of_process(pid: u32) -> f64 {
+/// Fields of `/proc/PID/stat` from the state on, which is the third.
+fn stat_of(pid: u32) -> Option<Vec<u64>> {
     let path = Path::new("/proc").join(pid.to_string()).join("stat");
-    let spent = || -> Option<u64> {
-        let stat = std::fs::read_to_string(path).ok()?;
-        // The name may hold spaces and parentheses; what follows the last one does not.
-        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-        Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
-    };
-    ticks(spent().unwrap_or(0))
+    let stat = std::fs::read_to_string(path).ok()?;
+    // The name may hold spaces and parentheses; what follows the last one does not.
+    let fields = stat.rsplit_once(") ")?.1.split(' ');
+    Some(fields.map(|field| field.parse().unwrap_or(0)).collect())
+}
+
+/// CPU time that a process has used by itself, in seconds; 0 if it is gone.
+pub fn of_process(pid: u32) -> f64 {
+    let stat = stat_of(pid).unwrap_or_default();
+    // utime, stime
+    ticks(stat.iter().skip(11).take(2).sum())
+}
+
+/// CPU time of a process and of all that it started, those that have ended and been waited for included; `None` if it is gone.
+fn of_tree(pid: u32) -> Option<f64> {
+    // utime, stime, cutime, cstime
+    let own = ticks(stat_of(pid)?.iter().skip(11).take(4).sum());
+    let threads = Path::new("/proc").join(pid.to_string()).join("task");
+    let children = std::fs::read_dir(threads).into_iter().flatten().flatten();
+    let children = children.filter_map(|thread| {
+        let text = std::fs::read_to_string(thread.path().join("children")).ok()?;
+        let spent = text
+            .split_whitespace()
+            .filter_map(|pid| of_tree(pid.parse().ok()?));
+        Some(spent.sum::<f64>())
+    });
+    Some(own + children.sum::<f64>())
 }
 
 /// (busy, stolen, all) of the machine, in seconds.
@@ -64,21 +89,36 @@ fn of_machine() -> (f64, f64, f64) {
     )
 }
 
-impl Usage {
-    /// Up to now.
-    pub fn now(processes: &[Process]) -> Usage {
-        let mut by_role: Vec<(String, f64)> = Vec::new();
-        let own = Process {
-            role: "clients".to_owned(),
-            pid: std::process::id(),
-        };
-        for process in processes.iter().chain([&own]) {
-            let spent = of_process(process.pid);
-            match by_role.iter_mut().find(|(role, _)| *role == process.role) {
-                Some((_, sum)) => *sum += spent,
-                None => by_role.push((process.role.clone(), spent)),
-            }
+/// Reads the CPU time of several processes again and again. One that ends keeps what it had used when it was last looked at.
+#[derive(Clone, Debug)]
+pub struct Meter {
+    processes: Vec<Process>,
+    spent: Vec<f64>,
+}
+
+impl Meter {
+    /// Of these processes with all that they start, and of this program without.
+    pub fn new(processes: &[Process]) -> Meter {
+        Meter {
+            processes: processes.to_vec(),
+            spent: vec![0.0; processes.len()],
         }
+    }
+
+    /// Up to now.
+    pub fn read(&mut self) -> Usage {
+        let mut by_role: Vec<(String, f64)> = Vec::new();
+        let mut add =
+            |role: &str, spent: f64| match by_role.iter_mut().find(|(known, _)| known == role) {
+                Some((_, sum)) => *sum += spent,
+                None => by_role.push((role.to_owned(), spent)),
+            };
+        for (process, spent) in self.processes.iter().zip(&mut self.spent) {
+            // What a child used shows once it has been waited for: never less than before.
+            *spent = spent.max(of_tree(process.pid).unwrap_or(0.0));
+            add(&process.role, *spent);
+        }
+        add(OWN, of_process(std::process::id()));
         let (busy, stolen, whole) = of_machine();
         Usage {
             by_role,
@@ -87,7 +127,28 @@ impl Usage {
             whole,
         }
     }
+}
 
+/// Waits until the machine has next to nothing to do, for `most` at most: what was asked of a system before may go on in it after its
+/// answers, as compactions do.
+pub fn await_rest(most: Duration, stop: &AtomicBool) {
+    let begun = Instant::now();
+    let (mut before, mut rested) = (of_machine(), 0);
+    while rested < 2 && begun.elapsed() < most && !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(REST);
+        let now = of_machine();
+        let share = (now.0 - before.0) / (now.2 - before.2).max(1e-9);
+        rested = if share < BUSY { rested + 1 } else { 0 };
+        before = now;
+    }
+}
+
+/// Time looked at to see whether the machine rests.
+const REST: Duration = Duration::from_millis(250);
+/// The part of the machine that is in use while it does not.
+const BUSY: f64 = 0.08;
+
+impl Usage {
     /// What came on top of `before`.
     pub fn since(&self, before: &Usage) -> Usage {
         let earlier = |wanted: &str| {
@@ -104,6 +165,12 @@ impl Usage {
             stolen: (self.stolen - before.stolen).max(0.0),
             whole: (self.whole - before.whole).max(0.0),
         }
+    }
+
+    /// Names this program's own role, in which a system runs beside its clients.
+    pub fn name_own(&mut self, name: &str) {
+        let own = self.by_role.iter_mut().filter(|(role, _)| role == OWN);
+        own.for_each(|(role, _)| name.clone_into(role));
     }
 
     /// Of all processes that count, in seconds.
@@ -124,12 +191,14 @@ impl Usage {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt as _;
+
     use super::*;
 
     #[test]
     fn this_process_uses_cpu_time_and_a_gone_one_none() {
         let begun = std::time::Instant::now();
-        let before = Usage::now(&[]);
+        let before = Meter::new(&[]).read();
         let mut sum = 0u64;
         while of_process(std::process::id()) - before.counted() < 0.05 {
             sum = (0..100_000u64).fold(sum, |sum, n| sum.wrapping_mul(31).wrapping_add(n));
@@ -139,9 +208,50 @@ mod tests {
             role: "server".into(),
             pid: u32::MAX,
         };
-        let used = Usage::now(&[gone]).since(&before);
+        let used = Meter::new(&[gone]).read().since(&before);
         assert!(used.counted() >= 0.05 && used.whole > 0.0);
         assert_eq!(used.by_role[0], ("server".to_owned(), 0.0));
+    }
+
+    /// A shell that keeps a child of its own busy.
+    fn busy_child() -> std::process::Child {
+        let busy = "sh -c 'while :; do :; done' & echo; wait";
+        std::process::Command::new("sh")
+            .args(["-c", busy])
+            .stdout(std::process::Stdio::null())
+            .process_group(0)
+            .spawn()
+            .expect("a shell")
+    }
+
+    #[test]
+    fn what_children_use_counts_and_is_kept_when_all_have_been_killed() {
+        let mut shell = busy_child();
+        let process = Process {
+            role: "server".into(),
+            pid: shell.id(),
+        };
+        let mut meter = Meter::new(&[process]);
+        let begun = Instant::now();
+        while meter.read().by_role[0].1 < 0.05 {
+            assert!(begun.elapsed().as_secs() < 60);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let alone = of_process(shell.id());
+        let seen = meter.read().by_role[0].1;
+        assert!(alone < seen, "{alone} of {seen} s are the shell's own");
+        let group = rustix::process::Pid::from_child(&shell);
+        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("killed");
+        shell.wait().expect("ended");
+        assert!(meter.read().by_role[0].1 >= seen);
+    }
+
+    #[test]
+    fn rest_is_not_waited_for_longer_than_asked_or_once_stopped() {
+        let begun = Instant::now();
+        await_rest(Duration::from_secs(3600), &AtomicBool::new(true));
+        await_rest(Duration::ZERO, &AtomicBool::new(false));
+        assert!(begun.elapsed().as_secs() < 60);
     }
 
     #[test]

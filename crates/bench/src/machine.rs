@@ -1,5 +1,7 @@
 //! What machine a result comes from.
 
+use std::path::Path;
+
 use serde::Serialize;
 
 /// The machine, as far as results depend on it.
@@ -17,6 +19,24 @@ pub struct Machine {
     pub load: f64,
     /// This program's version.
     pub version: &'static str,
+    /// The file system of the directory for temporary files, which stands for the disk.
+    pub disk: String,
+}
+
+/// The kernel's lists of what is mounted where.
+const MOUNTS: &str = "/proc/self/mounts";
+
+/// The kind of the file system that `path` lies in; empty if it cannot be found out.
+fn file_system(path: &Path, mounts: &str) -> String {
+    let lines = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        Some((fields.next()?, fields.next()?))
+    });
+    // Of two mounts at the same place the later one is seen.
+    let inmost = lines
+        .filter(|(place, _)| path.starts_with(place))
+        .max_by_key(|(place, _)| place.len());
+    inmost.map_or_else(String::new, |(_, kind)| kind.to_owned())
 }
 
 impl Machine {
@@ -47,15 +67,27 @@ impl Machine {
                 .and_then(|number| number.parse().ok())
                 .unwrap_or(0.0),
             version: env!("CARGO_PKG_VERSION"),
+            disk: file_system(&std::env::temp_dir(), &read(MOUNTS)),
         }
     }
 
     /// In one line.
     pub fn line(&self) -> String {
         format!(
-            "{} CPUs ({}), {} GiB, Linux {}, load {:.1}, version {}",
-            self.cpus, self.processor, self.memory_gib, self.kernel, self.load, self.version
+            "{} CPUs ({}), {} GiB, disk {}, Linux {}, load {:.1}, version {}",
+            self.cpus,
+            self.processor,
+            self.memory_gib,
+            self.disk,
+            self.kernel,
+            self.load,
+            self.version
         )
+    }
+
+    /// Whether what is "on the disk" is in memory, so that systems which sync to a disk have none.
+    pub fn has_no_disk(&self) -> bool {
+        matches!(self.disk.as_str(), "tmpfs" | "ramfs")
     }
 
     /// Whether other programs keep its CPUs busy, so that figures say less.
@@ -73,5 +105,16 @@ mod tests {
         let machine = Machine::this();
         assert!(machine.cpus > 0);
         assert!(!machine.kernel.is_empty());
+        assert!(!machine.disk.is_empty());
+    }
+
+    #[test]
+    fn the_inmost_mount_counts() {
+        let mounts = "/dev/a / ext4 rw 0 0\ntmpfs /tmp tmpfs rw 0 0\n/dev/b /tmp/data xfs rw 0 0\n";
+        let kind = |path: &str| file_system(Path::new(path), mounts);
+        assert_eq!(kind("/tmp"), "tmpfs");
+        assert_eq!(kind("/tmp/data/x"), "xfs");
+        assert_eq!(kind("/tmpx"), "ext4");
+        assert_eq!(file_system(Path::new("/"), ""), "");
     }
 }

@@ -10,8 +10,10 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::series::DashedLineSeries;
 
+/// How many colours there are before they begin again.
+pub(crate) const COLOURS: usize = 12;
 /// Colours that also differ in brightness, for readers who do not see them all.
-const PALETTE: [RGBColor; 9] = [
+const PALETTE: [RGBColor; COLOURS] = [
     RGBColor(0x1f, 0x4e, 0x8c),
     RGBColor(0xd9, 0x5f, 0x02),
     RGBColor(0x1b, 0x7f, 0x4b),
@@ -21,6 +23,9 @@ const PALETTE: [RGBColor; 9] = [
     RGBColor(0x2a, 0x9d, 0xb5),
     RGBColor(0x55, 0x55, 0x55),
     RGBColor(0xe3, 0x77, 0xc2),
+    RGBColor(0x11, 0x11, 0x11),
+    RGBColor(0xe6, 0xab, 0x02),
+    RGBColor(0x7f, 0xb2, 0xf0),
 ];
 const PANEL_WIDTH: u32 = 480;
 const PANEL_HEIGHT: u32 = 330;
@@ -172,24 +177,28 @@ fn line_panel(area: &Area<'_>, panel: &Panel) -> Result<()> {
 }
 
 /// A chart over numbers from left to right, whatever its scale upwards.
-pub(crate) type Curves<'a, 'b, Y> =
-    ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, Y>>;
+type Curves<'a, 'b, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, Y>>;
 
-/// Draws mesh, labels and what the axes mean.
-pub(crate) fn axes<'a, 'b: 'a, Y>(chart: &mut Curves<'a, 'b, Y>, panel: &Panel) -> Result<()>
+/// Draws mesh, labels and what the axes mean; `printed`: a number along x.
+pub(crate) fn axes<'a, 'b: 'a, X, Y>(
+    chart: &mut ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>,
+    (x, y): (&str, &str),
+    printed: &dyn Fn(&f64) -> String,
+) -> Result<()>
 where
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
     Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
     chart
         .configure_mesh()
-        .x_desc(&panel.x)
-        .y_desc(&panel.y)
+        .x_desc(x)
+        .y_desc(y)
         .light_line_style(TRANSPARENT)
         .bold_line_style(BLACK.mix(0.12))
         .label_style((FONT, 12))
         .axis_desc_style((FONT, 13))
         .y_label_formatter(&|value| number(*value))
-        .x_label_formatter(&|value| number(*value))
+        .x_label_formatter(&printed)
         .draw()
         .map_err(fault)
 }
@@ -198,7 +207,7 @@ fn finish_lines<'a, 'b: 'a, Y>(mut chart: Curves<'a, 'b, Y>, panel: &Panel) -> R
 where
     Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    axes(&mut chart, panel)?;
+    axes(&mut chart, (&panel.x, &panel.y), &|value| number(*value))?;
     let mut next = 0;
     for series in &panel.series {
         let points = series.points.iter().copied();

@@ -1,6 +1,7 @@
 //! What came out of a plan: kept as JSON beside its pictures, so that the index of all figures can be written any time.
 
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use crate::plan::{Comparison, Measure, Plan};
 use crate::system::Measured;
 
 /// Everything.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PlanResult {
     /// The plan's file name without its ending.
     pub stem: String,
@@ -32,6 +33,9 @@ pub struct PlanResult {
     pub quick: bool,
     /// Seconds since 1970.
     pub taken_s: u64,
+    /// The commit of the checkout that it was run in; empty outside of one.
+    #[serde(default)]
+    pub commit: String,
     /// Along x, if not throughput.
     pub axis: String,
     /// Who was measured.
@@ -43,10 +47,13 @@ pub struct PlanResult {
 }
 
 /// One curve.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct VariantResult {
     /// In the legend.
     pub name: String,
+    /// Of a peer.
+    #[serde(default)]
+    pub version: String,
     /// What an acknowledged write is.
     pub guarantee: String,
     /// Why there is none.
@@ -244,6 +251,7 @@ impl PlanResult {
             machine: machine.to_owned(),
             quick,
             taken_s: taken.map_or(0, |since| since.as_secs()),
+            commit: commit(),
             axis: plan
                 .sweep
                 .as_ref()
@@ -285,6 +293,13 @@ impl PlanResult {
                 Measure::Growth => {
                     let of = of.filter(|v| v.points.len() > 1);
                     (of.and_then(|v| by_repetition(&last(v)?, &first(v)?)), "")
+                }
+                Measure::GrowthThroughput => {
+                    let of = of.filter(|v| v.points.len() > 1);
+                    let at = |point: Option<&PointResult>| point.map(PointResult::throughputs);
+                    let grown =
+                        |v: &VariantResult| by_repetition(&at(v.points.last())?, &at(v.first())?);
+                    (of.and_then(grown), "")
                 }
                 Measure::Outage => {
                     let outages = of.map(|v| v.outages_ms.clone()).unwrap_or_default();
@@ -329,6 +344,31 @@ impl PlanResult {
     pub fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)?;
         std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+    }
+}
+
+/// The commit that is checked out where this runs, with a plus sign where files were changed since.
+fn commit() -> String {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").args(arguments).output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        output.status.success().then_some(text)
+    };
+    let Some(commit) = git(&["rev-parse", "--short=10", "HEAD"]) else {
+        return String::new();
+    };
+    // Figures themselves change with each plan.
+    let source = [
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        "crates",
+        "plans",
+    ];
+    match git(&source).is_some_and(|changed| changed.is_empty()) {
+        true => commit,
+        false => commit + "+",
     }
 }
 

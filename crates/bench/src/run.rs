@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use crate::cpu::await_rest;
 use crate::drive::Job;
 use crate::machine::Machine;
 use crate::noise::Noise;
@@ -26,6 +27,8 @@ pub struct Options<'a> {
     pub quick: bool,
     /// Makes systems.
     pub systems: &'a Systems<'a>,
+    /// How long what was started and filled may take to come to rest, and what runs beside the one that is measured.
+    pub settling: Duration,
     /// Ends early.
     pub stop: &'a AtomicBool,
     /// For people who wait.
@@ -62,8 +65,8 @@ struct Track {
 /// # Errors
 /// When a system cannot even be made, or it was ended early. What goes wrong with one variant is in the result.
 pub fn run(plan: &Plan, options: &mut Options<'_>) -> Result<PlanResult> {
-    let machine = Machine::this().line();
-    let mut result = PlanResult::empty(&options.stem, plan, options.quick, &machine);
+    let machine = Machine::this();
+    let mut result = PlanResult::empty(&options.stem, plan, options.quick, &machine.line());
     if plan.skip.is_some() {
         return Ok(result);
     }
@@ -108,6 +111,14 @@ pub fn run(plan: &Plan, options: &mut Options<'_>) -> Result<PlanResult> {
     }
     result.compare(plan);
     result.doubts = noise.reasons();
+    if machine.has_no_disk() {
+        let temporary = std::env::temp_dir();
+        let doubt = format!(
+            "what is on the disk is in memory: {} (TMPDIR)",
+            temporary.display()
+        );
+        result.doubts.push(doubt);
+    }
     Ok(result)
 }
 
@@ -131,7 +142,11 @@ fn finished(
     }
     VariantResult {
         name: variant.name.clone(),
-        guarantee: track.system.guarantee(),
+        version: track.system.version(),
+        guarantee: variant
+            .guarantee
+            .clone()
+            .unwrap_or_else(|| track.system.guarantee()),
         absent: track.absent,
         points: results,
         outages_ms: track.outages_ms,
@@ -212,6 +227,9 @@ fn together(
         running.rotate_left(1 % count);
         for (turn, started, _) in &mut running {
             let track = &mut tracks[turn.number];
+            if track.absent.is_none() {
+                await_rest(options.settling, options.stop);
+            }
             if track.absent.is_none()
                 && let Err(error) = turn.measure(&mut **started, point, track, options)
             {
@@ -298,6 +316,8 @@ impl Turn<'_> {
                 })
                 .context("writing all keys before")?;
         }
+        // Flushes, compactions and followers that lag are of what was asked before.
+        await_rest(options.settling, options.stop);
         Ok(Some((places, running)))
     }
 

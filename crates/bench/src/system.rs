@@ -16,6 +16,11 @@ pub trait System {
     /// What an acknowledged write is, in words, for the table.
     fn guarantee(&self) -> String;
 
+    /// Its version; empty for what comes with this program, or if it cannot be found out.
+    fn version(&self) -> String {
+        String::new()
+    }
+
     /// Starts it.
     ///
     /// # Errors

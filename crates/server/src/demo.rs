@@ -479,6 +479,34 @@ fn wait_until_level(
     }
 }
 
+/// Reads a key from whoever leads, and says how long that took. On a machine with other work the lead may change meanwhile: then from the next one.
+fn read_back(
+    cluster: &mut LocalCluster,
+    connection: &mut Option<redis::Connection>,
+    key: &str,
+) -> Result<(Option<String>, Duration)> {
+    let mut once = || -> Result<(Option<String>, Duration)> {
+        let mut leader = match connection.take() {
+            Some(leader) => leader,
+            None => {
+                let leader = cluster.wait_for_leader(Duration::from_secs(5))?;
+                resp::connect(cluster.nodes[leader].redis, Duration::from_secs(5))?
+            }
+        };
+        let begun = Instant::now();
+        let value = redis::cmd("GET").arg(key).query(&mut leader)?;
+        *connection = Some(leader);
+        Ok((value, begun.elapsed()))
+    };
+    let until = Instant::now() + Duration::from_secs(15);
+    loop {
+        match once() {
+            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
+            read => return read.context("reading back"),
+        }
+    }
+}
+
 /// Looks for every acknowledged write, at the leader; then makes sure that the replicas hold the same state.
 fn verify(
     cluster: &mut LocalCluster,
@@ -487,19 +515,15 @@ fn verify(
     interrupted: &AtomicBool,
 ) -> Result<(u64, u64, u64)> {
     wait_until_level(cluster, Duration::from_secs(15), interrupted)?;
-    let leader = cluster.wait_for_leader(Duration::from_secs(5))?;
-    let mut connection = resp::connect(cluster.nodes[leader].redis, Duration::from_secs(5))?;
+    let mut connection = None;
     let (mut lost, mut wrong, mut looked_at) = (0, 0, 0u64);
     let mut latency = Histogram::<u64>::new(3)?;
     for (writer, keys) in known.iter().enumerate() {
         for (key, known) in keys.iter().enumerate().filter(|(_, known)| known.sent > 0) {
             check(interrupted)?;
-            let begun = Instant::now();
-            let value: Option<String> = redis::cmd("GET")
-                .arg(key_of(writer, key as u64))
-                .query(&mut connection)
-                .context("reading back")?;
-            latency.saturating_record(begun.elapsed().as_micros() as u64);
+            let key_name = key_of(writer, key as u64);
+            let (value, took) = read_back(cluster, &mut connection, &key_name)?;
+            latency.saturating_record(took.as_micros() as u64);
             looked_at += 1;
             match judge(value.as_deref(), *known, key as u64) {
                 Verdict::Right => {}

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 
 use super::{Clock, Done, Lane, Maker, Outcome, Pace, Request, Seen, Steady, Turn, drive};
-use crate::cpu::{Process, Usage};
+use crate::cpu::{Meter, Process, Usage};
 use crate::measure::histogram;
 use crate::system::Measured;
 use crate::workload::{Key, Pair, Source, Workload, bytes};
@@ -182,6 +182,7 @@ fn watch(
     let begun = clock.now_ns();
     let from = begun + job.warm_up.as_nanos() as u64;
     let until = from + job.measure.as_nanos() as u64;
+    let mut meter = Meter::new(processes);
     let mut before = None;
     let mut usage = None;
     let mut event = job.event.take();
@@ -190,14 +191,16 @@ fn watch(
     while !ended() {
         let now = clock.now_ns();
         if now >= from && before.is_none() {
-            before = Some(Usage::now(processes));
+            before = Some(meter.read());
         }
         if let (Some(before), None, true) = (&before, &usage, now >= until) {
-            usage = Some(Usage::now(processes).since(before));
+            usage = Some(meter.read().since(before));
         }
         if let Some((at, act)) = &mut event
             && now >= from + at.as_nanos() as u64
         {
+            // Whom it kills has used CPU time until now.
+            meter.read();
             outcome = act();
             event = None;
             if outcome.is_err() {
@@ -214,7 +217,7 @@ fn watch(
     // All lanes may end between two looks.
     Ok(match (usage, before) {
         (Some(usage), _) => usage,
-        (None, Some(before)) => Usage::now(processes).since(&before),
+        (None, Some(before)) => meter.read().since(&before),
         // Lanes that ended in the warm-up have failed, and say why.
         (None, None) => Usage::default(),
     })
@@ -271,7 +274,7 @@ pub fn preload(
         lane.poll(Duration::from_millis(100), &mut done)?;
         for Done { token, outcome } in done.drain(..) {
             flying -= 1;
-            if outcome == Outcome::Refused {
+            if outcome != Outcome::Done {
                 refused += 1;
                 again.push(token);
                 // A full log says so until the store has caught up.

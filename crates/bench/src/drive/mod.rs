@@ -5,6 +5,10 @@
 //! when it could be sent: a system that stalls for a second shows up as all the operations that were due in that second.
 //! Every operation that began (or was due) in the measured time is waited for, within bounds, beyond its end; those that never
 //! come are recorded with the time waited and counted as unfinished.
+//!
+//! **What was not done does not vanish.** It counts by when it began (or was due), whenever it ends. One that its client gave up
+//! is unfinished like those that never come: so long did somebody wait in vain. A refusal is counted, but not recorded: most come
+//! at once and would make the percentiles better. Percentiles are those of all others, and are published beside the refusals.
 
 pub mod lanes;
 pub mod maker;
@@ -13,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 
 pub use self::lanes::{Job, Lanes, Live};
 pub use self::maker::Maker;
@@ -63,8 +68,10 @@ pub enum Request<'a> {
 pub enum Outcome {
     /// As asked.
     Done,
-    /// It was refused or its fate is unknown.
+    /// It was answered, and nothing was done.
     Refused,
+    /// The client waited in vain: its fate is unknown, or nobody took it in time.
+    Unfinished,
 }
 
 /// An operation that ended.
@@ -93,7 +100,7 @@ pub trait Lane {
 }
 
 /// When operations begin.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Pace {
     /// When one ends.
     Closed,
@@ -123,13 +130,13 @@ pub struct Turn {
 /// What one lane saw.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// Operations that ended within the measured time.
+    /// Operations that were done within the measured time.
     pub operations: u64,
-    /// Operations that were refused within the measured time.
+    /// Operations that began, or were due, within the measured time and were refused.
     pub refused: u64,
-    /// Operations of the measured time that did not end.
+    /// Operations that began, or were due, within the measured time and did not end, or nobody knows how.
     pub unfinished: u64,
-    /// Of operations that began, or were due, within the measured time.
+    /// Of operations that began, or were due, within the measured time; without those that were refused.
     pub latency_ns: Histogram<u64>,
     /// When each operation ended, ns since the beginning, if asked for.
     pub ends_ns: Vec<u64>,
@@ -303,9 +310,13 @@ impl Driver<'_> {
 
     fn end(&mut self, began: u64, now: u64, outcome: Outcome) {
         let measured = self.measured_ns();
-        if outcome == Outcome::Refused {
-            self.seen.refused += u64::from(measured.contains(&now));
-            return;
+        match outcome {
+            Outcome::Done => {}
+            Outcome::Refused => {
+                self.seen.refused += u64::from(measured.contains(&began));
+                return;
+            }
+            Outcome::Unfinished => return self.never_ended(began, now, &measured),
         }
         self.seen.operations += u64::from(measured.contains(&now));
         if measured.contains(&began) {

@@ -1,9 +1,10 @@
 //! Accounting, with a clock and a system that are not there.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::workload::{Keys, Mix, Sizes, Source, Workload};
@@ -22,6 +23,8 @@ struct Stalling {
     clock: Fake,
     service_ns: u64,
     stall: std::ops::Range<u64>,
+    /// How what is answered at a moment ends.
+    ending: fn(u64) -> Outcome,
     flying: VecDeque<(u64, u64)>,
     answered: u64,
     requests: Vec<&'static str>,
@@ -57,7 +60,7 @@ impl Lane for Stalling {
             self.answered += 1;
             done.push(Done {
                 token,
-                outcome: Outcome::Done,
+                outcome: (self.ending)(self.clock.now_ns()),
             });
         }
         Ok(())
@@ -68,25 +71,26 @@ const US: u64 = 1000;
 const MS: u64 = 1_000_000;
 
 fn run(turn: &Turn, stall: std::ops::Range<u64>, mix: Mix) -> (Seen, Stalling) {
+    run_ending(turn, stall, mix, |_| Outcome::Done)
+}
+
+fn run_ending(
+    turn: &Turn,
+    stall: std::ops::Range<u64>,
+    mix: Mix,
+    ending: fn(u64) -> Outcome,
+) -> (Seen, Stalling) {
     let clock = Fake(Rc::new(Cell::new(0)));
     let mut lane = Stalling {
         clock: clock.clone(),
         service_ns: 10 * US,
         stall,
+        ending,
         flying: VecDeque::new(),
         answered: 0,
         requests: Vec::new(),
     };
-    let workload = Workload {
-        keys: 10,
-        key_bytes: 8,
-        choice: Keys::Uniform,
-        sizes: Sizes::Fixed(8),
-        mix,
-        batch: 1,
-        spread: 0,
-    };
-    let mut maker = Maker::new(Source::new(&workload, 1, 0, 1), &|_| 0);
+    let mut maker = Maker::new(Source::new(&workload(mix), 1, 0, 1), &|_| 0);
     let stop = AtomicBool::new(false);
     let live = Live::new(&stop);
     let seen = drive(&mut lane, &clock, &mut maker, turn, 0, &live).expect("driven");
@@ -97,6 +101,18 @@ fn run(turn: &Turn, stall: std::ops::Range<u64>, mix: Mix) -> (Seen, Stalling) {
                 * u64::from(mix.read_write > 0.0)
     );
     (seen, lane)
+}
+
+fn workload(mix: Mix) -> Workload {
+    Workload {
+        keys: 10,
+        key_bytes: 8,
+        choice: Keys::Uniform,
+        sizes: Sizes::Fixed(8),
+        mix,
+        batch: 1,
+        spread: 0,
+    }
 }
 
 fn turn(pace: Pace, inflight: usize) -> Turn {
@@ -151,6 +167,133 @@ fn what_never_ends_is_counted_and_recorded_with_the_time_waited() {
     let median_of_lost = seen.latency_ns.value_at_quantile(0.75);
     assert!(median_of_lost > 1000 * MS, "{median_of_lost}");
     assert!(seen.latency_ns.max() > 1400 * MS);
+}
+
+/// All is done, but what is answered at one moment.
+fn ending_at(moment: u64, now: u64, then: Outcome) -> Outcome {
+    match now == moment {
+        true => then,
+        false => Outcome::Done,
+    }
+}
+
+/// Nothing is answered from 50 ms before the end of the measured time on, and then, while draining, as `ending` says.
+fn ends_while_draining(pace: Pace, inflight: usize, ending: fn(u64) -> Outcome) -> Seen {
+    let stall = 1050 * MS..1200 * MS;
+    run_ending(&turn(pace, inflight), stall, Mix::reads(0.0), ending).0
+}
+
+#[test]
+fn what_is_refused_after_the_measured_time_counts_if_it_began_or_was_due_within() {
+    let ending = |now| match now < 1100 * MS {
+        true => Outcome::Done,
+        false => Outcome::Refused,
+    };
+    // One is due each millisecond; some of the last 50 are sent only once the first are answered.
+    let seen = ends_while_draining(Pace::Open(1000.0), 16, ending);
+    assert_eq!(
+        (seen.operations, seen.refused, seen.unfinished),
+        (950, 50, 0)
+    );
+    assert_eq!(seen.latency_ns.len(), 950);
+    let seen = ends_while_draining(Pace::Closed, 4, ending);
+    assert_eq!((seen.refused, seen.unfinished), (4, 0));
+    // The last done may end as the stall begins.
+    assert!(seen.latency_ns.len().abs_diff(seen.operations) <= 4);
+    assert!(seen.latency_ns.max() < MS);
+}
+
+#[test]
+fn what_was_given_up_is_unfinished_and_recorded_with_the_time_waited() {
+    let ending = |now| match now < 1100 * MS {
+        true => Outcome::Done,
+        false => Outcome::Unfinished,
+    };
+    let seen = ends_while_draining(Pace::Open(1000.0), 16, ending);
+    assert_eq!(
+        (seen.operations, seen.refused, seen.unfinished),
+        (950, 0, 50)
+    );
+    assert_eq!(seen.latency_ns.len(), 1000);
+    // Due in the last 50 ms, answered 100 ms after them.
+    assert_eq!(seen.latency_ns.count_between(100 * MS, 151 * MS), 50);
+    let seen = ends_while_draining(Pace::Closed, 4, ending);
+    assert_eq!((seen.refused, seen.unfinished), (0, 4));
+    assert_eq!(seen.latency_ns.count_between(149 * MS, 151 * MS), 4);
+    // The same within the measured time.
+    let ending = |now| ending_at(500 * MS, now, Outcome::Unfinished);
+    let stall = 300 * MS..500 * MS;
+    for pace in [Pace::Closed, Pace::Open(1000.0)] {
+        let (seen, _) = run_ending(&turn(pace, 4), stall.clone(), Mix::reads(0.0), ending);
+        assert_eq!((seen.refused, seen.unfinished), (0, 4));
+        assert_eq!(seen.latency_ns.len(), seen.operations + 4);
+        assert!(seen.latency_ns.count_between(196 * MS, 201 * MS) >= 4);
+    }
+}
+
+#[test]
+fn what_began_or_was_due_in_the_warm_up_is_none_of_the_measured_time() {
+    // Four wait from the middle of the warm-up on until half as long after it.
+    let endings: [fn(u64) -> Outcome; 2] = [
+        |now| ending_at(150 * MS, now, Outcome::Refused),
+        |now| ending_at(150 * MS, now, Outcome::Unfinished),
+    ];
+    for ending in endings {
+        for pace in [Pace::Closed, Pace::Open(1000.0)] {
+            let stall = 50 * MS..150 * MS;
+            let (seen, lane) = run_ending(&turn(pace, 4), stall, Mix::reads(0.0), ending);
+            assert_eq!((seen.refused, seen.unfinished), (0, 0));
+            assert!(lane.answered > seen.operations);
+        }
+    }
+}
+
+/// Gives up each key's first write and refuses the second.
+#[derive(Default)]
+struct Reluctant(Arc<Mutex<BTreeMap<u64, u32>>>);
+
+/// What has been submitted since the last poll, and how often each key was before.
+struct ReluctantLane(Vec<u64>, Arc<Mutex<BTreeMap<u64, u32>>>);
+
+impl Lanes for Reluctant {
+    fn lanes(&self, _inflight: usize) -> usize {
+        1
+    }
+
+    fn open(&self, _number: usize, _share: usize) -> Result<Box<dyn Lane>> {
+        Ok(Box::new(ReluctantLane(Vec::new(), Arc::clone(&self.0))))
+    }
+}
+
+impl Lane for ReluctantLane {
+    fn submit(&mut self, token: u64, _request: Request<'_>) -> Result<()> {
+        self.0.push(token);
+        Ok(())
+    }
+
+    fn poll(&mut self, _patience: Duration, done: &mut Vec<Done>) -> Result<()> {
+        let mut times = self.1.lock().expect("one thread");
+        for token in self.0.drain(..) {
+            let times = times.entry(token).or_default();
+            *times += 1;
+            let outcome = match *times {
+                1 => Outcome::Unfinished,
+                2 => Outcome::Refused,
+                _ => Outcome::Done,
+            };
+            done.push(Done { token, outcome });
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn keys_are_written_until_each_is_there() {
+    let system = Reluctant::default();
+    lanes::preload(&system, &workload(Mix::reads(0.0)), 1, 4, &mut |_| {}).expect("filled");
+    let times = system.0.lock().expect("one thread");
+    assert_eq!(times.len(), 10);
+    assert!(times.values().all(|times| *times == 3), "{times:?}");
 }
 
 #[test]

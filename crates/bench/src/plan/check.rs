@@ -2,18 +2,44 @@
 
 use std::collections::HashSet;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::{Axis, Client, Measure, Plan, SystemKind, Variant};
 use crate::workload::bytes::{LONGEST_KEY, SHORTEST_KEY};
 
-/// Checks a plan that was read.
-pub(super) fn check(plan: &Plan) -> Result<()> {
+/// Checks a plan that was read, and the shorter one that it becomes with `--quick`. `written`: its text, which alone tells what
+/// was given from what was left out.
+pub(super) fn check(plan: &Plan, written: &toml::Table) -> Result<()> {
     if plan.skip.is_some() {
         return Ok(());
     }
+    decided(plan, written)?;
+    runs(plan)?;
+    // The quick plan may leave out the points that these are at.
+    comparisons(plan)?;
+    runs(&plan.clone().quickened()).context("with --quick")
+}
+
+/// Refuses what YCSB decides.
+fn decided(plan: &Plan, written: &toml::Table) -> Result<()> {
+    let workload = written.get("workload").and_then(toml::Value::as_table);
+    let (Some(workload), Some(_)) = (workload, plan.workload.ycsb) else {
+        return Ok(());
+    };
+    for field in ["reads", "choice"] {
+        if let Some(value) = workload.get(field) {
+            bail!("workload.{field} = {value}: workload.ycsb decides that");
+        }
+    }
+    Ok(())
+}
+
+/// Checks what is run.
+fn runs(plan: &Plan) -> Result<()> {
     workload(plan)?;
     load(plan)?;
+    sweep(plan)?;
+    failover(plan)?;
     if plan.variants.is_empty() {
         bail!("variant: a plan without `skip` needs at least one [[variant]]");
     }
@@ -23,9 +49,18 @@ pub(super) fn check(plan: &Plan) -> Result<()> {
             bail!("variant.name = {:?}: there are two", variant.name);
         }
         fields(variant)?;
+        in_namespaces(variant)?;
+        sweeps(plan, variant)?;
     }
+    Ok(())
+}
+
+fn comparisons(plan: &Plan) -> Result<()> {
     for comparison in &plan.comparisons {
-        let single = matches!(comparison.measure, Measure::Growth | Measure::Outage);
+        let single = matches!(
+            comparison.measure,
+            Measure::Growth | Measure::GrowthThroughput | Measure::Outage
+        );
         match (&comparison.over, single) {
             (None, false) => bail!("compare.over is missing in {:?}", comparison.say),
             (Some(over), true) => {
@@ -37,7 +72,7 @@ pub(super) fn check(plan: &Plan) -> Result<()> {
             .into_iter()
             .flatten()
         {
-            if !names.contains(name.as_str()) {
+            if plan.variants.iter().all(|variant| variant.name != *name) {
                 bail!(
                     "compare = {:?}: no variant is named {name:?}",
                     comparison.say
@@ -64,8 +99,13 @@ pub(super) fn check(plan: &Plan) -> Result<()> {
 
 fn workload(plan: &Plan) -> Result<()> {
     let workload = &plan.workload;
-    if workload.keys == 0 {
-        bail!("workload.keys = 0: at least one key is needed");
+    for (field, keys) in [
+        ("workload.keys", Some(workload.keys)),
+        ("quick.keys", plan.quick.keys),
+    ] {
+        if keys == Some(0) {
+            bail!("{field} = 0: at least one key is needed");
+        }
     }
     if !(SHORTEST_KEY..=LONGEST_KEY).contains(&workload.key_bytes) {
         bail!(
@@ -75,12 +115,6 @@ fn workload(plan: &Plan) -> Result<()> {
     }
     if !(0.0..=1.0).contains(&workload.reads) {
         bail!("workload.reads = {}: expected 0 to 1", workload.reads);
-    }
-    if workload.ycsb.is_some() && workload.reads != 0.0 {
-        bail!(
-            "workload.reads = {}: workload.ycsb decides that",
-            workload.reads
-        );
     }
     if workload.batch == 0 || workload.batch > 65_536 {
         bail!("workload.batch = {}: expected 1 to 65536", workload.batch);
@@ -98,32 +132,58 @@ fn load(plan: &Plan) -> Result<()> {
     {
         bail!("load.rate = {rate}: expected a number above 0");
     }
-    if load.measure_ms == 0 {
-        bail!("load.measure_ms = 0: nothing would be measured");
-    }
-    if load.repetitions == 0 {
-        bail!("load.repetitions = 0: nothing would be measured");
+    let repetitions = |count: usize| count as u64;
+    for (field, value) in [
+        ("load.measure_ms", Some(load.measure_ms)),
+        ("load.repetitions", Some(repetitions(load.repetitions))),
+        ("quick.measure_ms", plan.quick.measure_ms),
+        ("quick.repetitions", plan.quick.repetitions.map(repetitions)),
+    ] {
+        if value == Some(0) {
+            bail!("{field} = 0: nothing would be measured");
+        }
     }
     if load.together && plan.failover.is_some() {
         bail!("load.together does not fit a [failover]: one variant at a time is killed");
     }
+    Ok(())
+}
+
+/// The points of the sweep, if there is one, and those of `--quick`, by their fields.
+fn points(plan: &Plan) -> impl Iterator<Item = (&'static str, &[f64])> {
+    let sweep = plan.sweep.as_ref().map(|sweep| &sweep.points);
+    [
+        ("sweep.points", sweep),
+        ("quick.points", plan.quick.points.as_ref()),
+    ]
+    .into_iter()
+    .filter_map(|(field, points)| Some((field, points?.as_slice())))
+}
+
+fn sweep(plan: &Plan) -> Result<()> {
     let Some(sweep) = &plan.sweep else {
         if plan.quick.points.is_some() {
             bail!("quick.points: there is no [sweep] whose points they could be");
         }
         return Ok(());
     };
+    match (plan.load.rate, sweep.over) {
+        (Some(rate), Axis::Rate) => {
+            bail!("load.rate = {rate}: sweep.over = \"rate\" decides that")
+        }
+        // It would be a sweep over how many may wait for an answer in an open loop.
+        (Some(rate), Axis::Inflight) => bail!(
+            "load.rate = {rate}: sweep.over = \"inflight\" is of closed loops, \"rate\" of open ones"
+        ),
+        _ => {}
+    }
     let fine = |value: f64| match sweep.over {
         Axis::Rate => value > 0.0 && value.is_finite(),
         Axis::ValueBytes => (0.0..=1e6).contains(&value) && value.fract() == 0.0,
         Axis::Logs => (1.0..=64.0).contains(&value) && value.fract() == 0.0,
         Axis::Inflight | Axis::Batch => (1.0..=65_536.0).contains(&value) && value.fract() == 0.0,
     };
-    for (field, points) in [
-        ("sweep.points", Some(&sweep.points)),
-        ("quick.points", plan.quick.points.as_ref()),
-    ] {
-        let Some(points) = points else { continue };
+    for (field, points) in points(plan) {
         if points.is_empty() {
             bail!("{field} is empty");
         }
@@ -133,11 +193,111 @@ fn load(plan: &Plan) -> Result<()> {
         if points.windows(2).any(|two| two[0] >= two[1]) {
             bail!("{field}: values must ascend");
         }
+        if plan.failover.is_some() && points.len() > 1 {
+            bail!(
+                "{field} has {} values: with a [failover] one point alone is measured",
+                points.len()
+            );
+        }
     }
-    if let Some(failover) = &plan.failover
-        && (failover.bucket_ms == 0 || failover.kills == 0)
-    {
-        bail!("failover.bucket_ms and failover.kills must not be 0");
+    Ok(())
+}
+
+fn failover(plan: &Plan) -> Result<()> {
+    let Some(failover) = &plan.failover else {
+        if plan.quick.kills.is_some() {
+            bail!("quick.kills: there is no [failover] whose kills they could be");
+        }
+        return Ok(());
+    };
+    for (field, kills) in [
+        ("failover.kills", Some(failover.kills)),
+        ("quick.kills", plan.quick.kills),
+    ] {
+        if kills == Some(0) {
+            bail!("{field} = 0: nothing would be measured");
+        }
+    }
+    if failover.bucket_ms == 0 {
+        bail!("failover.bucket_ms = 0: expected at least 1");
+    }
+    for (field, measure_ms) in [
+        ("load.measure_ms", Some(plan.load.measure_ms)),
+        ("quick.measure_ms", plan.quick.measure_ms),
+    ] {
+        let Some(measure_ms) = measure_ms else {
+            continue;
+        };
+        if failover.kill_at_ms >= measure_ms {
+            bail!(
+                "failover.kill_at_ms = {}: expected less than {field} = {measure_ms}",
+                failover.kill_at_ms
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Refuses sweeps at whose points a variant would be measured doing something else.
+fn sweeps(plan: &Plan, variant: &Variant) -> Result<()> {
+    let Some(sweep) = &plan.sweep else {
+        return Ok(());
+    };
+    if sweep.over == Axis::Batch && variant.namespaces == Some(true) {
+        bail!(
+            "sweep.over = \"batch\" does not fit {:?}: only single writes are measured in namespaces",
+            variant.name
+        );
+    }
+    if sweep.over != Axis::Logs {
+        return Ok(());
+    }
+    let knows_logs = variant.system == SystemKind::Cyclone
+        && variant.namespaces != Some(true)
+        && matches!(
+            variant.client.unwrap_or_default(),
+            Client::Native | Client::Resp
+        );
+    if !knows_logs {
+        bail!(
+            "sweep.over = \"logs\" does not fit {:?}: expected system = \"cyclone\", with client = \"native\" or \"resp\" and not in namespaces",
+            variant.name
+        );
+    }
+    let logs = variant.logs.unwrap_or(1);
+    for (field, points) in points(plan) {
+        if let Some(beyond) = points.iter().find(|value| **value > f64::from(logs)) {
+            bail!(
+                "{field}: {beyond} is more than variant.logs = {logs} in {:?}",
+                variant.name
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Refuses fields that say nothing of nodes in network namespaces.
+fn in_namespaces(variant: &Variant) -> Result<()> {
+    if variant.namespaces != Some(true) {
+        return Ok(());
+    }
+    for (field, given) in [
+        ("log_threads", variant.log_threads.is_some()),
+        ("security", variant.security.is_some()),
+        ("reads", variant.reads.is_some()),
+        ("durability", variant.durability.is_some()),
+        ("election_ms", variant.election_ms.is_some()),
+        ("two_phase", variant.two_phase.is_some()),
+        ("pinned", variant.pinned.is_some()),
+        ("clients", variant.clients.is_some()),
+        ("store", variant.store.is_some()),
+    ] {
+        if given {
+            bail!(
+                "variant.{field} in {:?} has no effect in namespaces",
+                variant.name
+            );
+        }
     }
     Ok(())
 }
@@ -187,7 +347,7 @@ fn fields(variant: &Variant) -> Result<()> {
         (
             "clients",
             variant.clients.is_some(),
-            is(&[Cyclone, Pmkv, Redis]),
+            is(&[Pmkv, Redis, Rocksdb]) || is(&[Cyclone]) && (native || resp),
         ),
         ("log", variant.log.is_some(), is(&[Rocksdb])),
         ("mode", variant.mode.is_some(), is(&[Redis])),
@@ -195,8 +355,11 @@ fn fields(variant: &Variant) -> Result<()> {
     ];
     for (field, given, fits) in table {
         if given && !fits {
+            let client = variant
+                .client
+                .map_or_else(String::new, |client| format!(" and client {client:?}"));
             bail!(
-                "variant.{field} does not fit system {:?} of {:?}",
+                "variant.{field} does not fit system {:?}{client} of {:?}",
                 variant.system,
                 variant.name
             );

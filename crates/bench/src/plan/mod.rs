@@ -107,7 +107,7 @@ impl Plan {
     /// Names the field that is wrong.
     pub fn parse(text: &str) -> Result<Plan> {
         let plan: Plan = toml::from_str(text)?;
-        check::check(&plan)?;
+        check::check(&plan, &toml::from_str(text)?)?;
         Ok(plan)
     }
 
@@ -121,7 +121,10 @@ impl Plan {
             .keys
             .unwrap_or(self.workload.keys.min(text::QUICK_KEYS));
         self.load.warm_up_ms = quick.warm_up_ms.unwrap_or(self.load.warm_up_ms.min(200));
-        self.load.measure_ms = quick.measure_ms.unwrap_or(self.load.measure_ms.min(700));
+        let kill_at_ms = self.failover.as_ref().map_or(0, |f| f.kill_at_ms);
+        // A kill needs some time behind it.
+        let short = kill_at_ms.saturating_add(200).max(700);
+        self.load.measure_ms = quick.measure_ms.unwrap_or(self.load.measure_ms.min(short));
         self.load.repetitions = quick.repetitions.unwrap_or(1);
         if let Some(failover) = &mut self.failover {
             failover.kills = quick.kills.unwrap_or(failover.kills.min(2));

@@ -82,6 +82,12 @@ fn every_error_names_its_field() {
         ),
         (
             format!(
+                "{ONE}[[compare]]\nsay = \"s\"\nof = \"a\"\nover = \"a\"\nmeasure = \"growth_throughput\"\n"
+            ),
+            "compare.over",
+        ),
+        (
+            format!(
                 "{ONE}[[compare]]\nsay = \"s\"\nof = \"a\"\nover = \"a\"\nmeasure = \"latency\"\n"
             ),
             "compare.at is missing",
@@ -108,10 +114,180 @@ fn every_error_names_its_field() {
             format!("[load]\ntogether = true\n[failover]\n{ONE}"),
             "load.together",
         ),
+        (format!("[failover]\nkills = 0\n{ONE}"), "failover.kills"),
+        (
+            format!("[failover]\nbucket_ms = 0\n{ONE}"),
+            "failover.bucket_ms",
+        ),
+        (
+            format!("[failover]\nkill_at_ms = 4000\n{ONE}"),
+            "failover.kill_at_ms = 4000: expected less than load.measure_ms = 4000",
+        ),
+        (
+            format!("[failover]\n[quick]\nmeasure_ms = 500\n{ONE}"),
+            "failover.kill_at_ms = 500: expected less than quick.measure_ms = 500",
+        ),
+        (
+            format!("[failover]\n[sweep]\nover = \"inflight\"\npoints = [1, 2]\n{ONE}"),
+            "sweep.points has 2 values",
+        ),
+        (
+            format!(
+                "[failover]\n[sweep]\nover = \"inflight\"\npoints = [1]\n[quick]\npoints = [1, 2]\n{ONE}"
+            ),
+            "quick.points has 2 values",
+        ),
+        (
+            format!("[load]\nrate = 5.0\n[sweep]\nover = \"inflight\"\npoints = [1]\n{ONE}"),
+            "load.rate",
+        ),
+        (
+            format!("[load]\nrate = 5.0\n[sweep]\nover = \"rate\"\npoints = [1]\n{ONE}"),
+            "load.rate",
+        ),
+        (
+            format!("[workload]\nycsb = \"a\"\nchoice = \"zipfian\"\n{ONE}"),
+            "workload.choice",
+        ),
+        // What is the default, too: YCSB's choice is another.
+        (
+            format!("[workload]\nycsb = \"a\"\nchoice = \"uniform\"\n{ONE}"),
+            "workload.choice",
+        ),
+        (
+            format!("[workload]\nycsb = \"c\"\nreads = 0.0\n{ONE}"),
+            "workload.reads",
+        ),
+        (format!("[quick]\nkeys = 0\n{ONE}"), "quick.keys"),
+        (
+            format!("[quick]\nmeasure_ms = 0\n{ONE}"),
+            "quick.measure_ms",
+        ),
+        (
+            format!("[quick]\nrepetitions = 0\n{ONE}"),
+            "quick.repetitions",
+        ),
+        (
+            format!("[failover]\n[quick]\nkills = 0\n{ONE}"),
+            "quick.kills",
+        ),
+        (format!("[quick]\nkills = 2\n{ONE}"), "quick.kills"),
     ] {
         let fault = fault(&text);
         assert!(fault.contains(names), "{names:?} is not in: {fault}");
     }
+}
+
+fn variant(fields: &str) -> String {
+    format!("[[variant]]\nname = \"a\"\n{fields}\n")
+}
+
+#[test]
+fn a_sweep_over_logs_is_of_variants_that_have_so_many() {
+    let over = |points: &str, fields: &str| {
+        format!("[sweep]\nover = \"logs\"\n{points}\n{}", variant(fields))
+    };
+    let two = "points = [1, 2]";
+    for (text, names) in [
+        (over(two, "system = \"cyclone\""), "variant.logs = 1"),
+        (
+            over("points = [1, 8]", "system = \"cyclone\"\nlogs = 4"),
+            "sweep.points: 8 is more than variant.logs = 4",
+        ),
+        (
+            over(
+                "points = [1, 4]\n[quick]\npoints = [8]",
+                "system = \"cyclone\"\nlogs = 4",
+            ),
+            "quick.points: 8 is more than variant.logs = 4",
+        ),
+        (
+            over(two, "system = \"cyclone\"\nlogs = 4\nclient = \"embedded\""),
+            "sweep.over",
+        ),
+        (
+            over(two, "system = \"cyclone\"\nlogs = 4\nclient = \"driver\""),
+            "sweep.over",
+        ),
+        (
+            over(two, "system = \"cyclone\"\nnamespaces = true"),
+            "sweep.over",
+        ),
+        (
+            over(two, "system = \"rocksdb\"\nlog = \"none\""),
+            "sweep.over",
+        ),
+        (
+            over(two, "system = \"redis\"\nmode = \"always\""),
+            "sweep.over",
+        ),
+        (over(two, "system = \"etcd\""), "sweep.over"),
+        (over(two, "system = \"dragonboat\""), "sweep.over"),
+        (over(two, "system = \"pmkv\""), "sweep.over"),
+    ] {
+        let fault = fault(&text);
+        assert!(fault.contains(names), "{names:?} is not in: {fault}");
+    }
+    for client in ["native", "resp"] {
+        let fields = format!("system = \"cyclone\"\nlogs = 2\nclient = \"{client}\"");
+        let plan = Plan::parse(&format!("{HEAD}{}", over(two, &fields)));
+        assert_eq!(plan.expect("a plan").points().len(), 2);
+    }
+}
+
+#[test]
+fn clients_are_of_systems_that_share_their_load_among_threads() {
+    for fields in [
+        "system = \"cyclone\"",
+        "system = \"cyclone\"\nclient = \"resp\"",
+        "system = \"rocksdb\"\nlog = \"none\"",
+        "system = \"redis\"\nmode = \"always\"",
+        "system = \"pmkv\"",
+    ] {
+        let text = variant(&format!("{fields}\nclients = 2"));
+        Plan::parse(&format!("{HEAD}{text}")).expect("a plan");
+    }
+    for fields in [
+        "system = \"cyclone\"\nclient = \"embedded\"",
+        "system = \"cyclone\"\nclient = \"driver\"",
+        "system = \"cyclone\"\nnamespaces = true",
+        "system = \"etcd\"",
+        "system = \"dragonboat\"",
+    ] {
+        let fault = fault(&variant(&format!("{fields}\nclients = 2")));
+        assert!(fault.contains("variant.clients"), "{fault}");
+    }
+}
+
+#[test]
+fn what_has_no_effect_in_namespaces_is_refused() {
+    let between = |more: &str| variant(&format!("system = \"cyclone\"\nnamespaces = true\n{more}"));
+    for (field, value) in [
+        ("log_threads", "1"),
+        ("security", "\"off\""),
+        ("reads", "\"weak\""),
+        ("durability", "\"nvm\""),
+        ("election_ms", "30"),
+        ("two_phase", "true"),
+        ("pinned", "false"),
+        ("clients", "2"),
+        ("store", "\"memory\""),
+    ] {
+        let fault = fault(&between(&format!("{field} = {value}")));
+        assert!(
+            fault.contains(&format!("variant.{field} ")) && fault.contains("in namespaces"),
+            "{field}: {fault}"
+        );
+    }
+    let batches = format!(
+        "[sweep]\nover = \"batch\"\npoints = [1, 2]\n{}",
+        between("")
+    );
+    assert!(fault(&batches).contains("sweep.over"));
+    let known = between(
+        "replicas = 1\ntransport = \"xdp\"\nburst = 1\nengine = \"memory\"\npolling = \"busy\"\nregion_mib = 64\nlogs = 8",
+    );
+    Plan::parse(&format!("{HEAD}{known}")).expect("a plan");
 }
 
 #[test]
@@ -122,8 +298,9 @@ fn a_plan_that_is_skipped_needs_only_its_reason() {
 
 #[test]
 fn a_sweep_changes_one_thing_from_point_to_point() {
+    let logs = variant("system = \"cyclone\"\nlogs = 8");
     let over = |axis: &str, points: &str| {
-        let text = format!("{HEAD}[sweep]\nover = \"{axis}\"\npoints = {points}\n{ONE}");
+        let text = format!("{HEAD}[sweep]\nover = \"{axis}\"\npoints = {points}\n{logs}");
         Plan::parse(&text).expect("a plan").points()
     };
     let points = over("inflight", "[1, 32]");
@@ -149,6 +326,18 @@ fn quick_is_short_and_may_say_how() {
     assert_eq!(plan.load.measure_ms, 50);
     assert_eq!(plan.load.repetitions, 1);
     assert!(plan.workload.keys < 100_000);
+}
+
+#[test]
+fn a_quick_kill_has_time_behind_it_and_a_comparison_may_be_at_a_point_left_out() {
+    let text = format!("{HEAD}[failover]\nkill_at_ms = 2000\n{ONE}");
+    let plan = Plan::parse(&text).expect("a plan").quickened();
+    assert_eq!(plan.load.measure_ms, 2200);
+    let text = format!(
+        "{HEAD}[sweep]\nover = \"inflight\"\npoints = [1, 4]\n[quick]\npoints = [1]\n{ONE}[[compare]]\nsay = \"s\"\nof = \"a\"\nover = \"a\"\nmeasure = \"latency\"\nat = 4\n"
+    );
+    let plan = Plan::parse(&text).expect("a plan").quickened();
+    assert_eq!(plan.points().len(), 1);
 }
 
 #[test]

@@ -216,6 +216,8 @@ pub struct Picture {
     pub x: Option<X>,
     /// Along y.
     pub y: Y,
+    /// Whether x is logarithmic; if left out, where x is the sweep's values and the largest is 16 times the smallest or more.
+    pub log_x: Option<bool>,
     /// Whether y is logarithmic.
     pub log_y: bool,
 }
@@ -301,6 +303,8 @@ pub enum Measure {
     Throughput,
     /// Median latency at the last point over that at the first, of one variant.
     Growth,
+    /// Throughput at the last point over that at the first, of one variant.
+    GrowthThroughput,
     /// Milliseconds without an answer after the kill: no ratio.
     Outage,
 }
@@ -379,6 +383,8 @@ pub struct Variant {
     pub name: String,
     /// Who.
     pub system: SystemKind,
+    /// What an acknowledged write is, where the system's own words do not fit.
+    pub guarantee: Option<String>,
     /// cyclone: how it is reached.
     pub client: Option<Client>,
     /// cyclone: replicas; pmkv: copies of every object.
@@ -417,7 +423,8 @@ pub struct Variant {
     pub namespaces: Option<bool>,
     /// cyclone over RESP, redis: operations that follow each other on a connection without waiting.
     pub pipeline: Option<usize>,
-    /// cyclone, redis: clients, each a thread.
+    /// cyclone, redis: clients, each a thread. rocksdb: at most so many threads share the operations in flight; without a log of its own as many
+    /// as there are CPUs, with one as many as operations, if left out.
     pub clients: Option<usize>,
     /// rocksdb: its own log.
     pub log: Option<Log>,

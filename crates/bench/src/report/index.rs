@@ -98,11 +98,15 @@ pub fn write(out: &Path) -> Result<usize> {
     Ok(results.len())
 }
 
-/// Papers by name, figures by number, the rest after them.
+/// Papers by name, figures by number, then by what follows it.
 fn order(figure: &str) -> (String, u32, String) {
     let digits: String = figure.chars().filter(char::is_ascii_digit).collect();
-    let name: String = figure.chars().filter(|c| !c.is_ascii_digit()).collect();
-    (name, digits.parse().unwrap_or(u32::MAX), figure.to_owned())
+    let name = figure.split(|c: char| c.is_ascii_digit()).next();
+    (
+        name.unwrap_or_default().to_owned(),
+        digits.parse().unwrap_or(u32::MAX),
+        figure.to_owned(),
+    )
 }
 
 fn page(results: &[PlanResult]) -> String {
@@ -142,8 +146,11 @@ fn section(text: &mut String, result: &PlanResult) {
     };
     let _ = writeln!(
         text,
-        "We ran: {}{quick}. On: {}. {}\n",
-        result.words, result.machine, result.machine_differs
+        "We ran: {}{quick}. On: {}, {}. {}\n",
+        result.words,
+        result.machine,
+        taken(result),
+        result.machine_differs
     );
     if result.doubts.is_empty() {
         text.push_str("The machine was quiet.\n\n");
@@ -201,6 +208,24 @@ fn section(text: &mut String, result: &PlanResult) {
     }
 }
 
+/// When, and of which commit.
+fn taken(result: &PlanResult) -> String {
+    let day = date(result.taken_s);
+    match result.commit.as_str() {
+        "" => day,
+        commit => format!("{day}, commit {commit}"),
+    }
+}
+
+/// The day of a time in seconds since 1970, in UTC.
+fn date(seconds: u64) -> String {
+    let time = i64::try_from(seconds).map(time::OffsetDateTime::from_unix_timestamp);
+    match time {
+        Ok(Ok(time)) => time.date().to_string(),
+        _ => "no date".to_owned(),
+    }
+}
+
 fn variants(text: &mut String, result: &PlanResult) {
     text.push_str(
         "| | an acknowledged write is | highest operations/s | first point: p50, p99, µs | CPU per operation at the highest, µs |\n|---|---|---|---|---|\n",
@@ -214,9 +239,13 @@ fn variants(text: &mut String, result: &PlanResult) {
             .iter()
             .map(|(role, us)| format!("{role} {us:.1}"))
             .collect();
+        let version = match variant.version.as_str() {
+            "" => String::new(),
+            version => format!(" ({version})"),
+        };
         let _ = writeln!(
             text,
-            "| {} | {} | {}{} | {}, {} | {:.1}: {} |",
+            "| {}{version} | {} | {}{} | {}, {} | {:.1}: {} |",
             cell(&variant.name),
             cell(&variant.guarantee),
             spread(&peak.ops_s, 0),
@@ -231,13 +260,22 @@ fn variants(text: &mut String, result: &PlanResult) {
         let outages = crate::measure::Spread::of(variant.outages_ms.iter().copied());
         let _ = writeln!(
             text,
-            "\n{}: {} kills, {} ms without an answer.",
+            "\n{}: {} kills, {} ms without an answer, {} for 99 of 100.",
             variant.name,
             variant.outages_ms.len(),
-            spread(&outages, 1)
+            spread(&outages, 1),
+            number(most_of(&variant.outages_ms), 1)
         );
     }
     text.push('\n');
+}
+
+/// What 99 of 100 values do not exceed.
+fn most_of(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let rank = (values.len() * 99).div_ceil(100);
+    values.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
 /// Refusals and operations that never ended, if any.
@@ -247,5 +285,54 @@ fn faults(variant: &VariantResult) -> String {
     match (refused, unfinished) {
         (0, 0) => String::new(),
         _ => format!("; {refused} refused, {unfinished} unfinished"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_and_commits() {
+        let taken = |taken_s, commit: &str| {
+            super::taken(&PlanResult {
+                taken_s,
+                commit: commit.into(),
+                ..PlanResult::default()
+            })
+        };
+        assert_eq!(taken(951_782_400, ""), "2000-02-29");
+        assert_eq!(taken(1_798_761_599, "abc+"), "2026-12-31, commit abc+");
+        assert_eq!(date(u64::MAX), "no date");
+    }
+
+    #[test]
+    fn a_figure_in_two_sizes_stands_together() {
+        let mut figures = [
+            "b fig. 20",
+            "b fig. 14, large",
+            "logs",
+            "b fig. 14",
+            "b fig. 9",
+        ];
+        figures.sort_by_key(|figure| order(figure));
+        assert_eq!(
+            figures,
+            [
+                "b fig. 9",
+                "b fig. 14",
+                "b fig. 14, large",
+                "b fig. 20",
+                "logs"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_ninety_ninth_of_a_hundred() {
+        let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(most_of(&values), 99.0);
+        assert_eq!(most_of(&[3.0]), 3.0);
+        assert_eq!(most_of(&[]), 0.0);
     }
 }

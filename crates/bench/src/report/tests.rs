@@ -168,6 +168,78 @@ fn the_index_says_what_was_run_what_not_and_what_is_not_to_be_believed() {
     assert!(places[0] < places[1], "by number");
 }
 
+/// The plan and its result with a sweep over batches of so many keys.
+fn swept(points: &[f64], picture: &str) -> (PlanResult, Plan) {
+    let (mut result, _) = result();
+    let text = PLAN
+        .replace("\"inflight\"", "\"batch\"")
+        .replace(
+            "points = [1, 8]",
+            &format!("points = {points:?}\n{picture}"),
+        )
+        .replace("at = 1\n", &format!("at = {:?}\n", points[0]));
+    let plan = Plan::parse(&text).expect("plan");
+    for variant in &mut result.variants[..2] {
+        let points = points.iter().map(|x| point(*x, 1000.0 * (1.0 + x), 50.0));
+        variant.points = points.collect();
+    }
+    (result, plan)
+}
+
+#[test]
+fn a_wide_sweep_has_a_logarithmic_axis_with_ticks_at_its_points() {
+    let keys = [1.0, 2.0, 4.0, 8.0, 16.0];
+    let axis = |points: &[f64], picture: &str| {
+        let (result, plan) = swept(points, picture);
+        picture::curves(&result, &plan).x
+    };
+    let wide = axis(&keys, "");
+    assert!(wide.log);
+    assert_eq!(wide.ticks, keys);
+    assert!(!axis(&keys[..4], "").log, "8 is not much more than 1");
+    assert!(axis(&keys[..4], "[picture]\nlog_x = true").log);
+    assert!(!axis(&keys, "[picture]\nlog_x = false").log);
+    let rates = axis(&keys, "[picture]\nx = \"throughput\"");
+    assert!(!rates.log && rates.from_zero && rates.ticks.is_empty());
+    let (result, plan) = swept(&keys, "[picture]\nx = \"throughput\"\nlog_x = true");
+    let chart = picture::curves(&result, &plan);
+    assert!(chart.x.log);
+    assert_eq!(chart.x.name, "operations/s");
+    assert_eq!(chart.curves[0].dots[0].at.0, 2000.0, "not in thousands");
+}
+
+#[test]
+fn points_say_their_load_and_how_far_the_repetitions_lie_apart() {
+    let (mut result, plan) = result();
+    result.variants[0].points[1].p50_us = Spread::of([80.0, 90.0, 95.0]);
+    let chart = picture::curves(&result, &plan);
+    let [first, last] = &chart.curves[0].dots[..] else {
+        panic!("two points");
+    };
+    assert_eq!(last.at, (90.0, 90.0));
+    let (least, most) = last.x.expect("three repetitions");
+    assert_eq!((least.round(), most.round()), (81.0, 99.0), "thousands");
+    assert_eq!(last.y, Some((80.0, 95.0)));
+    assert_eq!(first.y, None, "one repetition has no spread");
+    assert_eq!(last.label.as_deref(), Some("8"));
+    assert_eq!(
+        chart.notes,
+        [
+            "grey numbers: operations in flight",
+            "whiskers: least to most of the repetitions",
+        ]
+    );
+    let (mut result, plan) = swept(&[1.0, 2.0], "");
+    for variant in &mut result.variants {
+        for point in &mut variant.points {
+            point.p50_us = Spread::of([1.0]);
+        }
+    }
+    let chart = picture::curves(&result, &plan);
+    assert!(chart.curves[0].dots.iter().all(|dot| dot.label.is_none()));
+    assert!(chart.notes.is_empty(), "neither labels nor whiskers");
+}
+
 #[test]
 fn numbers_read_well() {
     assert_eq!(number(1_234_567.8, 0), "1,234,568");

@@ -135,6 +135,7 @@ fn run_plan(plan: &Plan, story: &Story) -> PlanResult {
         stem: "f".into(),
         quick: false,
         systems: &systems,
+        settling: Duration::ZERO,
         stop: &stop,
         progress: Progress::to(false, Box::new(std::io::sink()), steps(plan)),
     };

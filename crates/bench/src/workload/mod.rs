@@ -16,6 +16,8 @@ pub mod trace;
 pub mod ycsb;
 pub mod zipf;
 
+use serde::{Deserialize, Serialize};
+
 pub use self::bytes::{Key, Pair};
 pub use self::random::Random;
 pub use self::sizes::Sizes;
@@ -23,7 +25,7 @@ pub use self::ycsb::Mix;
 use self::zipf::Zipf;
 
 /// Which of the keys an operation takes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Keys {
     /// Each as often as any other.
     Uniform,
@@ -63,7 +65,7 @@ pub struct Op {
 }
 
 /// A workload.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
     /// Keys that exist before.
     pub keys: u64,

@@ -5,10 +5,12 @@
 //! Pareto distribution from there on. For VAR they print a curve only; ours are a few support points with straight lines
 //! between them, in the range that cyclone §6 calls smaller than ETC's, and no more than that.
 
+use serde::{Deserialize, Serialize};
+
 use super::Random;
 
 /// A distribution of lengths, bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Sizes {
     /// All the same.
     Fixed(u32),

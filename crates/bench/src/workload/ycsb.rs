@@ -1,6 +1,6 @@
 //! Mixes of reads, writes, inserts and scans: those of YCSB (Cooper et al., SoCC 2010, table 2), and plain shares of reads.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Act, Keys, THETA};
 
@@ -23,7 +23,7 @@ pub enum Letter {
 }
 
 /// Shares of what is done; the rest are writes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mix {
     /// Reads.
     pub read: f64,

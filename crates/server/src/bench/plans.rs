@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -147,6 +148,7 @@ fn measure(stem: &str, plan: &Plan, common: &Common, stop: &AtomicBool) -> Resul
         stem: stem.to_owned(),
         quick: common.quick,
         systems: &|variant| systems::make(variant),
+        settling: Duration::from_secs(if common.quick { 2 } else { 20 }),
         stop,
         progress: Progress::stderr(run::steps(plan)),
     };

@@ -141,8 +141,8 @@ struct Wire {
     tokens: Vec<u64>,
     /// Answers that are still to come, WAIT's included.
     missing: usize,
-    /// Whether one of them was an error, or WAIT found no replica.
-    refused: bool,
+    /// Of all of them: one was an error, or WAIT found no replica in its time.
+    outcome: Outcome,
     /// Whether WAIT's is the last one.
     wait: bool,
 }
@@ -173,7 +173,7 @@ impl Wire {
             arrived: Vec::new(),
             tokens: Vec::new(),
             missing: 0,
-            refused: false,
+            outcome: Outcome::Done,
             wait: false,
         })
     }
@@ -196,7 +196,7 @@ impl Wire {
             commands.take_back(command.bytes);
         }
         self.missing = self.tokens.len();
-        self.refused = false;
+        self.outcome = Outcome::Done;
         self.wait = writes && batch.waits == Waits::OneReplica;
         if self.wait {
             array(&mut self.out, &[b"WAIT", b"1", WAIT_MS]);
@@ -264,12 +264,17 @@ impl Wire {
                             .parse()
                             .with_context(|| format!("the server says {text}"))?,
                     );
-                    self.refused = true;
+                    self.outcome = Outcome::Refused;
                 }
                 Answer::Error(text) if !retryable(&text) => bail!("the server says {text}"),
-                Answer::Error(_) => self.refused = true,
+                Answer::Error(text) if text.starts_with(UNKNOWN) => {
+                    self.outcome = Outcome::Unfinished;
+                }
+                Answer::Error(_) => self.outcome = Outcome::Refused,
                 Answer::Number(replicas) if self.wait && self.missing == 0 => {
-                    self.refused |= replicas < 1;
+                    if replicas < 1 {
+                        self.outcome = Outcome::Unfinished;
+                    }
                 }
                 _ => {}
             }
@@ -278,14 +283,14 @@ impl Wire {
         if self.missing > 0 || self.tokens.is_empty() {
             return Ok(false);
         }
-        let outcome = match self.refused {
-            true => Outcome::Refused,
-            false => Outcome::Done,
-        };
+        let outcome = self.outcome;
         done.extend(self.tokens.drain(..).map(|token| Done { token, outcome }));
         Ok(true)
     }
 }
+
+/// What may have been carried out is answered so.
+const UNKNOWN: &str = "ERR outcome unknown";
 
 /// Errors after which another attempt may succeed, or whose command may have been carried out.
 fn retryable(text: &str) -> bool {
@@ -295,7 +300,7 @@ fn retryable(text: &str) -> bool {
         "LOADING",
         "BUSY",
         "NOREPLICAS",
-        "ERR outcome unknown",
+        UNKNOWN,
     ]
     .iter()
     .any(|word| text.starts_with(word))

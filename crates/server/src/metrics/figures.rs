@@ -6,7 +6,13 @@ use cyclone_replica::Node;
 use super::{Kind, Labels, Sheet};
 
 /// Packet figures that go up and down.
-const PACKET_GAUGES: [&str; 4] = ["associations", "partials", "frames", "frames_free"];
+const PACKET_GAUGES: [&str; 5] = [
+    "associations",
+    "partials",
+    "frames",
+    "frames_free",
+    "frames_in_region",
+];
 
 /// A replica's figures.
 pub fn of_node(sheet: &mut Sheet, node: &Node) {
@@ -51,6 +57,9 @@ pub fn of_node(sheet: &mut Sheet, node: &Node) {
         let help = match name {
             "frames" => "Frames for packets in the log region.",
             "frames_free" => "Frames that hold nothing.",
+            "frames_in_region" => {
+                "Whether packets are received into the log region's frames; 0: every payload is copied there."
+            }
             "associations" => "Peers with which keys are agreed on.",
             "partials" => "Messages of which only a part has come.",
             name if name.ends_with("_bytes") || name.starts_with("bytes_") => {

@@ -9,6 +9,7 @@ use cyclone_packet::{Datagram, Driver, TcpDriver, TcpOptions, UdpDriver, UdpOpti
 use cyclone_pmem::{Pool, Region};
 use serde::{Deserialize, Serialize};
 
+use super::drive::{self, Drive};
 use super::{Place, bare, host};
 use crate::bench::{Load, histogram, native};
 
@@ -52,6 +53,8 @@ pub enum Role {
         /// Of the keys.
         seed: u64,
     },
+    /// A plan's measurement.
+    Drive(Drive),
     /// Runs new nodes, the leader first, in one thread that never waits.
     Host {
         /// Where.
@@ -147,7 +150,8 @@ pub struct Pinged {
     pub lost: usize,
 }
 
-fn client(reach: &Reach) -> Result<Client> {
+/// A client for so many requests in flight.
+pub(super) fn client(reach: &Reach, inflight: usize) -> Result<Client> {
     let key = crate::config::parse_key("client key", &reach.client_key)?;
     let mut config = ClientConfig::new(reach.nodes.clone(), key);
     config.tcp = reach.transport == "tcp";
@@ -162,6 +166,7 @@ fn client(reach: &Reach) -> Result<Client> {
     });
     config.core.deadline_us = 20_000_000;
     config.core.burst = reach.pack;
+    config.core.window = config.core.window.max(inflight);
     config.singly = reach.burst == 1;
     if reach.spin {
         config.look = Duration::MAX;
@@ -193,7 +198,7 @@ pub fn run(role: &str) -> Result<()> {
             };
             // The thread's own namespace is the client's, and the last one entered.
             let mut nodes = host::start(&beside)?;
-            let mut client = client(&reach)?;
+            let mut client = client(&reach, inflight)?;
             let mut operations = 0;
             let mut poll = |client: &mut Client, done: &mut Vec<Completion>| {
                 match nodes.is_empty() {
@@ -221,6 +226,7 @@ pub fn run(role: &str) -> Result<()> {
                 operations,
             })
         }
+        Role::Drive(drive) => drive::run(&drive),
         Role::Host { places, naps } => host::run(&places, naps),
         Role::Bare {
             place,
@@ -257,13 +263,13 @@ pub fn run(role: &str) -> Result<()> {
     }
 }
 
-fn answer(answer: &impl Serialize) -> Result<()> {
+pub(super) fn answer(answer: &impl Serialize) -> Result<()> {
     println!("{}", serde_json::to_string(answer)?);
     Ok(())
 }
 
 fn count(reach: &Reach, time: Duration, value_bytes: usize) -> Result<()> {
-    let mut client = client(reach)?;
+    let mut client = client(reach, 1)?;
     let value = vec![b'v'; value_bytes];
     let mut counted = Counted::default();
     let since = Instant::now();

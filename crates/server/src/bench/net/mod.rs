@@ -15,6 +15,7 @@
 
 mod bare;
 pub mod child;
+pub mod drive;
 mod figures;
 mod host;
 mod instructions;

@@ -78,7 +78,7 @@ impl Traffic {
             lane.poll(Duration::from_millis(100), &mut done)?;
             for Done { token, outcome } in done.drain(..) {
                 flying -= 1;
-                if outcome == Outcome::Refused {
+                if outcome != Outcome::Done {
                     again.push(token);
                     refused += 1;
                 }

@@ -15,7 +15,25 @@ use crate::cluster::{any_first_port, free_ports};
 /// dragonboat with its defaults.
 pub struct Dragonboat;
 
+/// What `make bench-peers` builds.
+const MODULE: &str = include_str!("../../../../../bench-peers/dragonboat/go.mod");
+
+/// The library's version.
+pub(super) fn version() -> String {
+    let found = MODULE.lines().find_map(|line| {
+        let (module, version) = line.trim().split_once(' ')?;
+        module
+            .contains("lni/dragonboat/")
+            .then(|| version.trim_start_matches('v'))
+    });
+    found.unwrap_or_default().to_owned()
+}
+
 impl System for Dragonboat {
+    fn version(&self) -> String {
+        version()
+    }
+
     fn guarantee(&self) -> String {
         "durable on the disks of 2 of 3 replicas, and applied to a map in memory".to_owned()
     }

@@ -94,7 +94,9 @@ impl Running for Inside {
                 })
             })
             .collect();
-        lanes::run(self, job, &followers)
+        let mut measured = lanes::run(self, job, &followers)?;
+        measured.usage.name_own("leader with clients");
+        Ok(measured)
     }
 }
 
@@ -210,6 +212,7 @@ fn outcome(answer: &Answer) -> Result<Outcome> {
         Answer::Done(Reply::Failed(failure)) => bail!("the store refuses: {failure}"),
         Answer::Done(_) => Outcome::Done,
         Answer::TooLarge => bail!("too large"),
-        Answer::NotLeader(_) | Answer::Busy | Answer::Lost | Answer::Unknown => Outcome::Refused,
+        Answer::NotLeader(_) | Answer::Busy => Outcome::Refused,
+        Answer::Lost | Answer::Unknown => Outcome::Unfinished,
     })
 }

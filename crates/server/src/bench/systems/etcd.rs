@@ -11,13 +11,17 @@ use cyclone_bench::system::{Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::Workload;
 
 use super::gopeer::GoPeer;
-use super::{Owned, not_installed, program};
+use super::{Owned, not_installed, program, version_of};
 use crate::cluster::{any_first_port, free_ports};
 
 /// etcd with its defaults.
 pub struct Etcd;
 
 impl System for Etcd {
+    fn version(&self) -> String {
+        version_of("etcd")
+    }
+
     fn guarantee(&self) -> String {
         "durable on the disks of 2 of 3 members, and applied".to_owned()
     }

@@ -9,12 +9,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use cyclone_bench::cpu::{Process, Usage};
+use cyclone_bench::cpu::{Meter, Process, Usage};
 use cyclone_bench::drive::{Job, Pace};
 use cyclone_bench::measure::histogram;
 use cyclone_bench::system::Measured;
 use cyclone_bench::workload::{Act, Op, Source, Workload, trace};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 /// Operations in a trace; longer measurements begin it again.
@@ -36,9 +36,10 @@ enum Said {
     Error(String),
 }
 
-#[derive(Debug, Default, Deserialize)]
+/// What a measurement in another process counted.
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Counted {
+pub struct Counted {
     operations: u64,
     refused: u64,
     unfinished: u64,
@@ -175,7 +176,8 @@ impl GoPeer {
         }))?;
         let begun = Instant::now();
         let most = job.warm_up + job.measure + job.drain + PATIENCE;
-        let mut before = Usage::now(processes);
+        let mut meter = Meter::new(processes);
+        let mut before = meter.read();
         let mut usage = Usage::default();
         loop {
             if job.stop.load(Ordering::Relaxed) {
@@ -183,9 +185,9 @@ impl GoPeer {
             }
             match self.hear(Duration::from_millis(100))? {
                 Some(Said::Live(done)) => (job.live)(done, begun.elapsed()),
-                Some(Said::Phase(phase)) if phase == "from" => before = Usage::now(processes),
-                Some(Said::Phase(_)) => usage = Usage::now(processes).since(&before),
-                Some(Said::Result(counted)) => return measured(counted, job.measure, usage),
+                Some(Said::Phase(phase)) if phase == "from" => before = meter.read(),
+                Some(Said::Phase(_)) => usage = meter.read().since(&before),
+                Some(Said::Result(counted)) => return counted.measured(job.measure, usage),
                 Some(other) => bail!("{} says {other:?}", self.name),
                 None if begun.elapsed() > most => bail!("{} does not end", self.name),
                 None => {}
@@ -194,20 +196,36 @@ impl GoPeer {
     }
 }
 
-fn measured(counted: Counted, elapsed: Duration, usage: Usage) -> Result<Measured> {
-    let mut latency_ns = histogram()?;
-    for (ns, times) in counted.latencies {
-        latency_ns.saturating_record_n(ns.max(1), times);
+impl Counted {
+    /// Of a measurement in this process.
+    pub fn of(measured: &Measured) -> Counted {
+        let latencies = measured.latency_ns.iter_recorded();
+        Counted {
+            operations: measured.operations,
+            refused: measured.refused,
+            unfinished: measured.unfinished,
+            latencies: latencies
+                .map(|value| (value.value_iterated_to(), value.count_at_value()))
+                .collect(),
+        }
     }
-    Ok(Measured {
-        operations: counted.operations,
-        refused: counted.refused,
-        unfinished: counted.unfinished,
-        elapsed,
-        latency_ns,
-        usage,
-        ends_ns: Vec::new(),
-    })
+
+    /// As if it had been measured here.
+    pub fn measured(self, elapsed: Duration, usage: Usage) -> Result<Measured> {
+        let mut latency_ns = histogram()?;
+        for (ns, times) in self.latencies {
+            latency_ns.saturating_record_n(ns.max(1), times);
+        }
+        Ok(Measured {
+            operations: self.operations,
+            refused: self.refused,
+            unfinished: self.unfinished,
+            elapsed,
+            latency_ns,
+            usage,
+            ends_ns: Vec::new(),
+        })
+    }
 }
 
 impl Drop for GoPeer {
@@ -215,5 +233,37 @@ impl Drop for GoPeer {
         // One that has already ended needs no killing.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measurement_comes_over_whole() {
+        let mut latency_ns = histogram().expect("a histogram");
+        for ns in (1..2000u64).map(|step| step * step) {
+            latency_ns.record(ns).expect("in range");
+        }
+        let measured = Measured {
+            operations: 1999,
+            refused: 2,
+            unfinished: 3,
+            elapsed: Duration::from_secs(1),
+            latency_ns,
+            usage: Usage::default(),
+            ends_ns: Vec::new(),
+        };
+        let text = serde_json::to_string(&Counted::of(&measured)).expect("text");
+        let counted: Counted = serde_json::from_str(&text).expect("the same");
+        let again = counted
+            .measured(measured.elapsed, Usage::default())
+            .expect("a measurement");
+        assert_eq!(again.latency_ns, measured.latency_ns);
+        assert_eq!(
+            (again.operations, again.refused, again.unfinished),
+            (1999, 2, 3)
+        );
     }
 }

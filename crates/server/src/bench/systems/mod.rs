@@ -13,8 +13,8 @@ mod cyclone;
 mod dragonboat;
 mod embedded;
 mod etcd;
-mod gopeer;
-mod native;
+pub(super) mod gopeer;
+pub(super) mod native;
 mod pmkv;
 mod redis;
 #[cfg_attr(not(feature = "rocksdb"), path = "rocks_missing.rs")]
@@ -62,6 +62,23 @@ fn program(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
+/// The version that a peer's program prints; empty if it is not there.
+fn version_of(name: &str) -> String {
+    let printed = program(name).and_then(|path| Command::new(path).arg("--version").output().ok());
+    printed.map_or_else(String::new, |output| {
+        version_in(&String::from_utf8_lossy(&output.stdout))
+    })
+}
+
+/// The first word of a text that looks like a version.
+fn version_in(text: &str) -> String {
+    let mut words = text
+        .split_whitespace()
+        .map(|word| word.trim_start_matches("v="));
+    let version = words.find(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+    version.unwrap_or_default().to_owned()
+}
+
 fn not_installed(what: &str) -> Started {
     Started::Skipped {
         why: format!("{what} is not installed"),
@@ -96,5 +113,20 @@ impl Drop for Owned {
         // One that has already ended needs no killing.
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_found_in_what_peers_print() {
+        let etcd = "etcd Version: 3.5.16\nGit SHA: 1a2b3c4\nGo Version: go1.24";
+        let redis = "Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64";
+        assert_eq!(version_in(etcd), "3.5.16");
+        assert_eq!(version_in(redis), "7.0.15");
+        assert_eq!(version_in("nothing"), "");
+        assert!(dragonboat::version().starts_with("3."));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use cyclone_bench::drive::{Done, Lane, Outcome, Request};
-use cyclone_client::{Client, ClientConfig, ClientError};
+use cyclone_client::{Client, ClientConfig, ClientError, NotDone};
 use cyclone_packet::Security;
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Condition, Operation, Query};
@@ -84,7 +84,11 @@ pub fn outcome(result: Result<Reply, ClientError>) -> Result<Outcome> {
     match result {
         Ok(Reply::Failed(failure)) => bail!("the store refuses: {failure}"),
         Ok(_) => Ok(Outcome::Done),
-        Err(ClientError::NotDone(_) | ClientError::Unknown) => Ok(Outcome::Refused),
+        Err(ClientError::NotDone(NotDone::QueueFull)) => Ok(Outcome::Refused),
+        Err(ClientError::NotDone(NotDone::NoLeader | NotDone::Busy | NotDone::NotSent)) => {
+            Ok(Outcome::Unfinished)
+        }
+        Err(ClientError::Unknown) => Ok(Outcome::Unfinished),
         Err(error) => Err(error.into()),
     }
 }
@@ -146,8 +150,9 @@ impl TwoPhase {
             self.client.poll(Duration::from_millis(100), &mut ended)?;
             for (ticket, result) in ended.drain(..) {
                 waiting.retain(|other| *other != ticket);
-                if outcome(result)? == Outcome::Refused {
-                    all = Outcome::Refused;
+                let outcome = outcome(result)?;
+                if outcome != Outcome::Done {
+                    all = outcome;
                 }
             }
         }

@@ -11,7 +11,7 @@ use cyclone_bench::plan::{RedisMode, Variant};
 use cyclone_bench::system::{Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::Workload;
 
-use super::{Owned, not_installed, program};
+use super::{Owned, not_installed, program, version_of};
 use crate::bench::wires::{Waits, WireLane, Wires};
 use crate::cluster::{any_first_port, free_ports};
 
@@ -34,6 +34,10 @@ impl Redis {
 }
 
 impl System for Redis {
+    fn version(&self) -> String {
+        version_of("redis-server")
+    }
+
     fn guarantee(&self) -> String {
         match self.mode {
             RedisMode::Always => {

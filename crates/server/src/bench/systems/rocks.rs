@@ -1,4 +1,5 @@
-//! RocksDB alone, called from the load's own threads: one per operation in flight, as its log's group commit wants it.
+//! RocksDB alone, called from the load's own threads. With a log there is one per operation in flight, as its group commit wants it.
+//! Without one there is nothing to wait for: a thread per CPU shares the operations, since more only get into each other's way.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,14 +19,22 @@ use rocksdb::{
 pub struct Rocks {
     log: Log,
     store: Store,
+    /// At most.
+    threads: usize,
 }
 
 impl Rocks {
     /// As the variant says.
     pub fn new(variant: &Variant) -> Rocks {
+        let log = variant.log.unwrap_or(Log::None);
+        let most = match log {
+            Log::None => std::thread::available_parallelism().map_or(1, usize::from),
+            Log::Wal | Log::Sync => usize::MAX,
+        };
         Rocks {
-            log: variant.log.unwrap_or(Log::None),
+            log,
             store: variant.store.unwrap_or_default(),
+            threads: variant.clients.unwrap_or(most),
         }
     }
 }
@@ -66,6 +75,7 @@ impl System for Rocks {
         Ok(Started::Running(Box::new(Open {
             db: Arc::new(open(&directory.join("db"), &scene.disk.join("wal"))?),
             log: self.log,
+            threads: self.threads,
         })))
     }
 }
@@ -73,6 +83,7 @@ impl System for Rocks {
 struct Open {
     db: Arc<DB>,
     log: Log,
+    threads: usize,
 }
 
 /// Keys per batch while filling.
@@ -99,17 +110,14 @@ impl Running for Open {
 
     fn measure(&mut self, job: &mut Job<'_>) -> Result<Measured> {
         let mut measured = lanes::run(self, job, &[])?;
-        for (role, _) in &mut measured.usage.by_role {
-            // The store runs where the load does.
-            "store and clients".clone_into(role);
-        }
+        measured.usage.name_own("store and clients");
         Ok(measured)
     }
 }
 
 impl Lanes for Open {
     fn lanes(&self, inflight: usize) -> usize {
-        inflight
+        inflight.min(self.threads)
     }
 
     fn open(&self, _number: usize, _share: usize) -> Result<Box<dyn Lane>> {

@@ -1,17 +1,21 @@
 //! Cyclone between network namespaces, with the driver that a variant names: what `cyclone bench net` compares, as a system of
 //! plans. Every measurement has machines and nodes of its own.
 
-use std::process::Stdio;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use cyclone_bench::cpu::{Process, Usage};
-use cyclone_bench::drive::{Job, Pace};
-use cyclone_bench::measure::histogram;
+use cyclone_bench::cpu::Process;
+use cyclone_bench::drive::Job;
 use cyclone_bench::plan::Variant;
 use cyclone_bench::system::{Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::{Sizes, Workload};
 
-use crate::bench::net::child::{Loaded, Reach, Role};
+use crate::bench::net::child::{Reach, Role};
+use crate::bench::net::drive::{Drive, Said};
 use crate::config::hex;
 use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions, RunAs};
 
@@ -41,7 +45,7 @@ impl Spaces {
                     _ => (0..replicas).map(|node| usize::from(node > 0)).collect(),
                 },
                 nvm_bytes: variant.region_mib.unwrap_or(64) << 20,
-                logs: 1,
+                logs: variant.logs.unwrap_or(1),
                 run: RunAs::Nodes,
             },
         }
@@ -51,8 +55,12 @@ impl Spaces {
 impl System for Spaces {
     fn guarantee(&self) -> String {
         let replicas = self.options.replicas;
+        let store = match self.options.engine.as_str() {
+            "echo" => "the store does nothing",
+            _ => "applied",
+        };
         format!(
-            "durable in the log regions of {} of {replicas} replicas; the store does nothing",
+            "durable in the log regions of {} of {replicas} replicas; {store}",
             replicas / 2 + 1
         )
     }
@@ -90,23 +98,20 @@ impl Running for Between {
     }
 
     fn measure(&mut self, job: &mut Job<'_>) -> Result<Measured> {
-        let Sizes::Fixed(value_bytes) = job.workload.sizes else {
-            bail!("workload.value: only fixed sizes are measured between namespaces");
-        };
-        if job.pace != Pace::Closed {
-            bail!("load.rate: only closed loops are measured between namespaces");
-        }
-        let mtu = if value_bytes > STANDARD_VALUE {
-            9000
-        } else {
-            1500
-        };
+        let large = matches!(job.workload.sizes, Sizes::Fixed(bytes) if bytes > STANDARD_VALUE);
+        let mtu = if large { 9000 } else { 1500 };
         let replicas = self.options.replicas;
         let lab = Lab::new(replicas + 1, mtu, Cabling::Mesh, self.executable.clone())?;
         let directory = self.directory.join("nodes");
         let _ = std::fs::remove_dir_all(&directory);
         let cluster = LabCluster::start(&lab, &directory, &self.options)?;
-        let role = Role::Load {
+        let processes = (0..replicas).filter_map(|node| {
+            Some(Process {
+                role: if node == 0 { "leader" } else { "followers" }.to_owned(),
+                pid: cluster.pid(node)?,
+            })
+        });
+        let role = Role::Drive(Drive {
             reach: Reach {
                 nodes: cluster.nodes.clone(),
                 client_key: hex(&cluster.client_key),
@@ -116,13 +121,15 @@ impl Running for Between {
                 pack: self.options.burst,
                 spin: false,
             },
-            beside: Vec::new(),
-            value_bytes: value_bytes as usize,
+            workload: job.workload.clone(),
+            pace: job.pace,
             inflight: job.inflight,
             warm_up_ms: job.warm_up.as_millis() as u64,
             measure_ms: job.measure.as_millis() as u64,
+            drain_ms: job.drain.as_millis() as u64,
             seed: job.seed,
-        };
+            processes: processes.collect(),
+        });
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let child = lab
             .command(
@@ -135,68 +142,47 @@ impl Running for Between {
             .stderr(Stdio::piped())
             .spawn()
             .context("cannot start the load")?;
-        let mut processes: Vec<Process> = (0..replicas)
-            .filter_map(|node| {
-                Some(Process {
-                    role: if node == 0 { "leader" } else { "followers" }.to_owned(),
-                    pid: cluster.pid(node)?,
-                })
-            })
-            .collect();
-        processes.push(Process {
-            role: "clients".to_owned(),
-            pid: child.id(),
-        });
-        let (usage, output) = watched(child, job, &processes)?;
-        if !output.status.success() {
+        attend(child, job).with_context(|| {
             let words: Vec<String> = (0..replicas).map(|node| cluster.log(node)).collect();
-            bail!(
-                "the load: {}; the nodes say:\n{}",
-                String::from_utf8_lossy(&output.stderr).trim(),
-                words.join("\n")
-            );
-        }
-        let seen: Loaded = serde_json::from_slice(&output.stdout).context("the load's answer")?;
-        // Only the percentiles come over: they are recorded so that they read back as such.
-        let mut latency_ns = histogram()?;
-        latency_ns.record_n((seen.p50_us * 1000.0) as u64, 98)?;
-        latency_ns.record_n((seen.p99_us * 1000.0) as u64, 2)?;
-        Ok(Measured {
-            operations: (seen.ops_s * job.measure.as_secs_f64()).round() as u64,
-            refused: 0,
-            unfinished: 0,
-            elapsed: job.measure,
-            latency_ns,
-            usage,
-            ends_ns: Vec::new(),
+            format!("the load; the nodes say:\n{}", words.join("\n"))
         })
     }
 }
 
-/// Waits for the load; answers the CPU time of as long a time as is measured, in the midst of it.
-fn watched(
-    mut child: std::process::Child,
-    job: &mut Job<'_>,
-    processes: &[Process],
-) -> Result<(Usage, std::process::Output)> {
-    let begun = std::time::Instant::now();
-    let mut before = None;
-    let mut usage = None;
-    while child.try_wait()?.is_none() {
-        if job.stop.load(std::sync::atomic::Ordering::Relaxed) {
-            child.kill()?;
-            child.wait()?;
-            bail!("stopped");
+/// Listens to the load until it has ended.
+fn attend(mut child: Child, job: &mut Job<'_>) -> Result<Measured> {
+    let (say, said) = channel();
+    let Some(stdout) = child.stdout.take() else {
+        bail!("it has no output");
+    };
+    // It ends with the child.
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if say.send(line).is_err() {
+                return;
+            }
         }
-        let elapsed = begun.elapsed();
-        // It begins when there is a leader, which takes a few hundred milliseconds.
-        if before.is_none() && elapsed >= job.warm_up {
-            before = Some(Usage::now(processes));
+    });
+    let mut seen = None;
+    loop {
+        let line = match said.recv_timeout(Duration::from_millis(100)) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) if job.stop.load(Ordering::Relaxed) => {
+                child.kill()?;
+                child.wait()?;
+                bail!("stopped");
+            }
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        match serde_json::from_str(&line).with_context(|| format!("it says {line:?}"))? {
+            Said::Live(done, ms) => (job.live)(done, Duration::from_millis(ms)),
+            Said::Measured(counted, usage) => seen = Some((counted, usage)),
         }
-        if let (Some(before), true) = (&before, elapsed >= job.warm_up + job.measure) {
-            usage.get_or_insert_with(|| Usage::now(processes).since(before));
-        }
-        std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    Ok((usage.unwrap_or_default(), child.wait_with_output()?))
+    let output = child.wait_with_output()?;
+    match seen {
+        Some((counted, usage)) if output.status.success() => counted.measured(job.measure, usage),
+        _ => bail!("{}", String::from_utf8_lossy(&output.stderr).trim()),
+    }
 }
