@@ -85,13 +85,21 @@ func (s *store) Write(_ int, pairs []load.Pair) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	_, err := s.host.SyncPropose(ctx, s.host.GetNoOPSession(cluster), command)
-	return err
+	return told(err)
 }
 
 func (s *store) Read(_ int, key []byte) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	_, err := s.host.SyncRead(ctx, cluster, key)
+	return told(err)
+}
+
+// told marks what is dropped before anything is done: the queue is full, or nobody leads. After others nobody knows.
+func told(err error) error {
+	if errors.Is(err, dragonboat.ErrSystemBusy) || errors.Is(err, dragonboat.ErrClusterNotReady) {
+		return fmt.Errorf("%w: %w", load.ErrRefused, err)
+	}
 	return err
 }
 

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"log"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"cyclone/bench-peers/load"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -112,7 +114,7 @@ func (s *store) Write(worker int, pairs []load.Pair) error {
 	client := s.clients[worker%len(s.clients)]
 	if len(pairs) == 1 {
 		_, err := client.Put(ctx, string(pairs[0].Key), string(pairs[0].Value))
-		return err
+		return told(err)
 	}
 	// A transaction may not put a key twice.
 	seen := map[string]bool{}
@@ -124,13 +126,21 @@ func (s *store) Write(worker int, pairs []load.Pair) error {
 		}
 	}
 	_, err := client.Txn(ctx).Then(puts...).Commit()
-	return err
+	return told(err)
 }
 
 func (s *store) Read(worker int, key []byte) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	_, err := s.clients[worker%len(s.clients)].Get(ctx, string(key))
+	return told(err)
+}
+
+// told marks what the server refuses before it does anything; a timeout, or a leader that is lost, says nothing about it.
+func told(err error) error {
+	if errors.Is(err, rpctypes.ErrTooManyRequests) || errors.Is(err, rpctypes.ErrNoSpace) {
+		return fmt.Errorf("%w: %w", load.ErrRefused, err)
+	}
 	return err
 }
 

@@ -1,5 +1,6 @@
 // Package load does the operations of a trace on a store, as the Rust side of the benchmarks does: closed loop, or open loop with
-// latencies counted from when each operation was due. It is told what to do line by line as JSON on standard input, and
+// latencies counted from when each operation was due. What was not done does not vanish: it counts by when it began or was due,
+// and only refusals, which most often come at once, are not among the latencies. It is told what to do line by line as JSON on standard input, and
 // answers on standard output (crates/server/src/bench/systems/gopeer.rs has the other end).
 package load
 
@@ -7,6 +8,7 @@ import (
 	"bufio"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand"
 	"os"
@@ -19,7 +21,11 @@ import (
 // Pair is a key and its value.
 type Pair struct{ Key, Value []byte }
 
-// Store is what is measured. Its methods are called from many goroutines.
+// ErrRefused is, or is wrapped in, an error after which nothing was done and nobody waited in vain.
+var ErrRefused = errors.New("refused")
+
+// Store is what is measured. Its methods are called from many goroutines. After errors other than ErrRefused nobody knows
+// whether it was done.
 type Store interface {
 	// Write writes one pair, or several as an atomic batch.
 	Write(worker int, pairs []Pair) error
@@ -194,8 +200,26 @@ func preload(store Store, task *task, ops []op) error {
 
 // One worker's counts.
 type seen struct {
-	operations, refused uint64
-	latencies           []int64
+	operations, refused, unfinished uint64
+	latencies                       []time.Duration
+}
+
+// Records how an operation ended that began, or was due, in the measured time.
+func (s *seen) end(err error, waited time.Duration) {
+	switch {
+	case err == nil:
+		s.latencies = append(s.latencies, waited)
+	case errors.Is(err, ErrRefused):
+		s.refused++
+	default:
+		s.neverEnded(waited)
+	}
+}
+
+// What never ended took at least this long.
+func (s *seen) neverEnded(waited time.Duration) {
+	s.unfinished++
+	s.latencies = append(s.latencies, waited)
 }
 
 func measure(store Store, task *task, ops []op) result {
@@ -227,21 +251,18 @@ func measure(store Store, task *task, ops []op) result {
 				if task.Rate <= 0 && !now.Before(until) || !now.Before(last) {
 					// What was due and never sent is one that never ended.
 					if task.Rate > 0 && !began.Before(from) {
-						seen.latencies = append(seen.latencies, -int64(now.Sub(began)))
+						seen.neverEnded(now.Sub(began))
 					}
 					return
 				}
 				err := carryOut(store, worker, task, ops, number)
 				end := time.Now()
 				done.Add(1)
-				switch inside := !end.Before(from) && end.Before(until); {
-				case err != nil && inside:
-					seen.refused++
-				case err == nil && inside:
+				if err == nil && !end.Before(from) && end.Before(until) {
 					seen.operations++
 				}
-				if err == nil && !began.Before(from) && began.Before(until) {
-					seen.latencies = append(seen.latencies, int64(end.Sub(began)))
+				if !began.Before(from) && began.Before(until) {
+					seen.end(err, end.Sub(began))
 				}
 			}
 		}()
@@ -300,16 +321,13 @@ func carryOut(store Store, worker int, task *task, ops []op, number uint64) erro
 func merged(workers []seen, task *task, next uint64, begun, from, until time.Time) result {
 	var sum result
 	counts := map[uint64]uint64{}
-	count := func(ns int64) { counts[rounded(uint64(max(ns, 1)))]++ }
+	count := func(waited time.Duration) { counts[rounded(uint64(max(waited, 1)))]++ }
 	for _, worker := range workers {
 		sum.Operations += worker.operations
 		sum.Refused += worker.refused
-		for _, ns := range worker.latencies {
-			if ns < 0 {
-				sum.Unfinished++
-				ns = -ns
-			}
-			count(ns)
+		sum.Unfinished += worker.unfinished
+		for _, waited := range worker.latencies {
+			count(waited)
 		}
 	}
 	// What nobody came to take was due and never ended either.
@@ -322,7 +340,7 @@ func merged(workers []seen, task *task, next uint64, begun, from, until time.Tim
 			}
 			if !due.Before(from) {
 				sum.Unfinished++
-				count(int64(now.Sub(due)))
+				count(now.Sub(due))
 			}
 		}
 	}

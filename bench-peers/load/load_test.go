@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -61,6 +63,62 @@ func TestAStallAppearsInTheTailOfTheOpenLoop(t *testing.T) {
 	// 100 were due in the stall; those of its first 70 ms waited 30 ms and more, however late this machine is.
 	if all != 400 || slow < 60 {
 		t.Errorf("%d of %d operations were slow", slow, all)
+	}
+}
+
+type failing struct {
+	begun time.Time
+	err   error
+}
+
+// What is sent after 200 ms fails, and not before 500 ms.
+func (s *failing) Write(int, []Pair) error {
+	time.Sleep(time.Millisecond)
+	since := time.Since(s.begun)
+	if since < 200*time.Millisecond {
+		return nil
+	}
+	time.Sleep(500*time.Millisecond - since)
+	return s.err
+}
+
+func (s *failing) Read(int, []byte) error { return nil }
+
+func TestWhatFailsAfterTheMeasuredTimeCountsByWhenItBeganOrWasDue(t *testing.T) {
+	out.Encoder = json.NewEncoder(io.Discard)
+	refused := fmt.Errorf("%w: too busy", ErrRefused)
+	unknown := errors.New("no answer in time")
+	for _, err := range []error{refused, unknown} {
+		for _, rate := range []float64{0, 1000} {
+			store := &failing{begun: time.Now(), err: err}
+			// The measured time ends 50 ms before the first fails.
+			task := task{KeyBytes: 8, Batch: 1, Inflight: 4, Rate: rate, WarmUpMs: 50, MeasureMs: 400, DrainMs: 5000}
+			result := measure(store, &task, []op{{key: 1, len: 8, act: actWrite}})
+			var all, slow uint64
+			for _, bucket := range result.Latencies {
+				all += bucket[1]
+				if bucket[0] > 40_000_000 {
+					slow += bucket[1]
+				}
+			}
+			failed, other := result.Refused, result.Unfinished
+			if err == unknown {
+				failed, other = other, failed
+			}
+			if other != 0 {
+				t.Errorf("%v at %v: %d of the other kind", err, rate, other)
+			}
+			// 250 were due after the first 200 ms; in the closed loop each worker waits with one.
+			if rate == 0 && failed != 4 || rate > 0 && failed < 250 {
+				t.Errorf("%v at %v: %d failed", err, rate, failed)
+			}
+			if err == unknown && slow < failed {
+				t.Errorf("at %v only %d of %d are recorded with the time waited", rate, slow, failed)
+			}
+			if rate > 0 && (err == unknown && all != 400 || err == refused && all != 400-failed) {
+				t.Errorf("%v at %v: %d recorded, %d failed", err, rate, all, failed)
+			}
+		}
 	}
 }
 

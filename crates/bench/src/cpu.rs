@@ -213,23 +213,36 @@ mod tests {
         assert_eq!(used.by_role[0], ("server".to_owned(), 0.0));
     }
 
-    /// A shell that keeps a child of its own busy.
-    fn busy_child() -> std::process::Child {
-        let busy = "sh -c 'while :; do :; done' & echo; wait";
-        std::process::Command::new("sh")
-            .args(["-c", busy])
-            .stdout(std::process::Stdio::null())
-            .process_group(0)
-            .spawn()
-            .expect("a shell")
+    /// A shell that keeps a child of its own busy; both are killed in the end.
+    struct Busy(std::process::Child);
+
+    impl Busy {
+        fn new() -> Busy {
+            let busy = "sh -c 'while :; do :; done' & echo; wait";
+            let shell = std::process::Command::new("sh")
+                .args(["-c", busy])
+                .stdout(std::process::Stdio::null())
+                .process_group(0)
+                .spawn();
+            Busy(shell.expect("a shell"))
+        }
+    }
+
+    impl Drop for Busy {
+        fn drop(&mut self) {
+            let group = rustix::process::Pid::from_child(&self.0);
+            let kill = rustix::process::Signal::KILL;
+            rustix::process::kill_process_group(group, kill).expect("killed");
+            self.0.wait().expect("ended");
+        }
     }
 
     #[test]
     fn what_children_use_counts_and_is_kept_when_all_have_been_killed() {
-        let mut shell = busy_child();
+        let shell = Busy::new();
         let process = Process {
             role: "server".into(),
-            pid: shell.id(),
+            pid: shell.0.id(),
         };
         let mut meter = Meter::new(&[process]);
         let begun = Instant::now();
@@ -237,12 +250,10 @@ mod tests {
             assert!(begun.elapsed().as_secs() < 60);
             std::thread::sleep(Duration::from_millis(5));
         }
-        let alone = of_process(shell.id());
+        let alone = of_process(shell.0.id());
         let seen = meter.read().by_role[0].1;
         assert!(alone < seen, "{alone} of {seen} s are the shell's own");
-        let group = rustix::process::Pid::from_child(&shell);
-        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).expect("killed");
-        shell.wait().expect("ended");
+        drop(shell);
         assert!(meter.read().by_role[0].1 >= seen);
     }
 

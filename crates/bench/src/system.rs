@@ -89,13 +89,13 @@ pub type Assassin = Box<dyn FnMut() -> Result<()>>;
 pub struct Measured {
     /// Operations that ended within the measured time.
     pub operations: u64,
-    /// Operations that were refused within the measured time.
+    /// Operations that began, or were due, within the measured time and were refused.
     pub refused: u64,
-    /// Operations of the measured time that never ended.
+    /// Those that never ended, or whose fate is unknown.
     pub unfinished: u64,
     /// The measured time.
     pub elapsed: Duration,
-    /// Latency of operations that began, or were due, within the measured time.
+    /// Latency of operations that began, or were due, within the measured time; not of refused ones.
     pub latency_ns: Histogram<u64>,
     /// CPU time of the measured time.
     pub usage: Usage,

@@ -295,6 +295,8 @@ pub struct NodeOptions {
     pub nvm_bytes: u64,
     /// Physical logs.
     pub logs: u16,
+    /// Heartbeats and elections as by default, in place of the longer times that a busy lab wants.
+    pub default_timing: bool,
     /// In which processes.
     pub run: RunAs,
 }
@@ -487,10 +489,22 @@ impl<'a> LabCluster<'a> {
             reads: Reads::default(),
             redis: RedisPort::default(),
             metrics: Metrics::default(),
-            timing: Timing {
+            timing: self.timing(node),
+        }
+    }
+
+    /// The first node stands for election first.
+    fn timing(&self, node: usize) -> Timing {
+        let timing = match self.options.default_timing {
+            true => Timing::default(),
+            false => Timing {
                 heartbeat_ms: 20,
-                election_ms: if node == 0 { 100 } else { 400 },
+                election_ms: 100,
             },
+        };
+        Timing {
+            election_ms: timing.election_ms * if node == 0 { 1 } else { 4 },
+            ..timing
         }
     }
 

@@ -65,6 +65,7 @@ fn result() -> (PlanResult, Plan) {
     let mut result = PlanResult::empty("fig99", &plan, false, "2 CPUs");
     let variant = |name: &str, points: Vec<PointResult>, absent| VariantResult {
         name: name.into(),
+        version: "1.2.3".into(),
         guarantee: "durable, everywhere".into(),
         absent,
         points,

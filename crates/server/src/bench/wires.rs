@@ -264,13 +264,13 @@ impl Wire {
                             .parse()
                             .with_context(|| format!("the server says {text}"))?,
                     );
-                    self.outcome = Outcome::Refused;
+                    self.outcome = worse(self.outcome, Outcome::Refused);
                 }
                 Answer::Error(text) if !retryable(&text) => bail!("the server says {text}"),
                 Answer::Error(text) if text.starts_with(UNKNOWN) => {
                     self.outcome = Outcome::Unfinished;
                 }
-                Answer::Error(_) => self.outcome = Outcome::Refused,
+                Answer::Error(_) => self.outcome = worse(self.outcome, Outcome::Refused),
                 Answer::Number(replicas) if self.wait && self.missing == 0 => {
                     if replicas < 1 {
                         self.outcome = Outcome::Unfinished;
@@ -286,6 +286,15 @@ impl Wire {
         let outcome = self.outcome;
         done.extend(self.tokens.drain(..).map(|token| Done { token, outcome }));
         Ok(true)
+    }
+}
+
+/// Of a batch: it is refused if nothing else is worse, and of unknown fate if any part of it is.
+pub(super) fn worse(one: Outcome, other: Outcome) -> Outcome {
+    match (one, other) {
+        (Outcome::Unfinished, _) | (_, Outcome::Unfinished) => Outcome::Unfinished,
+        (Outcome::Refused, _) | (_, Outcome::Refused) => Outcome::Refused,
+        (Outcome::Done, Outcome::Done) => Outcome::Done,
     }
 }
 

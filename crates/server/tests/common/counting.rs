@@ -35,6 +35,7 @@ pub fn options(transport: &str) -> NodeOptions {
         pin: Vec::new(),
         nvm_bytes: 64 << 20,
         logs: 1,
+        default_timing: false,
         run: RunAs::Nodes,
     }
 }

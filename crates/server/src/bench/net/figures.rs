@@ -75,11 +75,7 @@ pub fn draw(report: &Report, steps: &[Point], replicas: &[Point], payload: &[Poi
 }
 
 /// What AF_XDP and bursts are for.
-pub fn judge(
-    report: &mut Report,
-    hops: &[(&'static str, bool, Pinged)],
-    idle: &[(&'static str, &'static str, f64)],
-) {
+pub fn judge(report: &mut Report, hops: &[(&'static str, bool, Pinged)], idle: &[(String, f64)]) {
     let hop = |wanted: &str| {
         hops.iter()
             .find(|(transport, block, _)| *transport == wanted && !block)
@@ -88,13 +84,7 @@ pub fn judge(
     if let (Some(xdp), Some(udp)) = (hop("xdp"), hop("udp")) {
         report.verdict(Verdict::at_most("one hop, AF_XDP / UDP", xdp / udp, 0.6));
     }
-    for (transport, polling, percent) in idle {
-        if *polling == "adaptive" {
-            report.verdict(Verdict::at_most(
-                format!("idle CPU of a replica over {transport}, %"),
-                *percent,
-                2.0,
-            ));
-        }
+    for (what, percent) in idle {
+        report.verdict(Verdict::at_most(what, *percent, 2.0));
     }
 }

@@ -21,12 +21,13 @@ mod host;
 mod instructions;
 mod pinned;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use cyclone_bench::cpu::of_process;
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::{Table, rounded};
 use serde::de::DeserializeOwned;
@@ -276,6 +277,7 @@ impl Run<'_> {
             pin,
             nvm_bytes: 64 << 20,
             logs: step.logs,
+            default_timing: false,
             run: RunAs::Nodes,
         }
     }
@@ -498,7 +500,7 @@ impl Run<'_> {
     }
 
     /// One replica alone on its CPU: how it waits, what a write takes, and what it burns without any.
-    fn polling(&mut self, lab: &Lab) -> Result<Vec<(&'static str, &'static str, f64)>> {
+    fn polling(&mut self, lab: &Lab) -> Result<Vec<(String, f64)>> {
         let mut table = Table::new(&["driver", "polling", "p50_us", "idle_cpu_percent"]);
         let mut idle = Vec::new();
         for step in [STEPS[2], STEPS[4]] {
@@ -509,11 +511,11 @@ impl Run<'_> {
                 };
                 let cluster = self.start(lab, &options)?;
                 let point = self.load(lab, &cluster, step, 0, 1, Waiting::Blocks)?;
-                let before = cpu_seconds(cluster.pid(0));
+                let spent = || cluster.pid(0).map_or(0.0, of_process);
+                let before = spent();
                 let time = Duration::from_secs(if self.common.quick { 1 } else { 5 });
                 std::thread::sleep(time);
-                let spent = cpu_seconds(cluster.pid(0)) - before;
-                let percent = 100.0 * spent / time.as_secs_f64();
+                let percent = 100.0 * (spent() - before) / time.as_secs_f64();
                 table.add(vec![
                     step.transport.into(),
                     polling.into(),
@@ -521,22 +523,53 @@ impl Run<'_> {
                     rounded(percent, 1),
                 ]);
                 self.report.row(&table);
-                idle.push((step.transport, polling, percent));
+                if polling == "adaptive" {
+                    let what = format!("idle CPU of a replica over {}, %", step.transport);
+                    idle.push((what, percent));
+                }
             }
         }
         self.report.table("net-polling", &table)?;
+        self.idle_clusters(lab, &mut idle)?;
         Ok(idle)
     }
-}
 
-/// CPU time that a process has used.
-fn cpu_seconds(pid: Option<u32>) -> f64 {
-    let Some(pid) = pid else { return 0.0 };
-    let path = Path::new("/proc").join(pid.to_string()).join("stat");
-    let ticks = || -> Option<u64> {
-        let stat = std::fs::read_to_string(path).ok()?;
-        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-        Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
-    };
-    ticks().unwrap_or(0) as f64 / rustix::param::clock_ticks_per_second() as f64
+    /// What three replicas burn together that nobody asks for anything, with the default timing.
+    fn idle_clusters(&mut self, lab: &Lab, idle: &mut Vec<(String, f64)>) -> Result<()> {
+        let mut table = Table::new(&["driver", "leader_percent", "followers_percent"]);
+        for step in
+            steps().filter(|step| step.burst > 1 && step.logs == 1 || step.transport == "tcp")
+        {
+            let options = NodeOptions {
+                default_timing: true,
+                ..Self::options(step, 3)
+            };
+            let cluster = self.start(lab, &options)?;
+            // There is a leader once it has answered.
+            self.load(lab, &cluster, step, 0, 1, Waiting::Blocks)?;
+            let spent = |nodes: std::ops::Range<usize>| -> f64 {
+                let pids = nodes.filter_map(|node| cluster.pid(node));
+                pids.map(of_process).sum()
+            };
+            let before = [spent(0..1), spent(1..3)];
+            let time = Duration::from_secs(if self.common.quick { 2 } else { 10 });
+            std::thread::sleep(time);
+            let percent = |from: f64, to: f64| 100.0 * (to - from) / time.as_secs_f64();
+            let leader = percent(before[0], spent(0..1));
+            let followers = percent(before[1], spent(1..3));
+            table.add(vec![
+                step.transport.into(),
+                rounded(leader, 1),
+                rounded(followers, 1),
+            ]);
+            self.report.row(&table);
+            let what = format!(
+                "idle CPU of three replicas over {}, % of a CPU",
+                step.transport
+            );
+            idle.push((what, leader + followers));
+        }
+        self.report.table("net-idle", &table)?;
+        Ok(())
+    }
 }

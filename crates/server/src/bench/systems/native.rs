@@ -11,6 +11,7 @@ use cyclone_wire::command::{Condition, Operation, Query};
 use cyclone_wire::reply::Reply;
 use rustc_hash::FxHashMap;
 
+use crate::bench::wires::worse;
 use crate::cluster::LocalCluster;
 
 /// A client of a cluster on this machine.
@@ -150,10 +151,7 @@ impl TwoPhase {
             self.client.poll(Duration::from_millis(100), &mut ended)?;
             for (ticket, result) in ended.drain(..) {
                 waiting.retain(|other| *other != ticket);
-                let outcome = outcome(result)?;
-                if outcome != Outcome::Done {
-                    all = outcome;
-                }
+                all = worse(all, outcome(result)?);
             }
         }
         Ok(all)

@@ -46,6 +46,7 @@ impl Spaces {
                 },
                 nvm_bytes: variant.region_mib.unwrap_or(64) << 20,
                 logs: variant.logs.unwrap_or(1),
+                default_timing: false,
                 run: RunAs::Nodes,
             },
         }

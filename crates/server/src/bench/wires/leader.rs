@@ -199,13 +199,13 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_done_when_a_replica_has_it_and_refused_when_none_has() {
+    fn a_batch_is_done_when_a_replica_has_it_and_of_unknown_fate_when_none_has() {
         let waits = |seen: &[u8]| seen.windows(4).filter(|word| word == b"WAIT").count();
         let (all, seen) = outcomes(1, Waits::OneReplica);
         assert!(all.iter().all(|one| *one == Outcome::Done));
         assert_eq!(waits(&seen), 2, "one per batch");
         let (all, _) = outcomes(0, Waits::OneReplica);
-        assert!(all.iter().all(|one| *one == Outcome::Refused));
+        assert!(all.iter().all(|one| *one == Outcome::Unfinished));
         let (all, seen) = outcomes(0, Waits::Never);
         assert!(all.iter().all(|one| *one == Outcome::Done));
         assert_eq!(waits(&seen), 0);

@@ -45,8 +45,8 @@ pub struct ShardLane {
     batch: Batch,
     ready: Readiness,
     commands: Commands,
-    /// Operations that ended without being sent.
-    ended: Vec<u64>,
+    /// Operations that ended with their connection.
+    ended: Vec<Done>,
 }
 
 impl ShardLane {
@@ -153,10 +153,15 @@ impl ShardLane {
     fn lose(&mut self, number: usize) {
         let server = &mut self.servers[number / self.per_server];
         if let Some(wire) = self.wires[number].take() {
-            self.ended.extend(wire.tokens);
+            let outcome = Outcome::Unfinished;
+            let sent = wire.tokens.into_iter();
+            self.ended.extend(sent.map(|token| Done { token, outcome }));
         }
         for command in server.queue.drain(..) {
-            self.ended.push(command.token);
+            self.ended.push(Done {
+                token: command.token,
+                outcome: Outcome::Refused,
+            });
             self.commands.take_back(command.bytes);
         }
         server.idle.push(number);
@@ -239,8 +244,7 @@ impl Lane for ShardLane {
                 self.lose(number);
             }
         }
-        let outcome = Outcome::Refused;
-        done.extend(self.ended.drain(..).map(|token| Done { token, outcome }));
+        done.append(&mut self.ended);
         Ok(())
     }
 }
