@@ -59,14 +59,14 @@ pub struct DriverStats {
     pub truncated: u64,
     /// Receive calls that found no free frame: the datagrams wait in the kernel.
     pub pool_empty: u64,
-    /// Packets of ours that no datagram could be read from, dropped (AF_XDP only).
+    /// Packets of ours that no datagram could be read from, dropped (AF_XDP and DPDK only).
     pub malformed: u64,
     /// Datagrams that took the kernel's way, in either direction (AF_XDP only): no neighbour known yet, another
     /// interface, fragments of IP.
     pub by_kernel: u64,
-    /// Bytes sent from where they lay in the pool, uncopied (AF_XDP only).
+    /// Bytes sent from where they lay in the pool, uncopied (AF_XDP and DPDK only).
     pub lent_bytes: u64,
-    /// Bytes copied into frames to be sent (AF_XDP only).
+    /// Bytes copied into frames, or buffers of the driver's, to be sent (AF_XDP and DPDK only).
     pub copied_bytes: u64,
     /// Connections closed for a bad length prefix, an error, or to make room (TCP only).
     pub connections_dropped: u64,

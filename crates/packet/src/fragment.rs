@@ -1,10 +1,11 @@
 //! Reassembly of messages that were cut into several datagrams.
 //!
-//! Pieces stay in their frames; the whole message is a rope of them. What is held is bounded: bytes in all,
-//! messages per association, time. When there is no room, the oldest partial message of a client goes first;
-//! clients cannot push out what nodes send.
+//! Pieces stay in their frames; the whole message is a rope of them. What is held is bounded: bytes in all, with what
+//! the bookkeeping takes, messages per association, time. Only pieces that have come take room, whatever number was
+//! announced. When there is no room, the oldest partial message of a client goes first; clients cannot push out what
+//! nodes send.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cyclone_pmem::payload::{Payload, Segment};
 use cyclone_wire::planted::{self, Bug};
@@ -14,12 +15,24 @@ use crate::header::DataHeader;
 /// Smallest size of a fragment that is not the last, in bytes: bounds a message's bookkeeping.
 pub const MIN_FRAGMENT: usize = 256;
 
+/// Pieces that a new partial message has places for.
+const FIRST_PLACES: usize = 4;
+/// Memory of a partial message without its pieces, at most, bytes: entries in two trees, whose nodes may be less than half
+/// full, and the first places.
+const PARTIAL_BYTES: usize = 3 * size_of::<(Key, Partial)>()
+    + 3 * size_of::<Age>()
+    + FIRST_PLACES * size_of::<(u16, Payload)>();
+/// The same of a piece: its place, of which there may be twice as many as are used.
+const PIECE_BYTES: usize = 2 * size_of::<(u16, Payload)>();
+/// The same of each part of a piece: likewise, and what a buffer has beside its bytes.
+const PART_BYTES: usize = 2 * size_of::<Segment>() + 64;
+
 /// Bounds of what is held.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Largest message, bytes.
     pub max_message: usize,
-    /// Memory held by partial messages in all (whole frames count), bytes.
+    /// Memory held by partial messages in all (whole frames and the bookkeeping count), bytes.
     pub held_bytes: usize,
     /// Partial messages of one association.
     pub per_association: usize,
@@ -27,23 +40,71 @@ pub struct Limits {
     pub timeout_us: u64,
 }
 
-/// Memory that a piece keeps from others: whole frames, or its own bytes.
+/// Memory that a piece takes or keeps from others: whole frames, or its own bytes, and the bookkeeping.
 fn cost(piece: &Payload, frame_bytes: usize) -> usize {
     let of = |part: &Segment| match part {
-        Segment::Frame(_) => frame_bytes,
-        Segment::Bytes { .. } => part.as_slice().len(),
+        Segment::Frame(_) => PART_BYTES + frame_bytes,
+        Segment::Bytes { buffer, .. } => PART_BYTES + buffer.capacity(),
     };
-    piece.parts().iter().map(of).sum()
+    PIECE_BYTES + piece.parts().iter().map(of).sum::<usize>()
 }
+
+/// Bytes of every fragment but the last of the message that this one of `len` bytes is from; `None` if there is no such
+/// message.
+fn fragment_bytes(header: &DataHeader, len: usize) -> Option<usize> {
+    let (total, count) = (header.total as usize, usize::from(header.count));
+    let before_last = count.checked_sub(1)?;
+    let each = match usize::from(header.index) == before_last {
+        true => total.checked_sub(len)?.checked_div(before_last)?,
+        false => len,
+    };
+    let fits = each >= MIN_FRAGMENT
+        && total.div_ceil(each) == count
+        && (usize::from(header.index) < before_last || len == total - each * before_last);
+    fits.then_some(each)
+}
+
+/// Association and first sequence number.
+type Key = (u64, u64);
+
+/// Whether it is from a node, since when it is held, and which: clients' oldest is the least.
+type Age = (bool, u64, Key);
 
 struct Partial {
     total: u32,
-    got: u16,
-    got_bytes: usize,
+    count: u16,
+    /// Of every fragment but the last.
+    fragment_bytes: usize,
     held_bytes: usize,
     since_us: u64,
     from_node: bool,
-    pieces: Vec<Option<Payload>>,
+    /// By fragment a bit: whether it has come.
+    seen: Vec<u64>,
+    /// With their numbers, in the order in which they came.
+    pieces: Vec<(u16, Payload)>,
+}
+
+impl Partial {
+    /// Notes that a fragment has come. False: it had before.
+    fn see(&mut self, index: u16) -> bool {
+        let (word, bit) = (usize::from(index / 64), 1 << (index % 64));
+        let seen = self.seen[word] & bit != 0;
+        self.seen[word] |= bit;
+        !seen
+    }
+
+    fn age(&self, key: Key) -> Age {
+        (self.from_node, self.since_us, key)
+    }
+
+    fn into_payload(mut self) -> Payload {
+        self.pieces.sort_unstable_by_key(|(index, _)| *index);
+        let mut payload = Payload::new();
+        for (_, piece) in self.pieces {
+            payload.append(piece);
+        }
+        payload
+    }
 }
 
 /// What became of a fragment.
@@ -61,9 +122,9 @@ pub struct Reassembler {
     limits: Limits,
     frame_bytes: usize,
     held_bytes: usize,
-    /// By association and first sequence number, and in that order, so that what expires gives its frames back in the same
-    /// order whenever a run is repeated.
-    partials: BTreeMap<(u64, u64), Partial>,
+    partials: BTreeMap<Key, Partial>,
+    /// The same in the order in which they have to go, which is the same whenever a run is repeated.
+    ages: BTreeSet<Age>,
     dropped: u64,
 }
 
@@ -75,6 +136,7 @@ impl Reassembler {
             frame_bytes,
             held_bytes: 0,
             partials: BTreeMap::new(),
+            ages: BTreeSet::new(),
             dropped: 0,
         }
     }
@@ -94,6 +156,11 @@ impl Reassembler {
         self.partials.is_empty()
     }
 
+    /// Memory that partial messages take or keep from others, bytes.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
     /// Takes a fragment (`header.count > 1`) whose tag and sequence number are good.
     pub fn add(
         &mut self,
@@ -102,132 +169,122 @@ impl Reassembler {
         from_node: bool,
         piece: Payload,
     ) -> Outcome {
-        let total = header.total as usize;
-        let last = header.index + 1 == header.count;
-        if total > self.limits.max_message
-            || usize::from(header.count) > total / MIN_FRAGMENT + 1
-            || (!last && piece.len() < MIN_FRAGMENT)
-        {
+        let Some(fragment_bytes) = fragment_bytes(header, piece.len()) else {
+            return Outcome::Refused;
+        };
+        if header.total as usize > self.limits.max_message {
             return Outcome::Refused;
         }
         let mut key = (header.assoc, header.seq - u64::from(header.index));
         if planted::has(Bug::FragmentsMixed) {
             key.1 = 0;
         }
-        let cost = cost(&piece, self.frame_bytes);
-        if !self.partials.contains_key(&key) {
-            if !self.make_room(key.0, from_node, cost) {
+        let mut cost = cost(&piece, self.frame_bytes);
+        match self.partials.get(&key) {
+            Some(partial)
+                if partial.total != header.total
+                    || partial.count != header.count
+                    || partial.fragment_bytes != fragment_bytes =>
+            {
                 return Outcome::Refused;
             }
-            let pieces = std::iter::repeat_with(|| None)
-                .take(header.count.into())
-                .collect();
-            let fresh = Partial {
-                total: header.total,
-                got: 0,
-                got_bytes: 0,
-                held_bytes: 0,
-                since_us: now_us,
-                from_node,
-                pieces,
-            };
-            self.partials.insert(key, fresh);
-        } else if self.held_bytes + cost > self.limits.held_bytes
-            && !self.make_room(u64::MAX, from_node, cost)
-        {
-            return Outcome::Refused;
+            Some(_) => {
+                if !self.make_room(from_node, cost) {
+                    return Outcome::Refused;
+                }
+            }
+            None => {
+                let words = usize::from(header.count).div_ceil(64);
+                cost += PARTIAL_BYTES + words * size_of::<u64>();
+                self.limit_association(header.assoc);
+                if !self.make_room(from_node, cost) {
+                    return Outcome::Refused;
+                }
+                let fresh = Partial {
+                    total: header.total,
+                    count: header.count,
+                    fragment_bytes,
+                    held_bytes: 0,
+                    since_us: now_us,
+                    from_node,
+                    seen: vec![0; words],
+                    pieces: Vec::with_capacity(FIRST_PLACES),
+                };
+                self.ages.insert(fresh.age(key));
+                self.partials.insert(key, fresh);
+            }
         }
         // Making room may have dropped this very message.
         let Some(partial) = self.partials.get_mut(&key) else {
             return Outcome::Refused;
         };
-        let slot = usize::from(header.index);
-        if partial.total != header.total
-            || partial.pieces.len() != usize::from(header.count)
-            || partial.pieces[slot].is_some()
-            || partial.got_bytes + piece.len() > total
-        {
+        if !partial.see(header.index) {
             return Outcome::Refused;
         }
-        partial.got += 1;
-        partial.got_bytes += piece.len();
         partial.held_bytes += cost;
         self.held_bytes += cost;
-        partial.pieces[slot] = Some(piece);
-        if partial.got < header.count {
+        partial.pieces.push((header.index, piece));
+        if partial.pieces.len() < usize::from(header.count) {
             return Outcome::Kept;
         }
-        let Some(partial) = self.remove(key) else {
-            return Outcome::Refused;
-        };
-        if partial.got_bytes != total {
-            return Outcome::Refused;
+        match self.remove(key) {
+            Some(partial) => Outcome::Whole(partial.into_payload()),
+            None => Outcome::Refused,
         }
-        let mut payload = Payload::new();
-        for piece in partial.pieces.into_iter().flatten() {
-            payload.append(piece);
-        }
-        Outcome::Whole(payload)
     }
 
-    fn remove(&mut self, key: (u64, u64)) -> Option<Partial> {
+    fn remove(&mut self, key: Key) -> Option<Partial> {
         let partial = self.partials.remove(&key)?;
+        self.ages.remove(&partial.age(key));
         self.held_bytes -= partial.held_bytes;
         Some(partial)
     }
 
-    /// Drops the oldest until one more message of `assoc` and `cost` more bytes fit.
-    fn make_room(&mut self, assoc: u64, from_node: bool, cost: usize) -> bool {
+    fn give_up(&mut self, key: Key) {
+        self.dropped += u64::from(self.remove(key).is_some());
+    }
+
+    /// Drops the oldest message of an association that has as many as it may.
+    fn limit_association(&mut self, assoc: u64) {
         let mine = || self.partials.range((assoc, 0)..=(assoc, u64::MAX));
         if mine().count() >= self.limits.per_association
-            && let Some(key) = mine()
-                .min_by_key(|(key, p)| (p.since_us, key.1))
-                .map(|(key, _)| *key)
+            && let Some((key, _)) = mine().min_by_key(|(key, p)| (p.since_us, key.1))
         {
-            self.remove(key);
-            self.dropped += 1;
+            self.give_up(*key);
         }
+    }
+
+    /// Drops the oldest until `cost` more bytes fit.
+    fn make_room(&mut self, from_node: bool, cost: usize) -> bool {
         while self.held_bytes + cost > self.limits.held_bytes {
-            let evictable = self
-                .partials
-                .iter()
-                .filter(|(_, p)| from_node || !p.from_node);
-            let victim = evictable.min_by_key(|(key, p)| (p.from_node, p.since_us, **key));
-            let Some(key) = victim.map(|(key, _)| *key) else {
-                return false;
-            };
-            self.remove(key);
-            self.dropped += 1;
+            match self.ages.first() {
+                Some(&(of_node, _, key)) if from_node || !of_node => self.give_up(key),
+                _ => return false,
+            }
         }
         true
     }
 
     /// Drops what is too old.
     pub fn expire(&mut self, now_us: u64) {
-        let timeout_us = self.limits.timeout_us;
-        let (mut freed, mut dropped) = (0, 0);
-        self.partials.retain(|_, p| {
-            let keep = now_us.saturating_sub(p.since_us) < timeout_us;
-            if !keep {
-                freed += p.held_bytes;
-                dropped += 1;
+        for of_node in [false, true] {
+            while let Some(&(_, since_us, key)) = self.ages.range((of_node, 0, (0, 0))..).next()
+                && now_us.saturating_sub(since_us) >= self.limits.timeout_us
+            {
+                self.give_up(key);
             }
-            keep
-        });
-        self.held_bytes -= freed;
-        self.dropped += dropped;
+        }
     }
 
     /// Forgets an association's messages.
     pub fn forget(&mut self, assoc: u64) {
-        let mut freed = 0;
-        self.partials.retain(|key, p| {
-            if key.0 == assoc {
-                freed += p.held_bytes;
-            }
-            key.0 != assoc
-        });
-        self.held_bytes -= freed;
+        let next = |all: &BTreeMap<Key, Partial>| {
+            let mut mine = all.range((assoc, 0)..=(assoc, u64::MAX));
+            mine.next().map(|(key, _)| *key)
+        };
+        while let Some(key) = next(&self.partials) {
+            self.remove(key);
+        }
     }
 }
 
@@ -303,15 +360,21 @@ mod tests {
             r.add(0, &header(1, 7, 1, 3, 700), true, too_long),
             Outcome::Refused
         ));
-        // Lengths that do not add up are noticed at the end.
-        assert!(matches!(
-            r.add(0, &header(1, 7, 1, 3, 700), true, piece(0, 300)),
-            Outcome::Kept
-        ));
-        assert!(matches!(
-            r.add(0, &header(1, 7, 2, 3, 700), true, piece(0, 50)),
-            Outcome::Refused
-        ));
+        // Lengths that do not add up.
+        for (bad, len) in [
+            (header(1, 7, 1, 3, 700), 290),
+            (header(1, 7, 2, 3, 700), 50),
+            (header(1, 8, 1, 4, 900), 300),
+            (header(1, 8, 3, 4, 900), 200),
+            (header(1, 8, 1, 2, 900), 900),
+            (header(1, 8, 0, 1, 900), 900),
+        ] {
+            let refused = r.add(0, &bad, true, piece(0, len));
+            assert!(matches!(refused, Outcome::Refused), "{bad:?} {len}");
+        }
+        for (index, len) in [(2, 100), (1, 300)] {
+            let _ = r.add(0, &header(1, 7, index, 3, 700), true, piece(0, len));
+        }
         assert!(r.is_empty() && r.held_bytes == 0);
         // More than the largest message, or absurdly many pieces.
         assert!(matches!(
@@ -341,5 +404,45 @@ mod tests {
         ));
         r.expire(5000);
         assert!(r.is_empty() && r.held_bytes == 0 && r.dropped() > 90);
+    }
+
+    #[test]
+    fn the_oldest_go_first_and_an_association_takes_its_messages_along() {
+        let mut r = Reassembler::new(limits(), 2048);
+        let mut begin = |now_us, assoc, first| {
+            let kept = r.add(
+                now_us,
+                &header(assoc, first, 0, 2, 600),
+                false,
+                piece(0, 300),
+            );
+            assert!(matches!(kept, Outcome::Kept));
+            let held: Vec<Key> = r.partials.keys().copied().collect();
+            assert_eq!(r.ages.len(), held.len());
+            held
+        };
+        for first in 0..4 {
+            begin(10 - first, 1, 10 * first);
+        }
+        // The fifth of one association.
+        assert_eq!(begin(20, 1, 40), [(1, 0), (1, 10), (1, 20), (1, 40)]);
+        // The fifth and later of others: no room for so many.
+        let mut gone = Vec::new();
+        for assoc in 2..8 {
+            let held = begin(20 + assoc, assoc, 0);
+            for key in [(1, 20), (1, 10), (1, 0), (1, 40)] {
+                if !held.contains(&key) && !gone.contains(&key) {
+                    gone.push(key);
+                }
+            }
+        }
+        assert_eq!(gone[..3], [(1, 20), (1, 10), (1, 0)]);
+        let left = r.len();
+        r.forget(7);
+        assert_eq!((r.len(), r.ages.len()), (left - 1, left - 1));
+        r.expire(1025);
+        assert!(r.partials.keys().all(|key| *key == (6, 0)) && r.len() == 1);
+        r.forget(6);
+        assert!(r.ages.is_empty() && r.held_bytes == 0);
     }
 }

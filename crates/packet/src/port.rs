@@ -246,7 +246,12 @@ impl Port {
                 ..config.keys
             },
         };
-        let pool = driver.pool().unwrap_or(pool);
+        let own_pool = driver.pool();
+        let stats = PortStats {
+            frames_outside: own_pool.is_some().into(),
+            ..PortStats::default()
+        };
+        let pool = own_pool.unwrap_or(pool);
         let max_datagram = largest_datagram(&*driver, &pool);
         if max_datagram < MIN_DATAGRAM {
             return Err(PacketError::DatagramTooSmall(max_datagram, MIN_DATAGRAM));
@@ -291,7 +296,7 @@ impl Port {
             notice_credit: NOTICE_BURST,
             notice_us: 0,
             timer_us: u64::MAX,
-            stats: PortStats::default(),
+            stats,
         })
     }
 

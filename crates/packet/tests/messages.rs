@@ -2,9 +2,17 @@
 
 mod common;
 use std::collections::HashSet;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
 
 use common::*;
-use cyclone_packet::{Faults, MemNet, Outgoing, Peer, PortConfig, Security};
+use cyclone_packet::{
+    Datagram, Driver, DriverStats, Faults, MemDriver, MemNet, Outgoing, Peer, Port, PortConfig,
+    Security,
+};
+use cyclone_pmem::payload::Payload;
+use cyclone_pmem::pool::Pool;
 use proptest::prelude::*;
 
 #[test]
@@ -213,4 +221,61 @@ fn held_frames_never_stop_a_port_from_receiving() {
         assert_eq!(number_of(&message.body.to_vec()), i as u64);
     }
     assert!(b.stats().copied_spare_bytes > 0);
+}
+
+/// A driver that cannot reach the memory it is given.
+struct Apart(MemDriver, Pool);
+
+impl Driver for Apart {
+    fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
+        self.0.send(datagrams)
+    }
+
+    fn recv(
+        &mut self,
+        pool: &Pool,
+        out: &mut Vec<(SocketAddr, Payload)>,
+        max: usize,
+    ) -> io::Result<usize> {
+        self.0.recv(pool, out, max)
+    }
+
+    fn fds(&self) -> Vec<RawFd> {
+        self.0.fds()
+    }
+
+    fn max_datagram(&self) -> usize {
+        self.0.max_datagram()
+    }
+
+    fn pool(&self) -> Option<Pool> {
+        Some(self.1.clone())
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.0.local_addr()
+    }
+
+    fn stats(&self) -> DriverStats {
+        self.0.stats()
+    }
+}
+
+#[test]
+fn frames_outside_the_given_memory_are_told() {
+    let (net, mut a, mut b) = pair(Faults::default(), Security::Authenticated);
+    assert_eq!(b.stats().frames_outside, 0);
+    let (given, own) = (pool(64, 2048), pool(256, 2048));
+    let driver = Apart(net.driver(address(2), 1500), own.clone());
+    b = Port::new(Box::new(driver), given.clone(), node_config(2, 3)).unwrap();
+    assert_eq!(b.stats().frames_outside, 1);
+    send(&mut a, 0, Peer::Node(2), &numbered(1, 3000));
+    let got = settle(0, &mut a, &mut b).1;
+    assert_eq!(bodies(&got), [numbered(1, 3000)]);
+    assert_eq!(given.free(), given.count());
+    assert!(own.free() < own.count(), "the message lies there");
 }

@@ -24,21 +24,49 @@ const MARKS: usize = 256;
 /// How often a peer without an association is spoken to.
 const TOUCH_US: u64 = 500_000;
 
+/// What the node itself counts of packets' memory.
+const OF_MEMORY: [&str; 6] = [
+    "gathered_bytes",
+    "frames",
+    "frames_free",
+    "frames_in_region",
+    "log_kept_bytes",
+    "log_copied_bytes",
+];
+
 /// A port's counters by name.
 fn named(port: &PortStats, driver: &DriverStats) -> Vec<(&'static str, u64)> {
+    // Every one, so that a new one is not forgotten.
+    let DriverStats {
+        sent,
+        received,
+        send_calls,
+        receive_calls,
+        send_errors,
+        send_full,
+        truncated,
+        pool_empty,
+        malformed,
+        by_kernel,
+        lent_bytes,
+        copied_bytes,
+        connections_dropped,
+    } = *driver;
     let mut counters = port.named();
     counters.extend([
-        ("datagrams_sent", driver.sent),
-        ("datagrams_received", driver.received),
-        ("send_calls", driver.send_calls),
-        ("receive_calls", driver.receive_calls),
-        ("send_full", driver.send_full),
-        ("truncated", driver.truncated),
-        ("pool_empty", driver.pool_empty),
-        ("driver_malformed", driver.malformed),
-        ("by_kernel", driver.by_kernel),
-        ("lent_bytes", driver.lent_bytes),
-        ("copied_bytes", driver.copied_bytes),
+        ("datagrams_sent", sent),
+        ("datagrams_received", received),
+        ("send_calls", send_calls),
+        ("receive_calls", receive_calls),
+        ("send_errors", send_errors),
+        ("send_full", send_full),
+        ("truncated", truncated),
+        ("pool_empty", pool_empty),
+        ("driver_malformed", malformed),
+        ("by_kernel", by_kernel),
+        ("lent_bytes", lent_bytes),
+        ("copied_bytes", copied_bytes),
+        ("connections_dropped", connections_dropped),
     ]);
     counters
 }
@@ -267,22 +295,27 @@ impl Node {
 
     /// The counters of the packet ports by name: the replica's, and those of its logs if they have some.
     pub fn packet_stats(&self) -> Vec<(&'static str, u64)> {
-        let mut counters = named(&self.port.stats(), &self.port.driver_stats());
+        let own = self.port.stats();
+        let mut frames_outside = own.frames_outside;
+        let mut counters = named(&own, &self.port.driver_stats());
         for post in &self.lending.posts {
             let (port, driver) = post.mail.figures();
+            frames_outside += port.frames_outside;
             // The same names in the same order.
             for ((_, sum), (_, more)) in counters.iter_mut().zip(named(&port, &driver)) {
                 *sum += more;
             }
         }
-        counters.extend([
-            ("gathered_bytes", self.counters.gathered_bytes),
-            ("frames", self.pool.count().into()),
-            ("frames_free", self.pool.free().into()),
-        ]);
         let logs = self.logs.iter().map(|log| log.group.payload_bytes());
         let (kept, copied) = logs.fold((0, 0), |(k, c), (kept, copied)| (k + kept, c + copied));
-        counters.extend([("log_kept_bytes", kept), ("log_copied_bytes", copied)]);
+        counters.extend(OF_MEMORY.into_iter().zip([
+            self.counters.gathered_bytes,
+            self.pool.count().into(),
+            self.pool.free().into(),
+            u64::from(frames_outside == 0),
+            kept,
+            copied,
+        ]));
         counters
     }
 
@@ -313,5 +346,25 @@ impl Node {
     pub fn close(&mut self) -> Result<(), NodeError> {
         self.close_archive();
         Ok(self.store.flush()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_packet_counter_is_explained() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let mut counters = named(&PortStats::default(), &DriverStats::default());
+        counters.extend(OF_MEMORY.map(|name| (name, 0)));
+        for (name, _) in &counters {
+            assert!(text.contains(&format!("`{name}`")), "{name}");
+        }
+        let mut names: Vec<&str> = counters.iter().map(|(name, _)| *name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), counters.len(), "a name is there twice");
     }
 }

@@ -211,8 +211,12 @@ impl DpdkDriver {
         }
     }
 
-    /// Sends questions and answers about neighbours.
+    /// Sends questions and answers about neighbours, which are no datagrams and are not counted. What is ready goes first.
     fn call(&mut self) {
+        if self.calls.is_empty() {
+            return;
+        }
+        self.flush();
         let Some(frames) = &self.frames else { return };
         for (number, packet) in self.calls.drain(..) {
             let card = &mut self.cards[number];
@@ -423,8 +427,8 @@ impl Driver for DpdkDriver {
                 self.flush();
             }
         }
-        self.call();
         self.flush();
+        self.call();
         if taken > 0 {
             self.timer.busy(now_us);
         }
@@ -455,9 +459,7 @@ impl Driver for DpdkDriver {
                 }
             }
         }
-        if !self.calls.is_empty() {
-            self.call();
-        }
+        self.call();
         if out.len() > before {
             self.timer.busy(now_us);
         } else {

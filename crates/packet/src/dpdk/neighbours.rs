@@ -2,8 +2,11 @@
 //!
 //! A destination outside our own network is reached by the gateway, if there is one. What is known is good for half a
 //! minute after it was last heard, and asked for again before that is over. No clock: `now_us` comes with each call.
+//!
+//! Anybody can make us answer to an address that is not theirs, so strangers, machines never heard, may cost little: so
+//! many questions a second, and when there is no room, strangers go before any machine that has been heard.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use super::discovery::{self, Mac};
@@ -14,8 +17,12 @@ const KEPT_US: u64 = 30_000_000;
 const STALE_US: u64 = 15_000_000;
 /// Time between two questions for the same machine, µs.
 const ASK_EVERY_US: u64 = 20_000;
-/// Machines kept; beyond, all are forgotten and asked for again. A network segment has fewer.
+/// Machines kept. A network segment has fewer.
 const MOST_MACHINES: usize = 4096;
+/// Questions for strangers: at most this many at once...
+const STRANGERS_BURST: u64 = 256;
+/// ...and one more per this time, µs.
+const STRANGER_EVERY_US: u64 = 250;
 /// Destinations whose headers are kept.
 const MOST_WAYS: usize = 16_384;
 /// How long ready-made headers are used before they are looked at again, µs.
@@ -24,7 +31,7 @@ const WAY_US: u64 = 1_000_000;
 /// A machine on one of our networks.
 #[derive(Default)]
 struct Machine {
-    /// By port: its Ethernet address there, and when it was last heard.
+    /// By port: its Ethernet address there, and when it was last heard. Empty: a stranger.
     heard: Vec<Option<(Mac, u64)>>,
     asked_us: Option<u64>,
 }
@@ -44,6 +51,16 @@ impl Machine {
             |heard: &Option<(Mac, u64)>| heard.is_some_and(|(_, at)| now_us < at + STALE_US);
         !self.heard.iter().any(fresh)
     }
+
+    fn is_stranger(&self) -> bool {
+        self.heard.is_empty()
+    }
+
+    /// Whether it is to be asked for.
+    fn is_due(&self, now_us: u64) -> bool {
+        let asked = |asked| now_us < asked + ASK_EVERY_US;
+        self.is_stale(now_us) && !self.asked_us.is_some_and(asked)
+    }
 }
 
 /// A packet to send by one port.
@@ -55,6 +72,10 @@ pub(super) struct Neighbours {
     gateway: Option<(IpAddr, u8)>,
     macs: Vec<Mac>,
     machines: HashMap<IpAddr, Machine>,
+    /// Strangers, the oldest first, and machines that were.
+    strangers: VecDeque<IpAddr>,
+    stranger_credit: u64,
+    credited_us: u64,
     ways: HashMap<SocketAddr, (usize, Template, u64)>,
 }
 
@@ -85,6 +106,9 @@ impl Neighbours {
             gateway,
             macs,
             machines: HashMap::new(),
+            strangers: VecDeque::new(),
+            stranger_credit: STRANGERS_BURST,
+            credited_us: 0,
             ways: HashMap::new(),
         }
     }
@@ -102,15 +126,19 @@ impl Neighbours {
             return Some((*port, *headers));
         }
         let hop = self.next_hop(to.ip())?;
-        if !self.machines.contains_key(&hop) && self.machines.len() >= MOST_MACHINES {
-            self.machines.clear();
+        let known = self.machines.get(&hop);
+        let is_due = known.is_none_or(|machine| machine.is_due(now_us));
+        let (is_new, is_stranger) = (known.is_none(), known.is_none_or(Machine::is_stranger));
+        let ask = is_due && (!is_stranger || self.may_ask_stranger(now_us));
+        if is_new {
+            if !ask {
+                return None;
+            }
+            self.make_room();
+            self.strangers.push_back(hop);
         }
         let machine = self.machines.entry(hop).or_default();
-        if machine.is_stale(now_us)
-            && machine
-                .asked_us
-                .is_none_or(|asked| now_us >= asked + ASK_EVERY_US)
-        {
+        if ask {
             machine.asked_us = Some(now_us);
             for (port, mac) in self.macs.iter().enumerate() {
                 let question = discovery::question(*mac, self.local.ip(), hop);
@@ -126,6 +154,48 @@ impl Neighbours {
         }
         self.ways.insert(to, (port, headers, now_us + WAY_US));
         Some((port, headers))
+    }
+
+    fn may_ask_stranger(&mut self, now_us: u64) -> bool {
+        let earned = now_us.saturating_sub(self.credited_us) / STRANGER_EVERY_US;
+        if earned > 0 {
+            self.stranger_credit = self
+                .stranger_credit
+                .saturating_add(earned)
+                .min(STRANGERS_BURST);
+            self.credited_us = now_us;
+        }
+        let may = self.stranger_credit > 0;
+        self.stranger_credit -= u64::from(may);
+        may
+    }
+
+    /// Forgets the oldest stranger if there is no room for one more machine. False: there is none.
+    fn drop_stranger(&mut self) -> bool {
+        while self.machines.len() >= MOST_MACHINES {
+            let Some(oldest) = self.strangers.pop_front() else {
+                return false;
+            };
+            if self.machines.get(&oldest).is_some_and(Machine::is_stranger) {
+                self.machines.remove(&oldest);
+            }
+        }
+        true
+    }
+
+    /// Makes room for one more machine: strangers go first, then who was not heard for the longest time.
+    fn make_room(&mut self) {
+        if self.drop_stranger() {
+            return;
+        }
+        let last = |machine: &Machine| machine.heard.iter().flatten().map(|(_, at)| *at).max();
+        let oldest = self
+            .machines
+            .iter()
+            .min_by_key(|(ip, machine)| (last(machine), **ip));
+        if let Some(ip) = oldest.map(|(ip, _)| *ip) {
+            self.machines.remove(&ip);
+        }
     }
 
     fn next_hop(&self, to: IpAddr) -> Option<IpAddr> {
@@ -157,14 +227,10 @@ impl Neighbours {
         }
         let asks_us = heard.asks_for == Some(own);
         if let Some(mac) = heard.mac {
-            let room = self.machines.len() < MOST_MACHINES;
-            let machine = match self.machines.get_mut(&heard.ip) {
-                Some(machine) => Some(machine),
-                // Who asks for us will be written to.
-                None if asks_us && room => Some(self.machines.entry(heard.ip).or_default()),
-                None => None,
-            };
-            if let Some(machine) = machine {
+            let known = self.machines.contains_key(&heard.ip);
+            // Who asks for us will be written to.
+            if known || (asks_us && self.drop_stranger()) {
+                let machine = self.machines.entry(heard.ip).or_default();
                 machine.heard.resize(self.macs.len(), None);
                 let before = machine.heard[port].replace((mac, now_us));
                 if before.is_none_or(|(known, _)| known != mac) {
@@ -305,5 +371,104 @@ mod tests {
         let lie = discovery::answer(MAC[1], [10, 0, 0, 1].into(), MAC[0], [10, 0, 0, 1].into());
         assert!(a.hear(0, 0, &lie.unwrap(), &mut calls));
         assert!(a.machines.is_empty());
+    }
+
+    /// The machine with this number, not one of those that the tests name.
+    fn numbered(number: u32) -> SocketAddr {
+        SocketAddr::from((0x0b00_0000_u32.wrapping_add(number).to_be_bytes(), 9))
+    }
+
+    #[test]
+    fn strangers_push_out_strangers_only() {
+        let (own, peer, late) = (at("10.0.0.1:1"), at("10.0.0.2:2"), at("10.0.0.3:3"));
+        let mut a = Neighbours::new(own, None, vec![MAC[0], MAC[1]]);
+        let mut b = Neighbours::new(peer, None, vec![MAC[2], MAC[3]]);
+        let mut c = Neighbours::new(late, None, vec![MAC[2], MAC[3]]);
+        let mut calls = Vec::new();
+        assert_eq!(a.find(0, peer, &mut calls), None);
+        carry(0, calls, &mut a, &mut b);
+        let mut questions = 0;
+        for number in 0..50_000u32 {
+            let now_us = u64::from(number) * 1000;
+            let mut calls = Vec::new();
+            assert_eq!(a.find(now_us, numbered(number), &mut calls), None);
+            questions += calls.len();
+            assert!(a.machines.len() <= MOST_MACHINES && a.strangers.len() <= MOST_MACHINES);
+            let mut calls = Vec::new();
+            assert!(a.find(now_us, peer, &mut calls).is_some(), "{number}");
+            carry(now_us, calls, &mut a, &mut b);
+            // Somebody new is found all the same, and who asks is known.
+            if number == 20_000 {
+                let mut calls = Vec::new();
+                assert_eq!(a.find(now_us, late, &mut calls), None);
+                carry(now_us, calls, &mut a, &mut c);
+            }
+            if number == 30_000 {
+                let mut calls = Vec::new();
+                let asks = discovery::question(MAC[2], [10, 0, 0, 4].into(), own.ip());
+                assert!(a.hear(now_us, 0, &asks.unwrap(), &mut calls));
+                assert_eq!(calls.len(), 1);
+            }
+        }
+        assert_eq!(questions, 100_000, "each was asked for by both ports");
+        for known in [peer, late, at("10.0.0.4:4")] {
+            assert!(!a.machines[&known.ip()].is_stranger());
+        }
+        // A cable that is out for a while makes nobody a stranger.
+        a.forget(0);
+        a.forget(1);
+        for number in 50_000..60_000 {
+            let now_us = u64::from(number) * 1000;
+            a.find(now_us, numbered(number), &mut Vec::new());
+        }
+        assert!(a.machines.contains_key(&peer.ip()));
+    }
+
+    #[test]
+    fn questions_for_strangers_are_few_and_known_machines_are_not_counted() {
+        let (own, peer) = (at("10.0.0.1:1"), at("10.0.0.2:2"));
+        let mut a = Neighbours::new(own, None, vec![MAC[0]]);
+        let mut b = Neighbours::new(peer, None, vec![MAC[1]]);
+        let mut calls = Vec::new();
+        assert_eq!(a.find(0, peer, &mut calls), None);
+        carry(0, calls, &mut a, &mut b);
+        let mut asked = Vec::new();
+        for number in 0..100_000u32 {
+            // In a second, new ones and the same again.
+            let now_us = u64::from(number) * 10;
+            a.find(now_us, numbered(number % 5000), &mut asked);
+        }
+        let most = STRANGERS_BURST + 1_000_000 / STRANGER_EVERY_US;
+        assert!(asked.len() as u64 <= most, "{} questions", asked.len());
+        // Whoever is known is asked for again although the strangers have used up theirs.
+        let stale_us = STALE_US + 5;
+        for number in 0..1000 {
+            a.find(stale_us, numbered(number), &mut Vec::new());
+        }
+        let mut calls = Vec::new();
+        assert!(a.find(stale_us, peer, &mut calls).is_some());
+        assert_eq!(calls.len(), 1);
+    }
+
+    #[test]
+    fn of_too_many_machines_the_one_not_heard_for_the_longest_time_goes() {
+        let own = at("10.0.0.1:1");
+        let mut a = Neighbours::new(own, None, vec![MAC[0]]);
+        let machines = MOST_MACHINES as u32;
+        let asks = |number| discovery::question(MAC[1], numbered(number).ip(), own.ip()).unwrap();
+        for number in 0..machines + 10 {
+            // The second asks first. Those for whom there is no room are answered, and not kept.
+            let mut calls = Vec::new();
+            assert!(a.hear((number ^ 1).into(), 0, &asks(number), &mut calls));
+            assert_eq!(calls.len(), 1);
+        }
+        assert_eq!(a.machines.len(), MOST_MACHINES);
+        for number in 0..1000 {
+            let now_us = 10_000 + u64::from(number) * STRANGER_EVERY_US;
+            a.find(now_us, numbered(machines + 20 + number), &mut Vec::new());
+        }
+        assert_eq!(a.machines.len(), MOST_MACHINES);
+        let gone = (0..machines).filter(|n| !a.machines.contains_key(&numbered(*n).ip()));
+        assert_eq!(gone.collect::<Vec<u32>>(), [1]);
     }
 }

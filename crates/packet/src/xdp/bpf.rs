@@ -121,14 +121,18 @@ pub(crate) fn set_socket(map: &OwnedFd, queue: u32, socket: &OwnedFd) -> io::Res
     unsafe { call(MAP_UPDATE_ELEM, &mut attributes).map(|_| ()) }
 }
 
-/// Has the kernel check and take a program. Kernels before 6.3 do not know packets in several buffers; then the second
-/// answer is false.
-pub(crate) fn load(code: &[Instruction]) -> io::Result<(OwnedFd, bool)> {
-    load_as(code, PROGRAM_NAME)
+/// Has the kernel check and take a program. `frags`: one that understands packets in several buffers, if the kernel does;
+/// the second answer says whether. That is since Linux 5.18, while sockets understand them since 6.6 only.
+pub(crate) fn load(code: &[Instruction], frags: bool) -> io::Result<(OwnedFd, bool)> {
+    load_as(code, PROGRAM_NAME, frags)
 }
 
 /// The same under another name of at most 15 bytes.
-pub(crate) fn load_as(code: &[Instruction], name: &[u8]) -> io::Result<(OwnedFd, bool)> {
+pub(crate) fn load_as(
+    code: &[Instruction],
+    name: &[u8],
+    frags: bool,
+) -> io::Result<(OwnedFd, bool)> {
     let load = |flags: u32| {
         let mut attributes = Attributes::new()
             .u32(0, PROG_TYPE_XDP)
@@ -141,13 +145,14 @@ pub(crate) fn load_as(code: &[Instruction], name: &[u8]) -> io::Result<(OwnedFd,
         // SAFETY: instructions and licence live for the call and are as long as said, the latter by its zero byte.
         unsafe { open(PROG_LOAD, &mut attributes) }
     };
-    match load(XDP_HAS_FRAGS) {
-        Ok(program) => Ok((program, true)),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-            load(0).map(|program| (program, false))
+    if frags {
+        match load(XDP_HAS_FRAGS) {
+            Ok(program) => return Ok((program, true)),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            Err(error) => return Err(error),
         }
-        Err(error) => Err(error),
     }
+    load(0).map(|program| (program, false))
 }
 
 /// Attaches a program to an interface for as long as the descriptor answered lives: the kernel detaches it when this

@@ -78,6 +78,8 @@ pub struct XdpDriver {
     calls: u32,
     /// The kernel's own socket may have something.
     kernel_is_readable: bool,
+    /// Queues that are full in this burst; the last is the kernel's socket.
+    full: Vec<bool>,
     stats: DriverStats,
 }
 
@@ -87,6 +89,11 @@ impl XdpDriver {
         self.queues
             .iter()
             .all(|queue| queue.socket().is_zero_copy())
+    }
+
+    /// Datagrams that each queue has received.
+    pub fn received_by_queue(&self) -> Vec<u64> {
+        self.queues.iter().map(Queue::received).collect()
     }
 
     /// Frames that wait to have been sent.
@@ -108,42 +115,58 @@ impl XdpDriver {
     }
 }
 
+impl XdpDriver {
+    /// Sends one datagram; false when the queue on its way is full.
+    fn send_one(&mut self, now: Instant, datagram: Datagram<'_>) -> io::Result<bool> {
+        let straight = self.routes.find(now, datagram.to);
+        // Datagrams of one destination keep their order: always the same queue.
+        let each = self.queues.len() / self.cards.len();
+        let turn = usize::from(datagram.to.port()) % each;
+        let way = match &straight {
+            Some((card, _)) => self.cards[*card].first_queue + turn,
+            None => self.queues.len(),
+        };
+        if self.full[way] {
+            return Ok(false);
+        }
+        let Some((_, template)) = straight else {
+            let went = self.kernel.send(datagram, &mut self.stats);
+            self.full[way] = !went;
+            return Ok(went);
+        };
+        let (queue, stats) = (&mut self.queues[way], &mut self.stats);
+        let mut pushed = queue.push(&self.pool, &template, datagram.parts, stats);
+        if pushed == Pushed::Full {
+            // The kernel may take what is there and give its frames back.
+            queue.flush(stats)?;
+            pushed = queue.push(&self.pool, &template, datagram.parts, stats);
+        }
+        match pushed {
+            Pushed::Yes => stats.sent += 1,
+            Pushed::TooLong => stats.send_errors += 1,
+            Pushed::Full => self.full[way] = true,
+        }
+        Ok(pushed != Pushed::Full)
+    }
+}
+
 impl Driver for XdpDriver {
+    /// One full queue does not keep the others' datagrams back: what finds its queue full is counted and skipped. Only those
+    /// skipped at the end are not among the taken.
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
         let now = Instant::now();
+        self.full.fill(false);
         let mut taken: usize = 0;
-        for datagram in datagrams {
-            let len = datagram.len();
-            if len > self.max_datagram {
+        for (at, datagram) in datagrams.iter().enumerate() {
+            if datagram.len() > self.max_datagram {
                 self.stats.send_errors += 1;
-                taken += 1;
-                continue;
-            }
-            let went = match self.routes.find(now, datagram.to) {
-                None => self.kernel.send(*datagram, &mut self.stats),
-                Some((card, template)) => {
-                    // Datagrams of one destination keep their order: always the same queue.
-                    let each = self.queues.len() / self.cards.len();
-                    let turn = usize::from(datagram.to.port()) % each;
-                    let queue = &mut self.queues[self.cards[card].first_queue + turn];
-                    let stats = &mut self.stats;
-                    let mut pushed = queue.push(&self.pool, &template, datagram.parts, stats);
-                    if pushed == Pushed::Full {
-                        // The kernel may take what is there and give its frames back.
-                        queue.flush(stats)?;
-                        pushed = queue.push(&self.pool, &template, datagram.parts, stats);
-                    }
-                    let went = pushed == Pushed::Yes;
-                    self.stats.sent += u64::from(went);
-                    went
-                }
-            };
-            if !went {
+                taken = at + 1;
+            } else if self.send_one(now, *datagram)? {
+                taken = at + 1;
+            } else {
                 self.stats.send_full += 1;
-                break;
             }
-            taken += 1;
-            if taken.is_multiple_of(self.burst) {
+            if (at + 1).is_multiple_of(self.burst) {
                 self.flush()?;
             }
         }
@@ -159,11 +182,18 @@ impl Driver for XdpDriver {
     ) -> io::Result<usize> {
         let before = out.len();
         let max = max.min(self.burst);
+        self.calls = self.calls.wrapping_add(1);
+        let looks = self.calls.is_multiple_of(KERNEL_EVERY) || (self.kernel_is_readable && max > 1);
+        // Full queues leave the kernel's socket a part of its burst.
+        let kept = match looks {
+            true => KERNEL_BURST.min(max.div_ceil(4)),
+            false => 0,
+        };
         let count = self.queues.len();
         self.first = (self.first + 1) % count;
         for turn in 0..count {
             let queue = &mut self.queues[(self.first + turn) % count];
-            let left = max - (out.len() - before);
+            let left = max - kept - (out.len() - before);
             let frames = &self.pool;
             let received = queue.receive(frames, out, left, &mut self.stats);
             self.stats.received += received as u64;
@@ -172,10 +202,8 @@ impl Driver for XdpDriver {
                 queue.flush(&mut self.stats)?;
             }
         }
-        self.calls = self.calls.wrapping_add(1);
-        let left = (max - (out.len() - before)).min(KERNEL_BURST);
-        let looks = self.kernel_is_readable || self.calls.is_multiple_of(KERNEL_EVERY);
-        if left > 0 && looks {
+        if looks {
+            let left = (max - (out.len() - before)).min(KERNEL_BURST);
             self.kernel_is_readable = self.kernel.receive(out, left, &mut self.stats);
         }
         Ok(out.len() - before)

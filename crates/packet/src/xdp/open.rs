@@ -14,7 +14,7 @@ use super::kernel::KernelSocket;
 use super::netlink::{Link, Netlink};
 use super::queue::Queue;
 use super::routes::Routes;
-use super::socket::{self, Sizes, Socket, Umem};
+use super::socket::{self, BUSY_TRIES, Binding, Sizes, Socket, Umem};
 use super::{Card, MAX_ADDRESSES, XdpDriver, bpf, program};
 use crate::driver::{DriverStats, HEADROOM};
 use crate::header::DATA_BYTES;
@@ -51,6 +51,8 @@ pub struct XdpOptions {
     pub burst: usize,
     /// Program in the network stack even where the card's driver can run it.
     pub generic: bool,
+    /// Packets in one buffer each, as a kernel before 6.6 does. For tests.
+    pub single_buffer: bool,
 }
 
 impl XdpOptions {
@@ -63,6 +65,7 @@ impl XdpOptions {
             queues: 1,
             burst: 32,
             generic: false,
+            single_buffer: false,
         }
     }
 
@@ -118,7 +121,8 @@ fn umem(pool: &Pool, ip: IpAddr) -> Result<Umem, XdpError> {
     Ok(Umem {
         address,
         len,
-        chunk_bytes: if aligned { bytes } else { LARGE_CHUNK },
+        // Never longer than a frame: the kernel writes as far as the chunk goes. Unaligned ones have any length up to a page.
+        chunk_bytes: bytes.min(LARGE_CHUNK),
         unaligned: !aligned,
         headroom: headroom as u32,
     })
@@ -294,37 +298,35 @@ struct Shared<'a> {
     /// Frames per queue.
     share: u32,
     port: u16,
+    /// Whether packets may lie in several buffers. The first socket to be bound decides for all.
+    multi_buffer: bool,
+    /// Whether an interface's longest packet needs that.
+    long_packets: bool,
 }
 
 impl Shared<'_> {
     /// Binds a socket to a queue.
-    fn bind(&mut self, fit: &Fit, queue: u32, multi_buffer: bool) -> Result<(), XdpError> {
-        let (fd, owner) = match self.first.take() {
-            Some(fd) => (fd, None),
-            None => {
-                let fd = socket::create().map_err(XdpError::of("open an AF_XDP socket"))?;
-                let owner = self.queues.first().map(|q| q.socket().fd().as_raw_fd());
-                (fd, owner)
-            }
-        };
+    fn bind(&mut self, fit: &Fit, queue: u32) -> Result<(), XdpError> {
         let offer = (self.share / 4).clamp(16, MOST_OFFERED);
         let sizes = Sizes {
             receive: offer.next_power_of_two(),
             send: SEND_RING,
         };
         let index = fit.link.index;
-        let socket = Socket::bind(fd, owner, index, queue, sizes, multi_buffer).map_err(
-            |error| match error.raw_os_error() {
-                Some(libc::EBUSY) => XdpError::InUse(fit.name.clone()),
-                _ => XdpError::of("bind an AF_XDP socket")(error),
-            },
-        )?;
+        let bound = match self.first.take() {
+            Some(fd) => self.bind_first(fd, index, queue, sizes),
+            None => self.bind_next(index, queue, sizes),
+        };
+        let socket = bound.map_err(|error| match error.raw_os_error() {
+            Some(libc::EBUSY) => XdpError::InUse(fit.name.clone()),
+            _ => XdpError::of("bind an AF_XDP socket")(error),
+        })?;
         let own = (self.share / 8).clamp(8, MOST_OWN);
-        let chunk_bytes = self.umem.chunk_bytes;
         self.queues.push(Queue::new(
             socket,
             self.pool,
-            chunk_bytes,
+            self.umem.chunk_bytes,
+            self.multi_buffer,
             own,
             offer,
             self.port,
@@ -332,6 +334,75 @@ impl Shared<'_> {
         ));
         Ok(())
     }
+
+    /// Binds the socket that the memory is registered with, in the best way that the card and the kernel know.
+    fn bind_first(
+        &mut self,
+        fd: OwnedFd,
+        index: u32,
+        queue: u32,
+        sizes: Sizes,
+    ) -> io::Result<Socket> {
+        let mut patience = BUSY_TRIES;
+        let mut bind = |socket: &Socket, multi_buffer, zero_copy| {
+            let binding = Binding::Own {
+                multi_buffer,
+                zero_copy,
+            };
+            socket.bind(index, queue, binding, &mut patience)
+        };
+        let socket = Socket::new(fd, sizes)?;
+        if self.multi_buffer {
+            if bind(&socket, true, true).is_ok() {
+                return Ok(socket);
+            }
+            // Zero-copy for packets in one buffer, where that is all that the card knows. A socket of its own: what was
+            // refused has left its mark on the other one's memory.
+            if !self.long_packets
+                && let Ok(fd) = register(&self.umem)
+            {
+                let single = Socket::new(fd, sizes)?;
+                if bind(&single, false, true).is_ok() {
+                    self.multi_buffer = false;
+                    return Ok(single);
+                }
+            }
+            match bind(&socket, true, false) {
+                Ok(()) => return Ok(socket),
+                // A kernel before 6.6.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+                Err(error) => return Err(error),
+            }
+            self.multi_buffer = false;
+        }
+        bind(&socket, false, false)?;
+        Ok(socket)
+    }
+
+    /// Binds one more socket, as the first one is.
+    fn bind_next(&self, index: u32, queue: u32, sizes: Sizes) -> io::Result<Socket> {
+        let socket = Socket::new(socket::create()?, sizes)?;
+        let owner = self.queues.first().map(|q| q.socket().fd().as_raw_fd());
+        let binding = Binding::Shared(owner.unwrap_or(-1));
+        socket.bind(index, queue, binding, &mut { BUSY_TRIES })?;
+        Ok(socket)
+    }
+
+    /// Bytes of a datagram that fits, whatever the interfaces say.
+    fn longest_datagram(&self) -> usize {
+        let sent = self.queues.iter().map(Queue::longest_packet).min();
+        let received = match self.multi_buffer {
+            true => usize::MAX,
+            false => packet_room(&self.umem),
+        };
+        let packet = sent.unwrap_or(0).min(received);
+        packet.saturating_sub(headers::MOST_BYTES)
+    }
+}
+
+/// Bytes of a received packet in a frame.
+fn packet_room(umem: &Umem) -> usize {
+    (umem.chunk_bytes - KERNEL_HEADROOM - umem.headroom) as usize
 }
 
 impl XdpDriver {
@@ -353,8 +424,10 @@ impl XdpDriver {
             .iter()
             .map(|name| look(&mut netlink, name, address, queues))
             .collect::<Result<_, _>>()?;
-        let mtu = fits.iter().map(|fit| fit.link.mtu).min();
-        let mtu = mtu.ok_or_else(|| XdpError::NoInterface(String::new()))?;
+        let mtus = fits.iter().map(|fit| fit.link.mtu);
+        let (Some(mtu), Some(most_mtu)) = (mtus.clone().min(), mtus.max()) else {
+            return Err(XdpError::NoInterface(String::new()));
+        };
         let max_datagram = mtu
             .saturating_sub(headers::ip_udp_bytes(address.ip()))
             .min(MOST_DATAGRAM);
@@ -371,22 +444,19 @@ impl XdpDriver {
             queues: Vec::new(),
             share: pool.count() / (queues * fits.len() as u32),
             port: local.port(),
+            multi_buffer: !options.single_buffer,
+            long_packets: most_mtu + headers::ETHER_BYTES > packet_room(&umem),
         };
         let mut cards = Vec::new();
-        let (mut all_native, mut all_multi) = (true, true);
+        let mut all_native = true;
         for fit in &fits {
-            let (card, native, multi_buffer) =
-                open_card(&mut netlink, fit, &mut shared, queues, options)?;
+            let (card, native) = open_card(&mut netlink, fit, &mut shared, queues, options)?;
             cards.push(card);
             all_native &= native;
-            all_multi &= multi_buffer;
         }
+        let max_datagram = max_datagram.min(shared.longest_datagram());
         let opened = shared.queues;
-        let one_frame = umem.chunk_bytes - KERNEL_HEADROOM - umem.headroom;
-        let max_datagram = match all_multi {
-            true => max_datagram,
-            false => max_datagram.min(one_frame as usize - headers::MOST_BYTES),
-        };
+        let full = vec![false; opened.len() + 1];
         let zero_copy = opened.iter().all(|queue| queue.socket().is_zero_copy());
         let description = format!(
             "AF_XDP on {}, {queues} of {} queues, {}, {}{}",
@@ -415,33 +485,43 @@ impl XdpDriver {
             first: 0,
             calls: 0,
             kernel_is_readable: false,
+            full,
             stats: DriverStats::default(),
         })
     }
 }
 
 /// Puts our program onto an interface and sockets onto its queues. Answers also whether the program runs in the card's
-/// driver, and whether it knows packets in several buffers.
+/// driver.
 fn open_card(
     netlink: &mut Netlink,
     fit: &Fit,
     shared: &mut Shared<'_>,
     queues: u32,
     options: &XdpOptions,
-) -> Result<(Card, bool, bool), XdpError> {
+) -> Result<(Card, bool), XdpError> {
     let map = bpf::socket_map(fit.link.queues.max(queues))
         .map_err(XdpError::of("make a map of sockets"))?;
     let verdict = program::Verdict::Redirect {
         map: map.as_raw_fd(),
     };
     let code = program::assemble(shared.port, &fit.ours, verdict);
-    let (program, multi_buffer) = bpf::load(&code).map_err(XdpError::of("load the XDP program"))?;
-    let (attached, native) = attach(netlink, &program, &fit.link, &fit.name, options.generic)?;
+    let load = |frags| bpf::load(&code, frags).map_err(XdpError::of("load the XDP program"));
+    let (mut program, frags) = load(shared.multi_buffer)?;
+    shared.multi_buffer &= frags;
+    let (mut attached, mut native) =
+        attach(netlink, &program, &fit.link, &fit.name, options.generic)?;
     let first_queue = shared.queues.len();
     for queue in 0..queues {
-        shared.bind(fit, queue, multi_buffer)?;
+        shared.bind(fit, queue)?;
         let socket = shared.queues[first_queue + queue as usize].socket().fd();
         bpf::set_socket(&map, queue, socket).map_err(XdpError::of("put a socket into the map"))?;
+    }
+    if frags && !shared.multi_buffer {
+        // The program takes packets that the sockets cannot.
+        drop(attached);
+        program = load(false)?.0;
+        (attached, native) = attach(netlink, &program, &fit.link, &fit.name, options.generic)?;
     }
     let card = Card {
         _attached: attached,
@@ -449,7 +529,7 @@ fn open_card(
         _map: map,
         first_queue,
     };
-    Ok((card, native, multi_buffer))
+    Ok((card, native))
 }
 
 /// The pool to use, a socket that its memory is registered with, and whether it is not the caller's.

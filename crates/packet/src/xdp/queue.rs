@@ -44,6 +44,8 @@ pub(crate) enum Pushed {
     Yes,
     /// No descriptor or frame was free.
     Full,
+    /// More descriptors than the kernel takes of one packet.
+    TooLong,
 }
 
 /// A socket and the frames that go through it.
@@ -60,6 +62,8 @@ pub(crate) struct Queue {
     /// Frames to keep with the kernel to receive into.
     offer: u32,
     offered: u32,
+    /// Datagrams received so far.
+    received: u64,
     /// The packet being received, and the one being sent.
     pieces: Vec<(FrameMut, usize, usize)>,
     descriptors: Vec<Descriptor>,
@@ -68,19 +72,23 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Takes `own` frames of the pool for headers, and offers `offer` to the kernel.
+    /// Takes `own` frames of the pool for headers, and offers `offer` to the kernel. `multi_buffer`: the socket takes packets
+    /// in several descriptors; without, everything is copied behind the headers.
+    #[allow(clippy::too_many_arguments, reason = "called once")]
     pub(crate) fn new(
         socket: Socket,
         pool: &Pool,
         chunk_bytes: u32,
+        multi_buffer: bool,
         own: u32,
         offer: u32,
         port: u16,
         interface: u32,
     ) -> Queue {
-        let most_pieces = match socket.is_zero_copy() {
-            true => MOST_PIECES_ZERO_COPY,
-            false => MOST_PIECES,
+        let most_pieces = match (multi_buffer, socket.is_zero_copy()) {
+            (false, _) => 1,
+            (true, true) => MOST_PIECES_ZERO_COPY,
+            (true, false) => MOST_PIECES,
         };
         let mut queue = Queue {
             socket,
@@ -92,6 +100,7 @@ impl Queue {
             most_pieces,
             offer,
             offered: 0,
+            received: 0,
             pieces: Vec::new(),
             descriptors: Vec::with_capacity(MOST_PIECES),
             port,
@@ -103,6 +112,11 @@ impl Queue {
 
     pub(crate) fn socket(&self) -> &Socket {
         &self.socket
+    }
+
+    /// Bytes of a packet to send, headers and all, at most.
+    pub(crate) fn longest_packet(&self) -> usize {
+        self.most_pieces * self.chunk_bytes
     }
 
     /// Offers frames to the kernel until it has enough; false when the pool had too few.
@@ -158,6 +172,7 @@ impl Queue {
             }
         }
         stats.receive_calls += u64::from(count > 0);
+        self.received += count as u64;
         count
     }
 
@@ -170,10 +185,15 @@ impl Queue {
             return;
         };
         match std::mem::replace(held, Held::Not) {
-            Held::Receiving(frame) if within + u64::from(piece.len) <= self.frame_bytes => {
+            Held::Receiving(frame) => {
                 self.offered -= 1;
-                self.pieces
-                    .push((frame, within as usize, piece.len as usize));
+                if within + u64::from(piece.len) <= self.frame_bytes {
+                    self.pieces
+                        .push((frame, within as usize, piece.len as usize));
+                } else {
+                    // Chunks are no longer than frames, so this cannot be. The kernel does not have the frame any more.
+                    stats.malformed += 1;
+                }
             }
             // The kernel names only what it was offered.
             other => {
@@ -209,23 +229,29 @@ impl Queue {
     pub(crate) fn complete(&mut self) {
         let done = self.socket.completion.usable(1);
         for _ in 0..done {
-            let number = offset_of(self.socket.completion.take()) / self.frame_bytes;
-            let Some(held) = self.held.get_mut(number as usize) else {
-                continue;
-            };
-            let last = match held {
-                Held::Own(_, count) | Held::Lent(_, count) => {
-                    *count -= 1;
-                    *count == 0
-                }
-                _ => false,
-            };
-            if last && let Held::Own(frame, _) = std::mem::replace(held, Held::Not) {
-                self.own.push(frame);
-            }
+            let address = self.socket.completion.take();
+            self.release(address);
         }
         if done > 0 {
             self.socket.completion.publish();
+        }
+    }
+
+    /// One descriptor's part in its frame is over.
+    fn release(&mut self, address: u64) {
+        let number = offset_of(address) / self.frame_bytes;
+        let Some(held) = self.held.get_mut(number as usize) else {
+            return;
+        };
+        let last = match held {
+            Held::Own(_, count) | Held::Lent(_, count) => {
+                *count -= 1;
+                *count == 0
+            }
+            _ => false,
+        };
+        if last && let Held::Own(frame, _) = std::mem::replace(held, Held::Not) {
+            self.own.push(frame);
         }
     }
 
@@ -240,9 +266,9 @@ impl Queue {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         // If everything had to be copied.
         let most_own = (total + template.len()).div_ceil(self.chunk_bytes) + 1;
-        if self.own.len() < most_own || (self.socket.tx.usable(64) as usize) < MOST_PIECES {
+        if !self.has_room(most_own) {
             self.complete();
-            if self.own.len() < most_own || (self.socket.tx.usable(64) as usize) < MOST_PIECES {
+            if !self.has_room(most_own) {
                 return Pushed::Full;
             }
         }
@@ -275,12 +301,24 @@ impl Queue {
             }
         }
         packet.close();
+        if self.descriptors.len() > self.most_pieces {
+            // The kernel would neither send them nor give their frames back.
+            while let Some(piece) = self.descriptors.pop() {
+                self.release(piece.address);
+            }
+            return Pushed::TooLong;
+        }
         let last = self.descriptors.len() - 1;
         for (at, mut piece) in self.descriptors.drain(..).enumerate() {
             piece.options = if at < last { CONTINUED } else { 0 };
             self.socket.tx.put(piece);
         }
         Pushed::Yes
+    }
+
+    /// Whether there are so many own frames, and descriptors for any packet.
+    fn has_room(&mut self, own: usize) -> bool {
+        self.own.len() >= own && self.socket.tx.usable(64) as usize >= self.most_pieces
     }
 
     /// Sends what was pushed: one system call for a burst, as far as the kernel takes it.
@@ -324,6 +362,11 @@ impl Queue {
     /// Frames for headers, and offered to receive into.
     pub(crate) fn frames_kept(&self) -> u32 {
         self.own_frames + self.offer
+    }
+
+    /// Datagrams received since the start.
+    pub(crate) fn received(&self) -> u64 {
+        self.received
     }
 
     /// Whether packets still wait for a system call.

@@ -23,7 +23,9 @@ const PAGE_FILL: i64 = 0x1_0000_0000;
 const PAGE_COMPLETION: i64 = 0x1_8000_0000;
 
 const BIND_SHARED_UMEM: u16 = 1;
+const BIND_ZERO_COPY: u16 = 4;
 const BIND_NEED_WAKEUP: u16 = 8;
+/// Known from Linux 6.6 on.
 const BIND_MULTI_BUFFER: u16 = 16;
 /// Chunks begin anywhere.
 const UMEM_UNALIGNED: u32 = 1;
@@ -34,7 +36,7 @@ pub(crate) const CONTINUED: u32 = 1;
 const ADDRESS_BITS: u32 = 48;
 
 /// How long a queue that another socket holds is waited for: a killed process's socket goes a moment after it.
-const BUSY_TRIES: u32 = 200;
+pub(crate) const BUSY_TRIES: u32 = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
 /// A piece of a packet: where in the UMEM, how long, whether it goes on.
@@ -119,7 +121,21 @@ pub(crate) struct Sizes {
     pub(crate) send: u32,
 }
 
-/// A bound socket and its rings.
+/// How to bind a socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Binding {
+    /// With the memory of another socket, and as that one is bound.
+    Shared(RawFd),
+    /// With memory of its own.
+    Own {
+        /// Packets may lie in several buffers.
+        multi_buffer: bool,
+        /// Only if the card reads and writes the memory itself. Otherwise the kernel copies where the card cannot.
+        zero_copy: bool,
+    },
+}
+
+/// A socket and its rings.
 pub(crate) struct Socket {
     // The rings go before the socket that they map.
     pub(crate) rx: Ring<Descriptor>,
@@ -205,64 +221,75 @@ pub(crate) unsafe fn register(fd: &OwnedFd, umem: &Umem) -> io::Result<()> {
 }
 
 impl Socket {
-    /// Binds a socket to a queue. `owner`: the socket that the memory is registered with, if that is not this one.
+    /// Gives a new socket its rings.
     ///
     /// # Errors
-    /// `EBUSY`: another socket holds the queue.
-    pub(crate) fn bind(
-        fd: OwnedFd,
-        owner: Option<RawFd>,
-        interface: u32,
-        queue: u32,
-        sizes: Sizes,
-        multi_buffer: bool,
-    ) -> io::Result<Socket> {
+    /// When the system refuses.
+    pub(crate) fn new(fd: OwnedFd, sizes: Sizes) -> io::Result<Socket> {
         set(&fd, UMEM_FILL_RING, &sizes.receive)?;
         set(&fd, UMEM_COMPLETION_RING, &sizes.send)?;
         set(&fd, RX_RING, &sizes.receive)?;
         set(&fd, TX_RING, &sizes.send)?;
         let offsets: AllOffsets = get(&fd, MMAP_OFFSETS)?;
-        let socket = Socket {
+        crate::sys::set_buffers(fd.as_raw_fd(), 16 << 20);
+        Ok(Socket {
             rx: Ring::map(&fd, PAGE_RX, offsets.rx, sizes.receive, false)?,
             tx: Ring::map(&fd, PAGE_TX, offsets.tx, sizes.send, true)?,
             fill: Ring::map(&fd, PAGE_FILL, offsets.fill, sizes.receive, true)?,
             completion: Ring::map(&fd, PAGE_COMPLETION, offsets.completion, sizes.send, false)?,
             fd,
-        };
-        // Neither zero-copy nor copying is asked for: the kernel takes the former where the card has it. Sockets that
-        // share memory take over all of this from its owner.
-        let flags = match owner {
-            Some(_) => BIND_SHARED_UMEM,
-            None if multi_buffer => BIND_NEED_WAKEUP | BIND_MULTI_BUFFER,
-            None => BIND_NEED_WAKEUP,
+        })
+    }
+
+    /// Binds the socket to a queue. One that another socket holds is waited for, `patience` times in all. What is refused
+    /// may be tried in another way.
+    ///
+    /// # Errors
+    /// `EBUSY`: another socket holds the queue. `EINVAL`: the kernel does not know packets in several buffers.
+    pub(crate) fn bind(
+        &self,
+        interface: u32,
+        queue: u32,
+        binding: Binding,
+        patience: &mut u32,
+    ) -> io::Result<()> {
+        let (flags, shared) = match binding {
+            Binding::Shared(owner) => (BIND_SHARED_UMEM, owner as u32),
+            Binding::Own {
+                multi_buffer,
+                zero_copy,
+            } => {
+                let several = if multi_buffer { BIND_MULTI_BUFFER } else { 0 };
+                let only = if zero_copy { BIND_ZERO_COPY } else { 0 };
+                (BIND_NEED_WAKEUP | several | only, 0)
+            }
         };
         let address = SockaddrXdp {
             family: libc::AF_XDP as u16,
             flags,
             interface,
             queue,
-            shared: owner.unwrap_or(0) as u32,
+            shared,
         };
-        for attempt in 0.. {
+        loop {
             // SAFETY: the address lives for the call and is as long as said.
             let rc = unsafe {
                 libc::bind(
-                    socket.fd.as_raw_fd(),
+                    self.fd.as_raw_fd(),
                     (&raw const address).cast(),
                     size_of::<SockaddrXdp>() as libc::socklen_t,
                 )
             };
             if rc == 0 {
-                break;
+                return Ok(());
             }
             let error = io::Error::last_os_error();
-            if error.raw_os_error() != Some(libc::EBUSY) || attempt >= BUSY_TRIES {
+            if error.raw_os_error() != Some(libc::EBUSY) || *patience == 0 {
                 return Err(error);
             }
+            *patience -= 1;
             std::thread::sleep(BUSY_PAUSE);
         }
-        crate::sys::set_buffers(socket.fd.as_raw_fd(), 16 << 20);
-        Ok(socket)
     }
 
     /// The descriptor, to poll and to put into the map.

@@ -27,7 +27,7 @@ fn ours() -> Vec<IpAddr> {
 fn load() -> Option<OwnedFd> {
     bpf::lift_memory_limit();
     let code = program::assemble(PORT, &ours(), Verdict::Return(TAKEN));
-    match bpf::load(&code) {
+    match bpf::load(&code, true) {
         Ok((program, _)) => Some(program),
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
             println!("skipped: no right to load BPF programs");
@@ -183,7 +183,7 @@ fn stale_programs_are_replaced_and_foreign_ones_respected() {
     for mode in [bpf::MODE_NATIVE, bpf::MODE_GENERIC] {
         for (name, ours) in [(bpf::PROGRAM_NAME, true), (&b"somebody"[..], false)] {
             let code = program::assemble(9, &ours_v4(), Verdict::Return(XDP_PASS));
-            let (program, _) = bpf::load_as(&code, name).expect("a program");
+            let (program, _) = bpf::load_as(&code, name, true).expect("a program");
             netlink
                 .set_program(index, program.as_raw_fd(), mode)
                 .expect("attached for good");

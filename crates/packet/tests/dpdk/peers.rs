@@ -61,6 +61,40 @@ fn two_cables_to_one_peer() {
     a.close();
 }
 
+/// What leaves together with a question for a stranger is counted like everything else.
+#[test]
+fn datagrams_that_leave_with_questions_are_counted() {
+    let _alone = alone();
+    let (one, other) = memif();
+    let frames = pool(4096, 2048);
+    let mut a = open("10.77.0.1:7101", &one, &frames);
+    let mut b = open("10.77.0.2:7102", &other, &frames);
+    let text = [1u8; 600];
+    let parts: [&[u8]; 1] = [&text];
+    let datagram = |to: &str| cyclone_packet::Datagram {
+        to: to.parse().unwrap(),
+        parts: &parts,
+    };
+    let mut got = Vec::new();
+    let since = Instant::now();
+    while got.is_empty() {
+        assert!(since.elapsed() < PATIENCE, "{:?}", a.stats());
+        a.send(&[datagram("10.77.0.2:7102")]).unwrap();
+        for driver in [&mut a, &mut b] {
+            driver.recv(&frames, &mut got, 32).unwrap();
+        }
+    }
+    let before = a.stats();
+    let burst = [datagram("10.77.0.2:7102"), datagram("10.77.0.9:7109")];
+    assert_eq!(a.send(&burst).unwrap(), 2);
+    let after = a.stats();
+    assert_eq!(after.sent - before.sent, 1, "{after:?}");
+    assert_eq!(after.send_errors - before.send_errors, 1, "{after:?}");
+    assert_eq!(after.send_calls - before.send_calls, 1, "{after:?}");
+    drop((got, a, b));
+    assert_eq!(frames.free(), frames.count());
+}
+
 const CHILD: &str = "CYCLONE_TEST_DPDK_CHILD";
 
 /// What the killed process does: echoes what it gets.

@@ -5,17 +5,23 @@ mod cable;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash;
+mod fair;
+mod frames;
+mod gateway;
 mod kernel;
 mod net;
+mod single;
+mod ways;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use cable::{Clock, body};
 use common::*;
 use cyclone_packet::{
-    Driver, Message, Outgoing, Peer, Port, UdpDriver, UdpOptions, XdpDriver, XdpError, XdpOptions,
+    Datagram, Driver, Message, Outgoing, Peer, Port, UdpDriver, UdpOptions, XdpDriver, XdpError,
+    XdpOptions,
 };
 use cyclone_pmem::pool::Pool;
 use net::{Cable, Machine};
@@ -30,10 +36,14 @@ struct End<'a> {
 }
 
 fn xdp(address: &str, interface: &str, pool: &Pool) -> XdpDriver {
+    open(address, pool, &XdpOptions::new(interface))
+}
+
+fn open(address: &str, pool: &Pool, options: &XdpOptions) -> XdpDriver {
     let address = address.parse().expect("an address");
     let since = Instant::now();
     loop {
-        match XdpDriver::open(address, pool, &XdpOptions::new(interface)) {
+        match XdpDriver::open(address, pool, options) {
             Ok(driver) => return driver,
             // Programs that other tests are just starting hold copies of all descriptors for a moment.
             Err(XdpError::Bind { .. }) if since.elapsed() < PATIENCE => {
@@ -102,6 +112,75 @@ fn exchange(clock: &Clock, from: &mut End<'_>, to: &mut End<'_>, peer: u64, bodi
         // A repetition that was slow, not lost.
         got.truncate(number + 1);
     }
+}
+
+/// One datagram from driver to driver, as often as it takes. It begins with eight bytes that no other one has.
+fn carry(from: &mut XdpDriver, to: &mut XdpDriver, pool: &Pool, parts: &[&[u8]]) {
+    let (mut got, mut back) = (Vec::new(), Vec::new());
+    let (since, expected) = (Instant::now(), parts.concat());
+    let mut sent = None::<Instant>;
+    loop {
+        if sent.is_none_or(|at| at.elapsed() > Duration::from_millis(300)) {
+            sent = Some(Instant::now());
+            let datagram = Datagram {
+                to: to.local_addr(),
+                parts,
+            };
+            assert_eq!(from.send(&[datagram]).expect("send"), 1);
+        }
+        to.recv(pool, &mut got, 32).expect("received");
+        from.recv(pool, &mut back, 32).expect("received");
+        for (sender, datagram) in got.drain(..) {
+            let bytes = datagram.to_vec();
+            // An earlier one may have been slow, not lost.
+            if bytes.get(..8) == expected.get(..8) {
+                assert_eq!(sender, from.local_addr());
+                assert!(bytes == expected, "{} bytes are damaged", expected.len());
+                return;
+            }
+        }
+        let stats = (from.stats(), to.stats());
+        assert!(
+            since.elapsed() < PATIENCE,
+            "{} bytes: {stats:?}",
+            expected.len()
+        );
+    }
+}
+
+/// Until datagrams go straight both ways.
+fn introduce(a: &mut XdpDriver, b: &mut XdpDriver, pool: &Pool) {
+    let since = Instant::now();
+    for round in 0u64.. {
+        let before = (a.stats().by_kernel, b.stats().by_kernel);
+        let name = (round | 1 << 63).to_le_bytes();
+        carry(a, b, pool, &[&name]);
+        carry(b, a, pool, &[&name]);
+        if before == (a.stats().by_kernel, b.stats().by_kernel) {
+            return;
+        }
+        assert!(since.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(15));
+    }
+}
+
+/// The end of a driver: everything is sent, and its frames have come back, but for so many that the test holds.
+fn close(mut driver: XdpDriver, pool: &Pool, held: u32) {
+    let since = Instant::now();
+    while driver.frames_sending() > 0 {
+        assert!(
+            since.elapsed() < PATIENCE,
+            "{} frames are not sent",
+            driver.frames_sending()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(driver);
+    assert_eq!(
+        pool.free() + held,
+        pool.count(),
+        "every frame has come back"
+    );
 }
 
 /// Time for neighbours to be found; then nothing goes by the kernel but one datagram a second.
@@ -407,99 +486,30 @@ fn no_frame_is_lost_when_the_cable_is() {
         a.machine.enter();
         a.port.poll(clock.now_us(), &mut got).unwrap();
     }
-    let (mut got, since) = (Vec::new(), Instant::now());
-    while since.elapsed() < Duration::from_millis(300) {
-        b.port.poll(clock.now_us(), &mut got).unwrap();
-        a.port.poll(clock.now_us(), &mut got).unwrap();
+    // What was sent before may have waited for the neighbour to be found, and come only now.
+    let (last, since) = (body(5, 20_000), Instant::now());
+    let is_last = |message: &Message| message.body.to_vec() == last;
+    let mut got = Vec::new();
+    while !got.iter().any(is_last) {
+        assert!(since.elapsed() < PATIENCE, "{:?}", b.port.stats());
         got.clear();
+        a.machine.enter();
+        let message = Outgoing {
+            to: Peer::Node(2),
+            parts: &[&last],
+        };
+        a.port.send(clock.now_us(), &[message]).unwrap();
+        a.port.poll(clock.now_us(), &mut Vec::new()).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        b.machine.enter();
+        while b.port.poll(clock.now_us(), &mut got).unwrap() > 0 {}
     }
-    exchange(&clock, &mut a, &mut b, 2, &[body(5, 20_000)]);
+    drop(got);
     for end in [a, b] {
         let End { port, pool, .. } = end;
         drop(port);
         assert_eq!(pool.free(), pool.count());
     }
-}
-
-/// Several queues: datagrams arrive on the one that the interface chooses.
-#[test]
-fn several_queues_serve_one_port() {
-    let Some(cable) = Cable::new(1500, 2) else {
-        return;
-    };
-    let clock = Clock(Instant::now());
-    let pools = (pool(4096, 2048), pool(4096, 2048));
-    let options = |name| XdpOptions {
-        queues: 2,
-        ..XdpOptions::new(name)
-    };
-    let (at, peer): (SocketAddr, SocketAddr) = (
-        "10.77.0.1:7101".parse().unwrap(),
-        "10.77.0.2:7102".parse().unwrap(),
-    );
-    cable.a.enter();
-    let driver = XdpDriver::open(at, &pools.0, &options("va")).unwrap();
-    let mut a = end(&cable.a, Box::new(driver), pools.0, 1);
-    cable.b.enter();
-    let driver = XdpDriver::open(peer, &pools.1, &options("vb")).unwrap();
-    let mut b = end(&cable.b, Box::new(driver), pools.1, 2);
-    a.port.add_node(2, peer);
-    b.port.add_node(1, at);
-    settle(&clock, &mut a, &mut b);
-    exchange(&clock, &mut a, &mut b, 2, &[body(1, 50_000), body(2, 10)]);
-    let too_many = XdpOptions {
-        queues: 3,
-        ..XdpOptions::new("va")
-    };
-    cable.a.enter();
-    let refused = XdpDriver::open(at, &a.pool, &too_many).err();
-    assert!(
-        matches!(refused, Some(XdpError::TooFewQueues { has: 2, .. })),
-        "{refused:?}"
-    );
-}
-
-/// In the network stack, for cards whose driver knows no XDP; through a pool that cannot be pinned.
-#[test]
-fn lesser_ways_work_too() {
-    let Some(cable) = Cable::new(1500, 1) else {
-        return;
-    };
-    let clock = Clock(Instant::now());
-    let folder = std::env::current_exe()
-        .unwrap()
-        .with_extension(format!("region-{}", std::process::id()));
-    let options = cyclone_pmem::RegionOptions {
-        path: folder.clone(),
-        len: 8 << 20,
-        create: true,
-        flush: cyclone_pmem::FlushPolicy::Auto,
-    };
-    let region = cyclone_pmem::Region::open(&options).unwrap();
-    let on_disk = Pool::new(region.take(0, region.len()).unwrap(), 2048);
-    std::fs::remove_file(folder).unwrap();
-    let (at, peer): (SocketAddr, SocketAddr) = (
-        "10.77.0.1:7101".parse().unwrap(),
-        "10.77.0.2:7102".parse().unwrap(),
-    );
-    cable.a.enter();
-    let driver = XdpDriver::open(at, &on_disk, &XdpOptions::new("va")).unwrap();
-    println!("{}: {}", region.kind(), driver.describe());
-    let mut a = end(&cable.a, Box::new(driver), on_disk, 1);
-    cable.b.enter();
-    let frames = pool(1024, 2048);
-    let generic = XdpOptions {
-        generic: true,
-        ..XdpOptions::new("vb")
-    };
-    let driver = XdpDriver::open(peer, &frames, &generic).unwrap();
-    assert!(driver.describe().contains("generic"));
-    let mut b = end(&cable.b, Box::new(driver), frames, 2);
-    a.port.add_node(2, peer);
-    b.port.add_node(1, at);
-    settle(&clock, &mut a, &mut b);
-    exchange(&clock, &mut a, &mut b, 2, &[body(1, 50_000)]);
-    exchange(&clock, &mut b, &mut a, 1, &[body(1, 50_000)]);
 }
 
 #[test]

@@ -50,7 +50,8 @@ impl Machine {
         }
     }
 
-    fn path(&self) -> String {
+    /// Where `ip` finds this namespace.
+    pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
