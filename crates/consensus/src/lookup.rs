@@ -10,6 +10,22 @@ impl Group {
         !self.is_leader() && raft.election_elapsed >= raft.election_timeout()
     }
 
+    /// Ticks until time alone makes this group do something, a heartbeat or an election; at least one.
+    pub fn idle_ticks(&self) -> u64 {
+        let raft = &self.raw.raft;
+        let (due, elapsed) = match (self.is_leader(), self.leader()) {
+            (true, _) => (raft.heartbeat_timeout(), raft.heartbeat_elapsed()),
+            (false, Some(_)) => (raft.randomized_election_timeout(), raft.election_elapsed),
+            (false, None) => return 1,
+        };
+        (due.saturating_sub(elapsed) as u64).max(1)
+    }
+
+    /// Whether it has heard from its leader since the last tick.
+    pub fn has_heard(&self) -> bool {
+        !self.is_leader() && self.raw.raft.election_elapsed == 0
+    }
+
     /// Whether leadership is being handed over: proposals are refused meanwhile.
     pub fn is_transferring(&self) -> bool {
         self.raw.raft.lead_transferee.is_some()

@@ -11,7 +11,7 @@
 //! any more. A follower that restarts has forgotten whom it heard: with leases it votes for nobody for its first election time-out
 //! (see `Node::may_vote`).
 
-use crate::node::PAUSE_TICKS;
+use crate::ticking::PAUSE_TICKS;
 
 /// What a loop that was held up counts at once, and one more for where in a tick a message came.
 const LOST_TICKS: u64 = PAUSE_TICKS + 1;

@@ -58,6 +58,7 @@ mod send;
 mod snapshot;
 mod start;
 mod status;
+mod ticking;
 mod together;
 mod upkeep;
 mod watchdog;

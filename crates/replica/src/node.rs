@@ -7,7 +7,6 @@ mod intake;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cyclone_consensus::{
     Ahead, Colocation, OutMessage, Outbox, StepError, persist_all, persist_all_ahead,
@@ -38,6 +37,7 @@ use crate::requests::{BatchBuilder, Origin, Outcome, Ticket};
 use crate::send::{self, drop_superseded};
 use crate::snapshot::Snapshots;
 use crate::status::Counters;
+use crate::ticking::Ticking;
 use crate::workers::Workers;
 
 pub use error::NodeError;
@@ -141,10 +141,9 @@ pub struct Node {
     pub(crate) flushing: bool,
     pub(crate) completions: Vec<(Ticket, Outcome)>,
     pub(crate) next_handover_us: u64,
-    next_tick_us: u64,
+    pub(crate) ticking: Ticking,
     next_upkeep_us: u64,
     pub(crate) next_touch_us: u64,
-    tick_us: u64,
     pub(crate) active_us: u64,
     /// A client of this process has had work since the last step.
     pub(crate) has_client: bool,
@@ -154,9 +153,6 @@ pub struct Node {
 
 /// How often trimming, time-outs and snapshot deadlines are looked after.
 const UPKEEP_US: u64 = 20_000;
-/// Ticks that a pause of the whole process counts as, at most: one heartbeat's time.
-pub(crate) const PAUSE_TICKS: u64 = 2;
-
 impl Node {
     pub(crate) fn assemble(
         config: Config,
@@ -214,10 +210,9 @@ impl Node {
             answers: Vec::new(),
             completions: Vec::new(),
             next_handover_us: 0,
-            next_tick_us: 0,
+            ticking: Ticking::new(tick_us),
             next_upkeep_us: 0,
             next_touch_us: 0,
-            tick_us,
             active_us: 0,
             has_client: false,
             steady: Steady::default(),
@@ -349,6 +344,7 @@ impl Node {
         for log in &mut self.logs {
             work += usize::from(log.group.drain_flash(now.steady_us));
         }
+        self.skip_ticks();
         Ok(work)
     }
 
@@ -364,7 +360,8 @@ impl Node {
         } else {
             u64::MAX
         };
-        let timers = self.next_tick_us.min(retry).min(self.flash_deadline_us());
+        let timers = self.ticking.deadline_us().min(retry);
+        let timers = timers.min(self.flash_deadline_us());
         let first = self
             .port
             .next_timeout()
@@ -377,39 +374,9 @@ impl Node {
         self.steady.machine_us(self.active_us)
     }
 
-    /// Longest time from one step to the next unless the machine keeps the loop waiting.
-    pub(crate) fn patience(&self) -> Duration {
-        Duration::from_micros(2 * self.tick_us)
-    }
-
     /// How often the loop had to be helped to its CPU so far.
     pub(crate) fn note_helped(&mut self, times: u64) {
         self.counters.helped = times;
-    }
-
-    fn tick(&mut self) {
-        let now_us = self.now.steady_us;
-        if self.next_tick_us == 0 {
-            self.next_tick_us = now_us + self.tick_us;
-        }
-        if now_us < self.next_tick_us {
-            return;
-        }
-        // A pause of the whole process is no evidence against the leader: it counts as one heartbeat's time at most.
-        let missed = (now_us - self.next_tick_us) / self.tick_us;
-        self.counters.longest_gap_us = self.counters.longest_gap_us.max(missed * self.tick_us);
-        self.next_tick_us = now_us + self.tick_us;
-        if self.membership.is_removed(self.config.id) {
-            // Nobody waits for its vote any more, and it is to ask for none. It may have heard of it while it led: what it was asked
-            // for is answered as at any deposed leader.
-            self.logs.iter_mut().for_each(|log| log.group.retire());
-            return;
-        }
-        let ticks = (1 + missed).min(PAUSE_TICKS);
-        for log in &mut self.logs {
-            log.group.tick(ticks as u32);
-        }
-        self.gather(ticks as u32);
     }
 
     /// Moves the logs forward: proposals, persistence, sending, commitment, apply, reads.

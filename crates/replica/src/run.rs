@@ -103,6 +103,7 @@ impl Reactor {
         let mut leaving_until = None;
         let mut spinner = Spinner::new();
         let mut watchdog = Watchdog::start(node.patience()).map_err(NodeError::Port)?;
+        let tick_us = node.tick_us();
         loop {
             node.take_logs()?;
             // Nobody who moved a log has seen a later time.
@@ -130,6 +131,10 @@ impl Reactor {
             };
             node.lend_logs();
             watchdog.end(work > 0);
+            if let Pause::Sleep(us) = pause {
+                // A tick of it is what it sleeps at most while there is work.
+                watchdog.begin(now.steady_us + us.saturating_sub(tick_us));
+            }
             let wait_us = pause.begin(now, &mut spinner);
             match self
                 .poll

@@ -79,7 +79,7 @@ impl Watchdog {
         })
     }
 
-    /// The loop begins a turn.
+    /// The loop begins a turn, or one that sleeps is to be seen as if it did at that time.
     pub(crate) fn begin(&self, now_us: u64) {
         self.seen.turn_us.store(now_us, Ordering::Relaxed);
     }

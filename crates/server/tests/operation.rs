@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::guards::{certificates, hash, installed, redis_cli};
 use common::{BINARY, cluster, configure, first_port, refused, said, text};
@@ -362,4 +362,36 @@ fn idle_connections_keep_no_loop_awake() {
     drop(connections);
     // Three loops that spun would use all of the machine's CPUs.
     assert!(used < 1.0, "{used} s of CPU time in 3 s of silence");
+}
+
+/// How often a process's first thread, its loop, has slept so far.
+fn sleeps(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.and_then(|count| count.trim().parse().ok())
+        .expect("a count")
+}
+
+/// A heartbeat comes every 10 ms, a tick every 5: who wakes up for every tick as well sleeps 300 times a second.
+#[test]
+fn idle_followers_wake_up_for_heartbeats_and_not_for_every_tick() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(&directory.path().join("cluster"), options(3));
+    cluster.start_all(true).expect("started");
+    let leader = cluster
+        .wait_for_leader(Duration::from_secs(30))
+        .expect("led");
+    // Finding the leader has asked all of them.
+    std::thread::sleep(Duration::from_millis(500));
+    let followers = (0..3).filter(|node| *node != leader);
+    let pids: Vec<u32> = followers.filter_map(|node| cluster.pid(node)).collect();
+    let before: Vec<u64> = pids.iter().map(|pid| sleeps(*pid)).collect();
+    let begun = Instant::now();
+    std::thread::sleep(Duration::from_secs(3));
+    for (pid, before) in pids.iter().zip(before) {
+        let per_second = (sleeps(*pid) - before) as f64 / begun.elapsed().as_secs_f64();
+        assert!(per_second < 230.0, "{per_second} sleeps a second");
+    }
 }

@@ -271,10 +271,8 @@ impl Wire {
                     self.outcome = Outcome::Unfinished;
                 }
                 Answer::Error(_) => self.outcome = worse(self.outcome, Outcome::Refused),
-                Answer::Number(replicas) if self.wait && self.missing == 0 => {
-                    if replicas < 1 {
-                        self.outcome = Outcome::Unfinished;
-                    }
+                Answer::Number(replicas) if self.wait && self.missing == 0 && replicas < 1 => {
+                    self.outcome = Outcome::Unfinished;
                 }
                 _ => {}
             }
