@@ -9,7 +9,7 @@ use clap::Args;
 use cyclone_bench::machine::Machine;
 use cyclone_bench::plan::{Plan, Variant};
 use cyclone_bench::progress::Progress;
-use cyclone_bench::report::{self, index};
+use cyclone_bench::report::{self, index, picture};
 use cyclone_bench::result::PlanResult;
 use cyclone_bench::run::{self, Options};
 
@@ -51,7 +51,7 @@ pub struct Figures {
     /// Only plans whose names begin with one of these; repeat for several. The index still lists all that was ever run.
     #[arg(long)]
     pub figure: Vec<String>,
-    /// Write the index of what is there, run nothing.
+    /// Draw what was measured before again and write the index, run nothing.
     #[arg(long)]
     pub index: bool,
     /// Shared options.
@@ -163,10 +163,11 @@ pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
     let common = &arguments.common;
     let out = common.out.clone().unwrap_or_else(|| FIGURES.into());
     let mut results = Vec::new();
-    let plans = match arguments.index {
-        true => Vec::new(),
-        false => listed(arguments)?,
-    };
+    let mut plans = listed(arguments)?;
+    if arguments.index {
+        draw_again(&plans, &out)?;
+        plans.clear();
+    }
     if arguments.list {
         for (name, plan) in plans {
             println!("{name:<12} {}: {}", plan.figure, plan.title);
@@ -195,6 +196,18 @@ pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
     let count = index::write(&out)?;
     println!("wrote {} ({count} figures)", out.join("index.md").display());
     verdict(&results)
+}
+
+/// Draws what was measured before, as pictures are drawn now.
+fn draw_again(plans: &[(String, Plan)], out: &Path) -> Result<()> {
+    for (name, plan) in plans {
+        let file = |ending: &str| out.join(format!("{name}.{ending}"));
+        // What was never measured has none.
+        if file("svg").exists() {
+            picture::draw(&file("svg"), &PlanResult::read(&file("json"))?, plan)?;
+        }
+    }
+    Ok(())
 }
 
 fn listed(arguments: &Figures) -> Result<Vec<(String, Plan)>> {
