@@ -53,6 +53,10 @@ const NEIGHBOUR_DESTINATION: u16 = 1;
 const NEIGHBOUR_ADDRESS: u16 = 2;
 /// Permanent, no ARP, reachable, stale, delay, probe: states in which the kernel itself would use the address.
 const NEIGHBOUR_VALID: u16 = 0x80 | 0x40 | 0x02 | 0x04 | 0x08 | 0x10;
+/// Nobody has made sure of the address lately, nor does anybody.
+const NEIGHBOUR_STALE: u16 = 0x04;
+/// Flag: as if the kernel had sent something there itself.
+const NEIGHBOUR_USE: u8 = 0x01;
 
 /// Answers larger than this are cut; a message about one interface has a few kilobytes.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -87,6 +91,15 @@ pub(crate) struct Route {
     pub(crate) source: Option<IpAddr>,
     /// The route's own limit, bytes of an IP packet.
     pub(crate) mtu: Option<usize>,
+}
+
+/// What the kernel knows of a machine on an interface's network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Neighbour {
+    /// Its Ethernet address.
+    pub(crate) mac: [u8; 6],
+    /// The kernel would make sure of it if it sent something there.
+    pub(crate) is_stale: bool,
 }
 
 /// A socket for such questions.
@@ -163,6 +176,16 @@ fn link_body(index: u32) -> [u8; LINK_BODY] {
     let mut body = [0; LINK_BODY];
     body[4..8].copy_from_slice(&index.to_ne_bytes());
     body
+}
+
+fn neighbour_message(kind: u16, flags: u16, index: u32, ip: IpAddr, what: u8) -> Message {
+    with_octets(ip, |family, octets| {
+        let mut body = [0; NEIGHBOUR_BODY];
+        body[0] = family;
+        body[4..8].copy_from_slice(&index.to_ne_bytes());
+        body[10] = what;
+        Message::new(kind, flags, &body).attribute(NEIGHBOUR_DESTINATION, octets)
+    })
 }
 
 impl Netlink {
@@ -372,14 +395,9 @@ impl Netlink {
         asked.ok().and(found)
     }
 
-    /// The Ethernet address of a machine on this interface's network, if the kernel knows it.
-    pub(crate) fn neighbour(&mut self, index: u32, ip: IpAddr) -> Option<[u8; 6]> {
-        let message = with_octets(ip, |family, octets| {
-            let mut body = [0; NEIGHBOUR_BODY];
-            body[0] = family;
-            body[4..8].copy_from_slice(&index.to_ne_bytes());
-            Message::new(GET_NEIGHBOUR, 0, &body).attribute(NEIGHBOUR_DESTINATION, octets)
-        });
+    /// A machine on this interface's network, if the kernel knows its Ethernet address.
+    pub(crate) fn neighbour(&mut self, index: u32, ip: IpAddr) -> Option<Neighbour> {
+        let message = neighbour_message(GET_NEIGHBOUR, 0, index, ip, 0);
         let mut found = None;
         let asked = self.ask(message, |kind, body| {
             let state = u16_at(body, 8).unwrap_or(0);
@@ -387,11 +405,24 @@ impl Netlink {
             {
                 return;
             }
-            found = attributes(&body[NEIGHBOUR_BODY..])
+            let mac = attributes(&body[NEIGHBOUR_BODY..])
                 .find(|(kind, _)| *kind == NEIGHBOUR_ADDRESS)
                 .and_then(|(_, value)| value.try_into().ok());
+            found = mac.map(|mac| Neighbour {
+                mac,
+                is_stale: state & NEIGHBOUR_STALE != 0,
+            });
         });
         asked.ok().and(found)
+    }
+
+    /// Lets the kernel make sure of a stale neighbour, as if it had sent something there itself.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn use_neighbour(&mut self, index: u32, ip: IpAddr) -> io::Result<()> {
+        let message = neighbour_message(NEW_NEIGHBOUR, ACK, index, ip, NEIGHBOUR_USE);
+        self.ask(message, |_, _| {})
     }
 
     /// Attaches a program to an interface in the way that outlives this process, or detaches it (`-1`).

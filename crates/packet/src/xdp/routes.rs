@@ -2,8 +2,8 @@
 //!
 //! The kernel resolves neighbours (ARP, neighbour discovery) and knows the routes; here its answers are kept for a
 //! second. A datagram whose next hop is not known yet is handed to the kernel's own UDP socket, which both delivers it
-//! and makes the kernel look for the neighbour. So does one datagram per second and destination afterwards: the kernel
-//! then notices when a neighbour is gone or has another address.
+//! and makes the kernel look for the neighbour. Once that is known the kernel is told whenever it is used and nobody has made sure
+//! of it lately: so it notices when a neighbour is gone or has another address, and no datagram has to go by it.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -23,6 +23,18 @@ struct Way {
     /// Which interface, and the headers.
     straight: Option<(usize, Template)>,
     until: Instant,
+}
+
+/// What the kernel says of a way.
+enum Answer {
+    /// Which interface, and the headers.
+    Straight(usize, Template),
+    /// The same, but something has to go by the kernel, which is to make sure of the neighbour.
+    AfterThis(usize, Template),
+    /// Its own.
+    ByKernel,
+    /// Its own, until the neighbour is known.
+    Soon,
 }
 
 /// The ways from our interfaces and port.
@@ -53,40 +65,48 @@ impl Routes {
             None if self.ways.len() >= MOST_WAYS => self.ways.clear(),
             None => {}
         }
-        let (straight, soon) = self.ask(to);
-        let until = now + if soon { SOON } else { KEPT };
+        let (straight, kept, now_straight) = match self.ask(to) {
+            Answer::Straight(card, headers) => (Some((card, headers)), KEPT, true),
+            Answer::AfterThis(card, headers) => (Some((card, headers)), KEPT, false),
+            Answer::ByKernel => (None, KEPT, false),
+            Answer::Soon => (None, SOON, false),
+        };
+        let until = now + kept;
         self.ways.insert(to, Way { straight, until });
-        // This one goes by the kernel, whether or not the next will.
-        None
+        straight.filter(|_| now_straight)
     }
 
-    /// The headers, if they are known, and whether they may be known soon.
-    fn ask(&mut self, to: SocketAddr) -> (Option<(usize, Template)>, bool) {
+    fn ask(&mut self, to: SocketAddr) -> Answer {
         if to.ip().is_multicast() || to.ip().is_unspecified() {
-            return (None, false);
+            return Answer::ByKernel;
         }
         let (interface, next_hop, source) = match to {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => (v6.scope_id(), to.ip(), None),
             _ => match self.netlink.route(to.ip()) {
                 Some(route) => (route.interface, route.next_hop, route.source),
-                None => return (None, false),
+                None => return Answer::ByKernel,
             },
         };
         let ours = |(link, _): &(Link, _)| link.index == interface;
         let Some(card) = self.ports.iter().position(ours) else {
-            return (None, false);
+            return Answer::ByKernel;
         };
-        let Some(mac) = self.netlink.neighbour(interface, next_hop) else {
-            return (None, true);
+        let Some(neighbour) = self.netlink.neighbour(interface, next_hop) else {
+            return Answer::Soon;
         };
         let mut from = self.local;
         if from.ip().is_unspecified() {
             match source {
                 Some(source) => from.set_ip(source),
-                None => return (None, false),
+                None => return Answer::ByKernel,
             }
         }
-        let headers = Template::new(self.ports[card].1, from, mac, to);
-        (headers.map(|headers| (card, headers)), false)
+        let Some(headers) = Template::new(self.ports[card].1, from, neighbour.mac, to) else {
+            return Answer::ByKernel;
+        };
+        if neighbour.is_stale && self.netlink.use_neighbour(interface, next_hop).is_err() {
+            return Answer::AfterThis(card, headers);
+        }
+        Answer::Straight(card, headers)
     }
 }

@@ -7,7 +7,7 @@ use cyclone_packet::Driver;
 
 use crate::common::pool;
 use crate::net::Cable;
-use crate::xdp;
+use crate::{carry, introduce, xdp};
 
 #[test]
 fn a_datagram_on_the_kernel_s_way_is_found_when_its_descriptor_is_readable() {
@@ -43,4 +43,53 @@ fn a_datagram_on_the_kernel_s_way_is_found_when_its_descriptor_is_readable() {
         driver.recv(&pool, &mut got, 32).expect("received");
     }
     assert_eq!(got.len(), 20);
+}
+
+/// How many seconds ago the kernel last made sure of its only neighbour on this interface, in this thread's namespace.
+fn confirmed_s(interface: &str) -> u64 {
+    let output = std::process::Command::new("ip")
+        .args(["-4", "-s", "neigh", "show", "dev", interface])
+        .output()
+        .expect("ip");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    // … used 5/1/5 probes 0 REACHABLE: used, made sure of, changed
+    let times = text.split_once("used ").map(|(_, rest)| rest);
+    let confirmed = times.and_then(|rest| rest.split('/').nth(1));
+    confirmed
+        .and_then(|seconds| seconds.parse().ok())
+        .unwrap_or_else(|| panic!("{text:?}"))
+}
+
+#[test]
+fn neighbours_are_made_sure_of_and_no_datagram_goes_by_the_kernel_for_it() {
+    let Some(cable) = Cable::new(1500, 1) else {
+        return;
+    };
+    let pool = pool(4096, 2048);
+    // What was made sure of is stale after 0.6 to 1.8 s; a second after its next use the kernel asks.
+    for (machine, interface) in [(&cable.a, "va"), (&cable.b, "vb")] {
+        machine.enter();
+        for (name, value) in [
+            ("base_reachable_time_ms", "1200"),
+            ("delay_first_probe_time", "1"),
+        ] {
+            let path = format!("/proc/sys/net/ipv4/neigh/{interface}/{name}");
+            std::fs::write(path, value).expect("a setting of the namespace");
+        }
+    }
+    cable.a.enter();
+    let mut a = xdp("10.77.0.1:7101", "va", &pool);
+    cable.b.enter();
+    let mut b = xdp("10.77.0.2:7101", "vb", &pool);
+    introduce(&mut a, &mut b, &pool);
+    let before = (a.stats().by_kernel, b.stats().by_kernel);
+    for round in 0..160u64 {
+        carry(&mut a, &mut b, &pool, &[&round.to_le_bytes()]);
+        carry(&mut b, &mut a, &pool, &[&round.to_le_bytes()]);
+        std::thread::sleep(Duration::from_millis(60));
+    }
+    assert_eq!((a.stats().by_kernel, b.stats().by_kernel), before);
+    cable.a.enter();
+    let seconds = confirmed_s("va");
+    assert!(seconds < 5, "{seconds} s ago");
 }

@@ -183,7 +183,7 @@ fn close(mut driver: XdpDriver, pool: &Pool, held: u32) {
     );
 }
 
-/// Time for neighbours to be found; then nothing goes by the kernel but one datagram a second.
+/// Time for neighbours to be found; then nothing goes by the kernel.
 fn settle(clock: &Clock, a: &mut End<'_>, b: &mut End<'_>) {
     for round in 0..20 {
         exchange(clock, a, b, 2, &[body(round, 100)]);
