@@ -54,7 +54,7 @@ layout:
 unit:
 	cargo build $(WORKSPACE)
 	cargo test $(WORKSPACE)
-	cd bench-peers/load && GOPROXY=off GOFLAGS=-mod=readonly go test ./...
+	scripts/go-tests.sh
 
 # Real etcd and ZooKeeper: as stores, and under servers that are killed, as they are themselves.
 stores:
