@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 
 use crate::cpu::Usage;
 use crate::drive::Job;
+use crate::measure::histogram;
 use crate::workload::Workload;
 
 /// A system that can be started, afresh each time.
@@ -107,5 +109,80 @@ impl Measured {
     /// Operations per second.
     pub fn per_second(&self) -> f64 {
         self.operations as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+}
+
+/// What a measurement counted, on its way from another process.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Counted {
+    operations: u64,
+    refused: u64,
+    unfinished: u64,
+    /// Latencies in nanoseconds, and how often each.
+    latencies: Vec<(u64, u64)>,
+}
+
+impl Counted {
+    /// Of a measurement in this process.
+    pub fn of(measured: &Measured) -> Counted {
+        let latencies = measured.latency_ns.iter_recorded();
+        Counted {
+            operations: measured.operations,
+            refused: measured.refused,
+            unfinished: measured.unfinished,
+            latencies: latencies
+                .map(|value| (value.value_iterated_to(), value.count_at_value()))
+                .collect(),
+        }
+    }
+
+    /// As if it had been measured here.
+    pub fn measured(self, elapsed: Duration, usage: Usage) -> Result<Measured> {
+        let mut latency_ns = histogram()?;
+        for (ns, times) in self.latencies {
+            latency_ns.saturating_record_n(ns.max(1), times);
+        }
+        Ok(Measured {
+            operations: self.operations,
+            refused: self.refused,
+            unfinished: self.unfinished,
+            elapsed,
+            latency_ns,
+            usage,
+            ends_ns: Vec::new(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measurement_comes_over_whole() {
+        let mut latency_ns = histogram().expect("a histogram");
+        for ns in (1..2000u64).map(|step| step * step) {
+            latency_ns.record(ns).expect("in range");
+        }
+        let measured = Measured {
+            operations: 1999,
+            refused: 2,
+            unfinished: 3,
+            elapsed: Duration::from_secs(1),
+            latency_ns,
+            usage: Usage::default(),
+            ends_ns: Vec::new(),
+        };
+        let text = serde_json::to_string(&Counted::of(&measured)).expect("text");
+        let counted: Counted = serde_json::from_str(&text).expect("the same");
+        let again = counted
+            .measured(measured.elapsed, Usage::default())
+            .expect("a measurement");
+        assert_eq!(again.latency_ns, measured.latency_ns);
+        assert_eq!(
+            (again.operations, again.refused, again.unfinished),
+            (1999, 2, 3)
+        );
     }
 }

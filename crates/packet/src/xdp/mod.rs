@@ -113,9 +113,7 @@ impl XdpDriver {
         }
         Ok(())
     }
-}
 
-impl XdpDriver {
     /// Sends one datagram; false when the queue on its way is full.
     fn send_one(&mut self, now: Instant, datagram: Datagram<'_>) -> io::Result<bool> {
         let straight = self.routes.find(now, datagram.to);

@@ -12,7 +12,7 @@ use cyclone_pmem::pool::Pool;
 use super::error::XdpError;
 use super::kernel::KernelSocket;
 use super::netlink::{Link, Netlink};
-use super::queue::Queue;
+use super::queue::{Queue, QueueOptions};
 use super::routes::Routes;
 use super::socket::{self, BUSY_TRIES, Binding, Sizes, Socket, Umem};
 use super::{Card, MAX_ADDRESSES, XdpDriver, bpf, program};
@@ -321,17 +321,15 @@ impl Shared<'_> {
             Some(libc::EBUSY) => XdpError::InUse(fit.name.clone()),
             _ => XdpError::of("bind an AF_XDP socket")(error),
         })?;
-        let own = (self.share / 8).clamp(8, MOST_OWN);
-        self.queues.push(Queue::new(
-            socket,
-            self.pool,
-            self.umem.chunk_bytes,
-            self.multi_buffer,
-            own,
+        let options = QueueOptions {
+            chunk_bytes: self.umem.chunk_bytes,
+            multi_buffer: self.multi_buffer,
+            own: (self.share / 8).clamp(8, MOST_OWN),
             offer,
-            self.port,
-            index,
-        ));
+            port: self.port,
+            interface: index,
+        };
+        self.queues.push(Queue::new(socket, self.pool, &options));
         Ok(())
     }
 

@@ -71,21 +71,26 @@ pub(crate) struct Queue {
     interface: u32,
 }
 
+/// How a queue uses its socket and the pool.
+pub(crate) struct QueueOptions {
+    /// Bytes that the kernel takes a frame for.
+    pub(crate) chunk_bytes: u32,
+    /// The socket takes packets in several descriptors; without, everything is copied behind the headers.
+    pub(crate) multi_buffer: bool,
+    /// Frames to take for headers.
+    pub(crate) own: u32,
+    /// Frames to offer to the kernel.
+    pub(crate) offer: u32,
+    /// Our UDP port.
+    pub(crate) port: u16,
+    /// The interface's number.
+    pub(crate) interface: u32,
+}
+
 impl Queue {
-    /// Takes `own` frames of the pool for headers, and offers `offer` to the kernel. `multi_buffer`: the socket takes packets
-    /// in several descriptors; without, everything is copied behind the headers.
-    #[allow(clippy::too_many_arguments, reason = "called once")]
-    pub(crate) fn new(
-        socket: Socket,
-        pool: &Pool,
-        chunk_bytes: u32,
-        multi_buffer: bool,
-        own: u32,
-        offer: u32,
-        port: u16,
-        interface: u32,
-    ) -> Queue {
-        let most_pieces = match (multi_buffer, socket.is_zero_copy()) {
+    /// Takes frames of the pool for headers, and offers some to the kernel.
+    pub(crate) fn new(socket: Socket, pool: &Pool, options: &QueueOptions) -> Queue {
+        let most_pieces = match (options.multi_buffer, socket.is_zero_copy()) {
             (false, _) => 1,
             (true, true) => MOST_PIECES_ZERO_COPY,
             (true, false) => MOST_PIECES,
@@ -93,18 +98,18 @@ impl Queue {
         let mut queue = Queue {
             socket,
             held: (0..pool.count()).map(|_| Held::Not).collect(),
-            own: (0..own).map_while(|_| pool.alloc()).collect(),
-            own_frames: own,
+            own: (0..options.own).map_while(|_| pool.alloc()).collect(),
+            own_frames: options.own,
             frame_bytes: u64::from(pool.frame_bytes()),
-            chunk_bytes: chunk_bytes as usize,
+            chunk_bytes: options.chunk_bytes as usize,
             most_pieces,
-            offer,
+            offer: options.offer,
             offered: 0,
             received: 0,
             pieces: Vec::new(),
             descriptors: Vec::with_capacity(MOST_PIECES),
-            port,
-            interface,
+            port: options.port,
+            interface: options.interface,
         };
         queue.refill(pool);
         queue

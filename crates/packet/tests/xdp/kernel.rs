@@ -1,13 +1,13 @@
 //! The kernel's own socket beside the queues: what comes there is found as soon as the host sees that it is readable.
 
 use std::net::UdpSocket;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cyclone_packet::Driver;
 
 use crate::common::pool;
 use crate::net::Cable;
-use crate::{carry, introduce, xdp};
+use crate::{PATIENCE, carry, introduce, xdp};
 
 #[test]
 fn a_datagram_on_the_kernel_s_way_is_found_when_its_descriptor_is_readable() {
@@ -89,7 +89,17 @@ fn neighbours_are_made_sure_of_and_no_datagram_goes_by_the_kernel_for_it() {
         std::thread::sleep(Duration::from_millis(60));
     }
     assert_eq!((a.stats().by_kernel, b.stats().by_kernel), before);
+    // As long as it is used it is asked for again and again, also where other work holds that up.
+    let since = Instant::now();
     cable.a.enter();
-    let seconds = confirmed_s("va");
-    assert!(seconds < 5, "{seconds} s ago");
+    while confirmed_s("va") >= 5 {
+        assert!(since.elapsed() < PATIENCE, "nobody makes sure of it");
+        carry(
+            &mut a,
+            &mut b,
+            &pool,
+            &[&since.elapsed().as_nanos().to_le_bytes()],
+        );
+        std::thread::sleep(Duration::from_millis(60));
+    }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::Result;
 use cyclone_bench::cpu::{Process, Usage};
 use cyclone_bench::drive::{Job, Lane, Lanes, Pace, lanes};
+use cyclone_bench::system::Counted;
 use cyclone_bench::workload::Workload;
 use cyclone_wire::client::ReadMode;
 use serde::{Deserialize, Serialize};
 
 use super::child::{Reach, answer, client};
-use crate::bench::systems::gopeer::Counted;
 use crate::bench::systems::native::NativeLane;
 
 /// A measurement.

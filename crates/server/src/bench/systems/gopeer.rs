@@ -1,21 +1,22 @@
 //! Peers whose clients are written in Go: a program is told what to do, line by line as JSON, and does the operations of a trace
 //! file (bench-peers/load).
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use cyclone_bench::cpu::{Meter, Process, Usage};
 use cyclone_bench::drive::{Job, Pace};
-use cyclone_bench::measure::histogram;
-use cyclone_bench::system::Measured;
+use cyclone_bench::system::{Counted, Measured};
 use cyclone_bench::workload::{Act, Op, Source, Workload, trace};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::json;
+
+use super::lines_of;
 
 /// Operations in a trace; longer measurements begin it again.
 const TRACE: usize = 200_000;
@@ -34,17 +35,6 @@ enum Said {
     Result(Counted),
     /// Nothing more will come.
     Error(String),
-}
-
-/// What a measurement in another process counted.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Counted {
-    operations: u64,
-    refused: u64,
-    unfinished: u64,
-    /// Latencies in nanoseconds, and how often each.
-    latencies: Vec<(u64, u64)>,
 }
 
 /// The program.
@@ -72,15 +62,7 @@ impl GoPeer {
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             bail!("{name} has no pipes");
         };
-        let (say, said) = channel();
-        // It ends with the program.
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                if say.send(line).is_err() {
-                    return;
-                }
-            }
-        });
+        let said = lines_of(stdout);
         let mut peer = GoPeer {
             name,
             child,
@@ -196,74 +178,10 @@ impl GoPeer {
     }
 }
 
-impl Counted {
-    /// Of a measurement in this process.
-    pub fn of(measured: &Measured) -> Counted {
-        let latencies = measured.latency_ns.iter_recorded();
-        Counted {
-            operations: measured.operations,
-            refused: measured.refused,
-            unfinished: measured.unfinished,
-            latencies: latencies
-                .map(|value| (value.value_iterated_to(), value.count_at_value()))
-                .collect(),
-        }
-    }
-
-    /// As if it had been measured here.
-    pub fn measured(self, elapsed: Duration, usage: Usage) -> Result<Measured> {
-        let mut latency_ns = histogram()?;
-        for (ns, times) in self.latencies {
-            latency_ns.saturating_record_n(ns.max(1), times);
-        }
-        Ok(Measured {
-            operations: self.operations,
-            refused: self.refused,
-            unfinished: self.unfinished,
-            elapsed,
-            latency_ns,
-            usage,
-            ends_ns: Vec::new(),
-        })
-    }
-}
-
 impl Drop for GoPeer {
     fn drop(&mut self) {
         // One that has already ended needs no killing.
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_measurement_comes_over_whole() {
-        let mut latency_ns = histogram().expect("a histogram");
-        for ns in (1..2000u64).map(|step| step * step) {
-            latency_ns.record(ns).expect("in range");
-        }
-        let measured = Measured {
-            operations: 1999,
-            refused: 2,
-            unfinished: 3,
-            elapsed: Duration::from_secs(1),
-            latency_ns,
-            usage: Usage::default(),
-            ends_ns: Vec::new(),
-        };
-        let text = serde_json::to_string(&Counted::of(&measured)).expect("text");
-        let counted: Counted = serde_json::from_str(&text).expect("the same");
-        let again = counted
-            .measured(measured.elapsed, Usage::default())
-            .expect("a measurement");
-        assert_eq!(again.latency_ns, measured.latency_ns);
-        assert_eq!(
-            (again.operations, again.refused, again.unfinished),
-            (1999, 2, 3)
-        );
     }
 }

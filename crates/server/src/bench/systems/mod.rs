@@ -13,7 +13,7 @@ mod cyclone;
 mod dragonboat;
 mod embedded;
 mod etcd;
-pub(super) mod gopeer;
+mod gopeer;
 pub(super) mod native;
 mod pmkv;
 mod redis;
@@ -22,8 +22,10 @@ mod rocks;
 mod spaces;
 
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 
 use anyhow::{Context, Result};
 use cyclone_bench::plan::{SystemKind, Variant};
@@ -77,6 +79,19 @@ fn version_in(text: &str) -> String {
         .map(|word| word.trim_start_matches("v="));
     let version = words.find(|word| word.starts_with(|c: char| c.is_ascii_digit()));
     version.unwrap_or_default().to_owned()
+}
+
+/// What a program says on its standard output, line by line, by a thread that ends with the program.
+fn lines_of(stdout: ChildStdout) -> Receiver<String> {
+    let (say, said) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if say.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    said
 }
 
 fn not_installed(what: &str) -> Started {

@@ -1,19 +1,20 @@
 //! Cyclone between network namespaces, with the driver that a variant names: what `cyclone bench net` compares, as a system of
 //! plans. Every measurement has machines and nodes of its own.
 
-use std::io::{BufRead, BufReader};
+use std::io::Read;
 use std::process::{Child, Stdio};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::Job;
 use cyclone_bench::plan::Variant;
 use cyclone_bench::system::{Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::{Sizes, Workload};
 
+use super::lines_of;
 use crate::bench::net::child::{Reach, Role};
 use crate::bench::net::drive::{Drive, Said};
 use crate::config::hex;
@@ -132,7 +133,7 @@ impl Running for Between {
             processes: processes.collect(),
         });
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let child = lab
+        let mut child = lab
             .command(
                 replicas,
                 (cpus > 1).then_some(1),
@@ -143,47 +144,39 @@ impl Running for Between {
             .stderr(Stdio::piped())
             .spawn()
             .context("cannot start the load")?;
-        attend(child, job).with_context(|| {
+        let seen = attend(&mut child, job);
+        if seen.is_err() {
+            // It may still be at work.
+            let _ = child.kill();
+        }
+        child.wait()?;
+        seen.map_err(|error| {
             let words: Vec<String> = (0..replicas).map(|node| cluster.log(node)).collect();
-            format!("the load; the nodes say:\n{}", words.join("\n"))
+            anyhow!("the load: {error:#}; the nodes say:\n{}", words.join("\n"))
         })
     }
 }
 
-/// Listens to the load until it has ended.
-fn attend(mut child: Child, job: &mut Job<'_>) -> Result<Measured> {
-    let (say, said) = channel();
-    let Some(stdout) = child.stdout.take() else {
+/// Listens to the load until it has said all.
+fn attend(child: &mut Child, job: &mut Job<'_>) -> Result<Measured> {
+    let (Some(stdout), Some(mut stderr)) = (child.stdout.take(), child.stderr.take()) else {
         bail!("it has no output");
     };
-    // It ends with the child.
-    std::thread::spawn(move || {
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            if say.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    let mut seen = None;
+    let said = lines_of(stdout);
     loop {
         let line = match said.recv_timeout(Duration::from_millis(100)) {
             Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) if job.stop.load(Ordering::Relaxed) => {
-                child.kill()?;
-                child.wait()?;
-                bail!("stopped");
-            }
+            Err(RecvTimeoutError::Timeout) if job.stop.load(Ordering::Relaxed) => bail!("stopped"),
             Err(RecvTimeoutError::Timeout) => continue,
-            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Disconnected) => {
+                let mut words = String::new();
+                stderr.read_to_string(&mut words)?;
+                bail!("{}", words.trim());
+            }
         };
         match serde_json::from_str(&line).with_context(|| format!("it says {line:?}"))? {
             Said::Live(done, ms) => (job.live)(done, Duration::from_millis(ms)),
-            Said::Measured(counted, usage) => seen = Some((counted, usage)),
+            Said::Measured(counted, usage) => return counted.measured(job.measure, usage),
         }
-    }
-    let output = child.wait_with_output()?;
-    match seen {
-        Some((counted, usage)) if output.status.success() => counted.measured(job.measure, usage),
-        _ => bail!("{}", String::from_utf8_lossy(&output.stderr).trim()),
     }
 }
