@@ -24,7 +24,8 @@ mod time;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use cyclone_packet::idle::{LOOK_US, Yielder};
+pub use cyclone_packet::idle::Polling;
+use cyclone_packet::idle::{Look, Yielder};
 pub use cyclone_packet::{DpdkPorts, XdpOptions};
 use cyclone_packet::{Driver, Security, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver};
 use cyclone_pmem::{Pool, Region};
@@ -58,9 +59,8 @@ pub struct ClientConfig {
     pub singly: bool,
     /// Time limits and windows.
     pub core: CoreConfig,
-    /// How long to look again for an answer before blocking. Others run in between, and where they keep the CPU for long the thread blocks
-    /// at once. `ZERO` always blocks at once; `MAX` never does, nor lets others run: that takes a core to spare.
-    pub look: Duration,
+    /// How a thread waits for answers. [`Polling::Busy`] lets nobody else run: that takes a core to spare.
+    pub polling: Polling,
     /// Largest message: the cluster's largest value and some.
     pub max_message: usize,
 }
@@ -77,7 +77,7 @@ impl ClientConfig {
             dpdk: None,
             singly: false,
             core: CoreConfig::default(),
-            look: Duration::from_micros(LOOK_US),
+            polling: Polling::Adaptive,
             max_message: 4 << 20,
         }
     }
@@ -95,7 +95,8 @@ const XDP_FRAMES: u64 = 8192;
 /// while a blocking call waits is kept for the next poll.
 pub struct Client {
     steps: StepClient,
-    look: Duration,
+    polling: Polling,
+    look: Look,
     yielder: Yielder,
     epoch: Instant,
     /// Outcomes that arrived while a blocking call waited for another one.
@@ -149,7 +150,8 @@ impl Client {
         config: ClientConfig,
     ) -> Result<Client, ClientError> {
         Ok(Client {
-            look: config.look,
+            polling: config.polling,
+            look: Look::new(),
             steps: StepClient::over(driver, pool, boot, config)?,
             yielder: Yielder::new(),
             epoch: Instant::now(),
@@ -208,23 +210,33 @@ impl Client {
             self.steps.step(now_us)?;
             done.extend(self.steps.core.completions());
             if done.len() > before || patience.is_zero() {
+                if now_us > begun_us {
+                    self.look.note_wait(now_us - begun_us);
+                }
                 return Ok(done.len() - before);
             }
             now_us = self.now_us();
-            let waited = Duration::from_micros(now_us - begun_us);
+            let waited_us = now_us - begun_us;
+            let waited = Duration::from_micros(waited_us);
             if waited >= patience {
                 return Ok(done.len() - before);
             }
-            if self.look == Duration::MAX {
-                std::hint::spin_loop();
-            } else if waited < self.look && self.yielder.may_yield(now_us) {
-                self.yielder.yield_once(now_us);
-                now_us = self.now_us();
-            } else {
-                self.block(patience - waited)?;
-                now_us = self.now_us();
+            match self.polling {
+                Polling::Busy => std::hint::spin_loop(),
+                Polling::Adaptive if self.may_look(now_us, waited_us) => {
+                    self.yielder.yield_once(now_us);
+                    now_us = self.now_us();
+                }
+                Polling::Adaptive | Polling::Event => {
+                    self.block(patience - waited)?;
+                    now_us = self.now_us();
+                }
             }
         }
+    }
+
+    fn may_look(&self, now_us: u64, waited_us: u64) -> bool {
+        waited_us < self.look.us() && self.yielder.may_yield(now_us)
     }
 
     fn block(&mut self, most: Duration) -> Result<(), ClientError> {

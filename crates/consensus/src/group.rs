@@ -17,6 +17,7 @@ use crate::error::{ConsensusError, ProposeError, RequestError, StepError};
 use crate::flash::Level;
 use crate::message;
 use crate::outbox::Ready;
+use crate::rest::Rest;
 use crate::staging::{self, Staging};
 use crate::status::Role;
 use crate::view::{self, LogView, record_bound};
@@ -50,6 +51,7 @@ pub struct Group {
     attempts: u64,
     pub(crate) failed: bool,
     pub(crate) windows: Windows,
+    pub(crate) rest: Rest,
 }
 
 impl Group {
@@ -146,6 +148,7 @@ impl Group {
             attempts: 0,
             failed: false,
             windows: Windows::default(),
+            rest: Rest::default(),
         };
         group.settle();
         Ok(group)
@@ -327,6 +330,7 @@ impl Group {
             .step(message::to_raft(&message))
             .map_err(|_| StepError::Refused)?;
         self.learn_of_path(&message, standing);
+        self.note_rest(&message);
         if let Some(new) = new {
             self.stage(&message, new, payloads);
         }
@@ -375,7 +379,7 @@ impl Group {
     pub fn tick(&mut self, ticks: u32) {
         self.flush_proposals();
         self.doubt_windows();
-        for _ in 0..ticks {
+        for _ in 0..self.pass_rest(ticks) {
             if !self.is_leader() && !self.may_campaign() {
                 // It still hears nothing from a leader, and is free to vote for another.
                 let raft = &mut self.raw.raft;

@@ -28,6 +28,7 @@ mod lookup;
 mod message;
 mod outbox;
 mod readback;
+mod rest;
 mod staging;
 mod status;
 mod view;

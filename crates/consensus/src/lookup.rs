@@ -18,12 +18,12 @@ impl Group {
             (false, Some(_)) => (raft.randomized_election_timeout(), raft.election_elapsed),
             (false, None) => return 1,
         };
-        (due.saturating_sub(elapsed) as u64).max(1)
+        (due.saturating_sub(elapsed) as u64).max(1) + self.rest_left()
     }
 
     /// Whether it has heard from its leader since the last tick.
     pub fn has_heard(&self) -> bool {
-        !self.is_leader() && self.raw.raft.election_elapsed == 0
+        !self.is_leader() && self.raw.raft.election_elapsed == 0 && !self.has_rested()
     }
 
     /// Whether leadership is being handed over: proposals are refused meanwhile.

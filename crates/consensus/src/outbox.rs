@@ -380,6 +380,7 @@ impl Group {
 
     /// Our form of raft-rs's messages, cut to what the ways to their receivers carry.
     fn address(&mut self, messages: Vec<Message>, out: &mut Vec<OutMessage>) {
+        let first = out.len();
         out.reserve(messages.len());
         self.open_windows();
         for mut message in messages {
@@ -388,6 +389,7 @@ impl Group {
                 message::from_raft(log, message, limit, view, out);
             }
         }
+        self.say_rest(&mut out[first..]);
     }
 
     pub(crate) fn fill(

@@ -38,7 +38,11 @@ fn chaos_in(mut cluster: Cluster, steps: u64) -> Cluster {
                 let (to, bytes) = cluster.network.remove(0);
                 cluster.deliver(to, &bytes);
             }
-            50..60 => cluster.nodes[at].group.tick(1),
+            50..60 => {
+                let quiet = cluster.dice.chance(50);
+                cluster.nodes[at].group.set_quiet(quiet);
+                cluster.nodes[at].group.tick(1);
+            }
             60..75 => {
                 let len = cluster.dice.below(500) as usize;
                 let burst = cluster.dice.below(6);

@@ -156,7 +156,10 @@ fn run(acts: Vec<Act>) {
                     let _ = node.group.step(*message, payload);
                 }
             }
-            Act::Tick(ticks) => node.group.tick(ticks),
+            Act::Tick(ticks) => {
+                node.group.set_quiet(ticks % 2 == 0);
+                node.group.tick(ticks);
+            }
             Act::Campaign => {
                 let _ = node.group.campaign();
             }

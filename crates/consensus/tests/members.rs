@@ -94,7 +94,11 @@ impl Changing {
                     let (to, bytes) = cluster.network.remove(0);
                     self.deliver(to, &bytes);
                 }
-                52..60 => cluster.nodes[at].group.tick(1),
+                52..60 => {
+                    let quiet = cluster.dice.chance(50);
+                    cluster.nodes[at].group.set_quiet(quiet);
+                    cluster.nodes[at].group.tick(1);
+                }
                 60..68 => {
                     if let Some(leader) = cluster.leader() {
                         self.proposed += 1;

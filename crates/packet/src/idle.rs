@@ -10,9 +10,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// How long to look again at once after work before sleeping, microseconds. Long enough for a client's next request, its answer and a
-/// follower's next entry where one write takes 50 to 100 µs; short enough that who is idle uses no CPU.
-pub const LOOK_US: u64 = 120;
+/// How long to look again at once after work before sleeping, microseconds, as long as nothing is known. Long enough for a client's next
+/// request, its answer and a follower's next entry where one write takes 50 to 100 µs; short enough that who is idle uses no CPU.
+const LOOK_US: u64 = 120;
+/// The shortest, where work comes far apart, and the longest, where it comes just after: a sleep and its wake-up take up to 100 µs each
+/// in a guest of a virtual machine, and with them the next work comes later still.
+const SHORTEST_LOOK_US: u64 = 30;
+const LONGEST_LOOK_US: u64 = 400;
 /// How often the kernel is asked, at most; and how often short yields shorten the next ban.
 const CHECK_US: u64 = 2_000;
 /// Share of the time spent waiting for a CPU from which on spinning stops: one part in this many.
@@ -21,7 +25,7 @@ const TOLERATED_PART: u64 = 50;
 const PENALTY_US: u64 = 100_000;
 const LONGEST_PENALTY_US: u64 = 3_200_000;
 /// Others that keep the CPU longer than this do more than answer.
-const LONGEST_YIELD: Duration = Duration::from_micros(200);
+const LONGEST_YIELD: Duration = Duration::from_micros(500);
 
 /// A time without something that has cost too much, longer each time that it is imposed, also while it lasts.
 struct Ban {
@@ -49,6 +53,65 @@ impl Ban {
     /// It was allowed, and cost nothing.
     fn relax(&mut self) {
         self.next_us = PENALTY_US.max(self.next_us / 2);
+    }
+}
+
+/// How the event loop waits for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Polling {
+    /// Never blocks. For a dedicated core only.
+    Busy,
+    /// Looks again at once, or when others have run, for a bounded time after client work, then blocks.
+    Adaptive,
+    /// Blocks as soon as there is nothing to do.
+    Event,
+}
+
+/// How long to look for the next work before sleeping: longer once work has come shortly after the look ended, which a sleep made later
+/// than it had to be; shorter once it came so late that looking was in vain.
+pub struct Look {
+    us: u64,
+    /// When there was work last; 0: never.
+    worked_us: u64,
+}
+
+impl Look {
+    /// One that knows nothing yet.
+    pub fn new() -> Look {
+        Look {
+            us: LOOK_US,
+            worked_us: 0,
+        }
+    }
+
+    /// How long to look, in microseconds since the last work.
+    pub fn us(&self) -> u64 {
+        self.us
+    }
+
+    /// There was work at this time. Telling it the same again changes nothing.
+    pub fn note_work(&mut self, at_us: u64) {
+        if at_us > self.worked_us {
+            if self.worked_us > 0 {
+                self.note_wait(at_us - self.worked_us);
+            }
+            self.worked_us = at_us;
+        }
+    }
+
+    /// So long did the next work take to come.
+    pub fn note_wait(&mut self, us: u64) {
+        if us > LONGEST_LOOK_US {
+            self.us = (self.us - self.us / 4).max(SHORTEST_LOOK_US);
+        } else if us > self.us {
+            self.us = (2 * self.us).min(LONGEST_LOOK_US);
+        }
+    }
+}
+
+impl Default for Look {
+    fn default() -> Self {
+        Look::new()
     }
 }
 
@@ -101,6 +164,8 @@ pub struct Spinner {
     checked_us: u64,
     waited_ns: u64,
     spinning: Ban,
+    /// How long to spin or yield after work.
+    pub look: Look,
     /// For when spinning is not allowed.
     pub yielder: Yielder,
 }
@@ -121,6 +186,7 @@ impl Spinner {
             checked_us: 0,
             waited_ns: 0,
             spinning: Ban::new(),
+            look: Look::new(),
             yielder: Yielder::new(),
         }
     }
@@ -206,6 +272,32 @@ mod tests {
         }
         yielder.note(now_us, late);
         assert!(yielder.may_yield(now_us + PENALTY_US), "forgiven");
+    }
+
+    #[test]
+    fn looks_grow_until_they_find_the_next_work_and_shrink_where_none_comes() {
+        let mut look = Look::new();
+        let (mut at_us, gap_us) = (1_000_000, 300);
+        look.note_work(at_us);
+        for _ in 0..3 {
+            at_us += gap_us;
+            look.note_work(at_us);
+            look.note_work(at_us);
+        }
+        assert!((gap_us..=LONGEST_LOOK_US).contains(&look.us()));
+        let found = look.us();
+        look.note_work(at_us + 5);
+        assert_eq!(look.us(), found, "what comes sooner is found as well");
+        let mut shorter = found;
+        for _ in 0..20 {
+            at_us += LONGEST_LOOK_US + 100;
+            look.note_work(at_us);
+            assert!(look.us() < shorter || look.us() == SHORTEST_LOOK_US);
+            shorter = look.us();
+        }
+        assert_eq!(shorter, SHORTEST_LOOK_US);
+        look.note_wait(SHORTEST_LOOK_US + 1);
+        assert_eq!(look.us(), 2 * SHORTEST_LOOK_US, "and grow again");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cyclone_packet::Security;
+use cyclone_packet::idle::Polling;
 use cyclone_wire::gang::MAX_LOGS;
 
 use crate::archive::ArchiveConfig;
@@ -59,17 +60,6 @@ impl Default for Network {
             burst: Network::MAX_BURST,
         }
     }
-}
-
-/// How the event loop waits for work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Polling {
-    /// Never blocks. For a dedicated core only.
-    Busy,
-    /// Looks again at once, or when others have run, for a bounded time after client work, then blocks.
-    Adaptive,
-    /// Blocks as soon as there is nothing to do.
-    Event,
 }
 
 /// One voting member.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cyclone_packet::idle::{LOOK_US, Yielder};
+use cyclone_packet::idle::{Look, Yielder};
 use cyclone_pmem::Payload;
 use cyclone_wire::command::{Command, Operation, Query};
 use cyclone_wire::reply::Reply;
@@ -25,8 +25,8 @@ use crate::run::{Companion, Reactor, now};
 use crate::start::StartError;
 
 thread_local! {
-    /// Of a thread that waits for outcomes.
-    static YIELDER: RefCell<Yielder> = RefCell::default();
+    /// How this thread waits for outcomes.
+    static WAITING: RefCell<(Look, Yielder)> = RefCell::default();
 }
 
 /// How a call to the embedded replica can fail.
@@ -70,6 +70,7 @@ impl Answers {
         let begun = Instant::now();
         let some = || (!lock(&self.known).is_empty()).then_some(());
         if !patience.is_zero() && look_for(patience, some).is_some() {
+            note_wait(begun);
             return out.append(&mut lock(&self.known));
         }
         let known = lock(&self.known);
@@ -77,8 +78,11 @@ impl Answers {
         let waited = self
             .more
             .wait_timeout_while(known, left, |known| known.is_empty());
-        let (mut known, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut known, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         out.append(&mut known);
+        if !patience.is_zero() && !timeout.timed_out() {
+            note_wait(begun);
+        }
     }
 
     fn tell(&self, token: u64, outcome: Outcome) {
@@ -379,6 +383,7 @@ impl Embedded {
 
     fn wait(&self, outcome: &Receiver<Outcome>) -> Result<Reply, EmbeddedError> {
         let looking = &self.queue.looking;
+        let begun = Instant::now();
         let told = match looking.swap(true, Ordering::Relaxed) {
             true => None,
             false => {
@@ -391,7 +396,9 @@ impl Embedded {
                 told
             }
         };
-        match told.unwrap_or_else(|| outcome.recv().ok()) {
+        let told = told.unwrap_or_else(|| outcome.recv().ok());
+        note_wait(begun);
+        match told {
             Some(Outcome::Done(reply)) => Ok(reply),
             Some(Outcome::NotLeader(leader)) => Err(EmbeddedError::NotLeader(leader)),
             Some(Outcome::Busy) => Err(EmbeddedError::Busy),
@@ -416,17 +423,24 @@ impl Embedded {
 }
 
 /// Looks for something a little while, at most for `patience`, and lets the loop's thread run in between: to be woken takes longer.
-fn look_for<T>(patience: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    let (begun, most) = (Instant::now(), patience.min(Duration::from_micros(LOOK_US)));
-    YIELDER.with_borrow_mut(|yielder| {
+fn look_for<T>(patience: Duration, mut find: impl FnMut() -> Option<T>) -> Option<T> {
+    WAITING.with_borrow_mut(|(look, yielder)| {
+        let begun = Instant::now();
+        let most = patience.min(Duration::from_micros(look.us()));
         loop {
-            let (found, now_us) = (look(), now().steady_us);
+            let (found, now_us) = (find(), now().steady_us);
             if found.is_some() || begun.elapsed() >= most || !yielder.may_yield(now_us) {
                 return found;
             }
             yielder.yield_once(now_us);
         }
     })
+}
+
+/// What it waited for came.
+fn note_wait(begun: Instant) {
+    let waited_us = begun.elapsed().as_micros() as u64;
+    WAITING.with_borrow_mut(|(look, _)| look.note_wait(waited_us));
 }
 
 impl Drop for Embedded {

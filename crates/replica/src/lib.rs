@@ -66,9 +66,10 @@ mod workers;
 
 pub use archive::{ArchiveConfig, ArchiveStatus, ArchiveWriter};
 pub use backup::{BackupError, BackupReply, BackupRequest};
-pub use config::{Config, ConfigError, Engine, Member, Network, Polling, Transport};
+pub use config::{Config, ConfigError, Engine, Member, Network, Transport};
 pub use cyclone_consensus::FlashStatus;
 pub use cyclone_packet::Security;
+pub use cyclone_packet::idle::Polling;
 pub use embed::{Answers, Embedded, EmbeddedError};
 pub use flash::{Durability, FlashConfig};
 pub use lane::{Lane, LogLoop};

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cyclone_packet::idle::{LOOK_US, Spinner};
+use cyclone_packet::idle::{Polling, Spinner};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 
-use crate::config::Polling;
 use crate::lane::{Crew, LogLoop};
 use crate::node::{Node, NodeError, Now};
 use crate::watchdog::Watchdog;
@@ -113,6 +112,7 @@ impl Reactor {
             let mut work = companion.step(now, node);
             work += node.step(now)?;
             work += companion.step(now, node);
+            spinner.look.note_work(node.active_us());
             if stop.load(Ordering::Relaxed) {
                 let until = *leaving_until.get_or_insert_with(|| {
                     node.resign();
@@ -195,7 +195,7 @@ pub(crate) fn pause(
     if until == 0 {
         return Pause::Look;
     }
-    let near_work = now.steady_us.saturating_sub(active_us) < LOOK_US;
+    let near_work = now.steady_us.saturating_sub(active_us) < spinner.look.us();
     match polling {
         Polling::Busy => Pause::Look,
         Polling::Adaptive if near_work && spinner.may_spin(now.steady_us) => Pause::Look,

@@ -9,7 +9,9 @@ use crate::node::Node;
 pub(crate) const PAUSE_TICKS: u64 = 2;
 /// Ticks without work for a client after which a replica has nothing to do.
 const QUIET_TICKS: u64 = 10;
-/// Most ticks that pass together: a heartbeat of the leader comes every second one, and somewhat late.
+/// The same, after which heartbeats may come further apart: half a second by default.
+const REST_TICKS: u64 = 100;
+/// Most ticks that pass together besides those of a rest: a heartbeat of the leader comes every second one, and somewhat late.
 const TOGETHER: u64 = 3;
 
 /// When ticks come.
@@ -89,15 +91,19 @@ impl Node {
     /// Decides which ticks nobody has to wake up for.
     pub(crate) fn skip_ticks(&mut self) {
         let quiet_us = self.now.steady_us.saturating_sub(self.active_us);
+        if self.config.log_threads > 0 {
+            // A log's own loop does not say when it had work.
+            return;
+        }
+        let is_long = quiet_us >= REST_TICKS * self.ticking.tick_us;
+        let idle = self.logs.iter_mut().map(|log| {
+            log.group.set_quiet(is_long);
+            let most = TOGETHER + log.group.rest_left();
+            log.group.idle_ticks().min(most)
+        });
+        let together = idle.min().unwrap_or(1);
         let is_quiet = quiet_us >= QUIET_TICKS * self.ticking.tick_us;
-        // A log's own loop does not say when it had work.
-        self.ticking.together = match is_quiet && self.config.log_threads == 0 {
-            true => {
-                let idle = self.logs.iter().map(|log| log.group.idle_ticks());
-                idle.min().unwrap_or(1).min(TOGETHER)
-            }
-            false => 1,
-        };
+        self.ticking.together = if is_quiet { together } else { 1 };
     }
 }
 

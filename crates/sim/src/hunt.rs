@@ -27,6 +27,8 @@ pub struct Changes {
     pub members: bool,
     /// A loop for each log in every plan.
     pub own_loops: bool,
+    /// Lulls in every plan.
+    pub lulls: bool,
     /// Only these strikes.
     pub strikes: Option<Strikes>,
 }
@@ -47,6 +49,9 @@ impl Changes {
             plan = plan.with_members();
         }
         plan.own_loops |= self.own_loops;
+        if self.lulls {
+            plan.draw_lull();
+        }
         let without = self.without.iter();
         let mut plan = without.fold(plan, |plan, &kind| plan.without(kind));
         if let Some(duration_ms) = self.duration_ms {
@@ -76,6 +81,7 @@ impl Changes {
         words.extend(flash.map(|flash| format!("--flash {flash}")));
         words.extend(self.members.then(|| "--members".to_owned()));
         words.extend(self.own_loops.then(|| "--own-loops".to_owned()));
+        words.extend(self.lulls.then(|| "--lulls".to_owned()));
         let strikes = self.strikes.iter();
         words.extend(strikes.map(|strikes| format!("--strikes {strikes}")));
         words.extend(planted.map(|bug| format!("--planted {bug}")));

@@ -84,6 +84,9 @@ struct Run {
     /// Give each log a loop of its own in every plan.
     #[arg(long)]
     own_loops: bool,
+    /// Let every plan have lulls, in which replicas rest.
+    #[arg(long)]
+    lulls: bool,
     /// Let an operator change the members in every plan.
     #[arg(long)]
     members: bool,
@@ -175,6 +178,7 @@ fn seeds(run: &Run) -> anyhow::Result<ExitCode> {
         flash: run.flash,
         members: run.members,
         own_loops: run.own_loops,
+        lulls: run.lulls,
         strikes: run.strikes.clone(),
     };
     if let Some(only) = &run.only {

@@ -172,6 +172,8 @@ pub struct Plan {
     pub expiry: bool,
     /// Whether each log has a loop of its own.
     pub own_loops: bool,
+    /// Each time of this length begins with work, and ends in a lull; 0: there are none.
+    pub lull_us: u64,
     /// Only these strikes take place.
     pub strikes: Option<Strikes>,
 }
@@ -181,6 +183,7 @@ const SECOND: u64 = 1_000_000;
 const GANGS: u64 = 0x0067_6e6c;
 const EXPIRY: u64 = 0x6578_710a;
 const OWN_LOOPS: u64 = 0x6f77_71e0;
+const LULL: u64 = 0x6c75_6c6c;
 const EAGER: u64 = 0x6561_6769;
 const FLUTTER: u64 = 0x666c_7574;
 const MEMBERS_FLUTTER: u64 = 0x666c_7526;
@@ -283,6 +286,7 @@ impl Plan {
             gangs: Random::new(seed ^ GANGS).chance(0.7),
             expiry: Random::new(seed ^ EXPIRY).chance(0.25),
             own_loops: Random::new(seed ^ OWN_LOOPS).chance(0.15),
+            lull_us: 0,
             strikes: None,
             hoarder: None,
         };
@@ -312,6 +316,9 @@ impl Plan {
             plan.fit();
         }
         plan.flutter(0.12, FLUTTER);
+        if Random::new(!seed ^ LULL).chance(0.15) {
+            plan.draw_lull();
+        }
         if crowd {
             plan.duration_us = plan.duration_us.min(10 * election_us);
             (plan.think_us, plan.callers_us) = (plan.duration_us / 2, 0);
@@ -335,6 +342,19 @@ impl Plan {
             self.rates.flutter_us = self.election_us * apart.within(8, 30);
             self.callers_us = self.election_us / 16;
         }
+    }
+
+    /// Lets there be lulls.
+    pub(crate) fn draw_lull(&mut self) {
+        // Replicas rest after fifty heartbeats' time.
+        self.lull_us = self.heartbeat_us * Random::new(self.seed ^ LULL).within(100, 200);
+    }
+
+    /// How long somebody pauses who would pause so long, and began to at `now_us`: whoever would end in a lull waits for its end.
+    pub(crate) fn with_lull(&self, now_us: u64, pause_us: u64) -> Option<u64> {
+        let place_us = (now_us + pause_us).checked_rem(self.lull_us)?;
+        let is_lull = place_us > self.lull_us / 4;
+        is_lull.then(|| pause_us + self.lull_us - place_us)
     }
 
     /// The same plan with flash, and the faults that were drawn for it.
@@ -433,6 +453,7 @@ impl Plan {
             Kind::Expiry => self.expiry,
             Kind::Members => rates.members_us > 0,
             Kind::OwnLoops => self.own_loops,
+            Kind::Lull => self.lull_us > 0,
         }
     }
 
@@ -480,6 +501,7 @@ impl Plan {
             Kind::Gangs => self.gangs = false,
             Kind::Expiry => self.expiry = false,
             Kind::OwnLoops => self.own_loops = false,
+            Kind::Lull => self.lull_us = 0,
             Kind::Members => (rates.members_us, self.spares) = (0, 0),
             Kind::FlashAstray => rates.flash_astray_us = 0,
             Kind::FlashRot => self.flash_rot = 0.0,

@@ -468,6 +468,15 @@ impl World {
         }
     }
 
+    /// After a pause, and after the lull that it would end in.
+    fn after_lull(&mut self, pause_us: u64, event: Event) {
+        let longer_us = self.plan.with_lull(self.now_us, pause_us);
+        if longer_us.is_some() {
+            self.struck.note(Kind::Lull);
+        }
+        self.after(longer_us.unwrap_or(pause_us), event);
+    }
+
     pub(crate) fn new_client(&mut self) -> anyhow::Result<()> {
         let mut client = self.load.client()?;
         let delay_us = client.pause_us(&self.plan);
@@ -503,7 +512,7 @@ impl World {
         }
         let pause_us = client.pause_us(&self.plan);
         self.clients.insert(number, client);
-        self.after(pause_us, Event::Client(number));
+        self.after_lull(pause_us, Event::Client(number));
         self.client_step(number)
     }
 
@@ -512,7 +521,7 @@ impl World {
             return Ok(());
         }
         let pause_us = self.callers[position].pause_us(&self.plan);
-        self.after(pause_us, Event::Callers(position));
+        self.after_lull(pause_us, Event::Callers(position));
         if self.is_paused(position) {
             return Ok(());
         }

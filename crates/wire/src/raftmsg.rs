@@ -246,7 +246,7 @@ pub struct RaftMessage {
     pub commit_term: u64,
     /// Refused.
     pub reject: bool,
-    /// With `reject` in an append response: the last index that may match.
+    /// In rejections: the last index that may match. In heartbeats and their answers: ticks that the follower waits longer than usual.
     pub reject_hint: u64,
     /// Always 0: replicas do not ask for snapshots, leaders offer them.
     pub request_snapshot: u64,

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cyclone_packet::idle::Spinner;
+use cyclone_packet::idle::{Polling, Spinner};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::Lane;
 use super::turn::{Cell, Turn};
-use crate::config::{Config, Polling};
+use crate::config::Config;
 use crate::node::NodeError;
 use crate::run::{WAKER, now, pause};
 
@@ -98,9 +98,13 @@ impl LogLoop {
                 }
             }
         }
+        let active_us = self.lanes.iter().map(Lane::active_us).max();
+        let active_us = active_us.unwrap_or(0);
+        let spinner = self.spinner.get_or_insert_with(Spinner::new);
+        spinner.look.note_work(active_us);
         // Who has no patience does not yield either.
         let wait_us = match work {
-            0 if !patience.is_zero() => self.wait_us().min(patience.as_micros() as u64),
+            0 if !patience.is_zero() => self.wait_us(active_us).min(patience.as_micros() as u64),
             _ => 0,
         };
         if work > 0 {
@@ -127,16 +131,15 @@ impl LogLoop {
         }
     }
 
-    fn wait_us(&mut self) -> u64 {
+    fn wait_us(&mut self, active_us: u64) -> u64 {
         let deadline_us = self.lanes.iter().map(Lane::deadline_us).min();
-        let active_us = self.lanes.iter().map(Lane::active_us).max();
         let spinner = self.spinner.get_or_insert_with(Spinner::new);
         let now = now();
         let pause = pause(
             self.polling,
             now,
             deadline_us.unwrap_or(u64::MAX),
-            active_us.unwrap_or(0),
+            active_us,
             spinner,
         );
         pause.begin(now, spinner)

@@ -106,6 +106,8 @@ kinds! {
     Expiry = "expiry",
     /// Each log is moved by a loop of its own.
     OwnLoops = "own-loops",
+    /// Nobody asks for anything for a while, so that replicas rest.
+    Lull = "lull",
     /// An operator adds, promotes, replaces and removes replicas.
     Members = "members",
 }

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use cyclone_client::{Client, ClientConfig, ClientError, Completion, DpdkPorts, XdpOptions};
+use cyclone_client::{
+    Client, ClientConfig, ClientError, Completion, DpdkPorts, Polling, XdpOptions,
+};
 use cyclone_packet::{Datagram, Driver, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver};
 use cyclone_pmem::{Pool, Region};
 use serde::{Deserialize, Serialize};
@@ -169,7 +171,7 @@ pub(super) fn client(reach: &Reach, inflight: usize) -> Result<Client> {
     config.core.window = config.core.window.max(inflight);
     config.singly = reach.burst == 1;
     if reach.spin {
-        config.look = Duration::MAX;
+        config.polling = Polling::Busy;
     }
     Ok(Client::connect(config)?)
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use cyclone_client::{Client, ClientConfig, ClientError, NotDone};
+use cyclone_client::{Client, ClientConfig, ClientError, NotDone, Polling};
 use cyclone_wire::command::{Condition, Operation};
 
 use super::{Arrivals, Seen, Source, value};
@@ -45,7 +45,7 @@ impl Native {
             config.core.window = WINDOW;
             config.core.max_queued = MOST_PENDING;
             config.core.deadline_us = PATIENCE_US;
-            config.look = Duration::ZERO;
+            config.polling = Polling::Event;
             clients.push(One {
                 client: Client::connect(config)?,
                 arrived: HashMap::new(),

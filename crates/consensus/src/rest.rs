@@ -1,0 +1,144 @@
+//! Heartbeats further apart while nobody wants anything: what an idle cluster costs is mostly its heartbeats (docs/adr/0063).
+//!
+//! A leader that has nothing to do says in its heartbeats that the next one may be long in coming. A follower that hears it lets ticks pass
+//! unnoticed before it begins to wait for the next, and says so in its answer. Once all others have answered so, the leader lets ticks pass too.
+//! What it says is a promise only to itself: a follower that waits longer votes for another later, never earlier.
+
+use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
+
+use crate::group::Group;
+use crate::message::OutMessage;
+
+/// Ticks that a leader lets pass before it begins to count to its next heartbeat.
+const LEADER_TICKS: u32 = 6;
+/// Ticks that its followers let pass before they begin to wait for it. With the shortest election time-out they are enough for one
+/// heartbeat to be lost.
+const FOLLOWER_TICKS: u32 = 12;
+
+/// What one group knows about resting. Belongs to a term: an election ends it.
+#[derive(Default)]
+pub(crate) struct Rest {
+    quiet: bool,
+    term: u64,
+    /// Ticks that are still to pass unnoticed.
+    left: u32,
+    /// Some have passed since the leader was last heard.
+    passed: bool,
+    /// Follower: what the last heartbeat allowed, to be answered.
+    allowed: u32,
+    /// Leader: who has answered since the last heartbeats that allowed it.
+    answered: Vec<u64>,
+}
+
+impl Group {
+    /// Says whether there is nothing to do for clients, and has not been for a while. To be said again before each tick.
+    pub fn set_quiet(&mut self, quiet: bool) {
+        self.rest.quiet = quiet;
+        if !quiet && self.is_leader() {
+            self.rest.left = 0;
+        }
+    }
+
+    /// Ticks that will pass unnoticed, if nothing comes.
+    pub fn rest_left(&self) -> u64 {
+        match self.is_rest_over() {
+            true => 0,
+            false => u64::from(self.rest.left),
+        }
+    }
+
+    fn is_rest_over(&self) -> bool {
+        self.rest.term != self.raw.raft.term || self.leader().is_none()
+    }
+
+    fn renew_rest(&mut self) {
+        if self.is_rest_over() {
+            self.rest = Rest {
+                quiet: self.rest.quiet,
+                term: self.raw.raft.term,
+                ..Rest::default()
+            };
+        }
+    }
+
+    /// Lets ticks pass unnoticed; answers how many are left to be noticed.
+    pub(crate) fn pass_rest(&mut self, ticks: u32) -> u32 {
+        self.renew_rest();
+        let passed = ticks.min(self.rest.left);
+        self.rest.left -= passed;
+        self.rest.passed |= passed > 0;
+        ticks - passed
+    }
+
+    /// Whether a tick has passed unnoticed since the leader was heard.
+    pub(crate) fn has_rested(&self) -> bool {
+        self.rest.passed && !self.is_rest_over()
+    }
+
+    /// What a message that raft-rs has taken says about it.
+    pub(crate) fn note_rest(&mut self, message: &RaftMessage) {
+        self.renew_rest();
+        if message.term != self.raw.raft.term {
+            return;
+        }
+        let from_leader = self.leader() == Some(message.from);
+        let rest = &mut self.rest;
+        match message.kind {
+            RaftKind::Append if from_leader => rest.passed = false,
+            RaftKind::Heartbeat if from_leader => {
+                rest.allowed = message.reject_hint.min(FOLLOWER_TICKS.into()) as u32;
+                (rest.left, rest.passed) = (rest.allowed, false);
+            }
+            RaftKind::HeartbeatResponse
+                if message.reject_hint > 0 && !rest.answered.contains(&message.from) =>
+            {
+                rest.answered.push(message.from);
+            }
+            _ => {}
+        }
+    }
+
+    /// Leader: nobody is behind, and nothing is under way.
+    fn may_rest(&self) -> bool {
+        let raft = &self.raw.raft;
+        let last = raft.raft_log.last_index();
+        let mut peers = raft.prs().iter().filter(|(id, _)| **id != raft.id);
+        self.rest.quiet
+            && self.is_leader()
+            && !self.is_transferring()
+            && peers.all(|(_, progress)| progress.matched == last)
+    }
+
+    /// Puts it into the messages that leave.
+    pub(crate) fn say_rest(&mut self, messages: &mut [OutMessage]) {
+        self.renew_rest();
+        let allowed = match self.may_rest() {
+            true => FOLLOWER_TICKS,
+            false => 0,
+        };
+        let mut is_round = false;
+        for message in messages {
+            match message.header.kind {
+                RaftKind::Heartbeat => {
+                    message.header.reject_hint = allowed.into();
+                    is_round = true;
+                }
+                RaftKind::HeartbeatResponse => {
+                    message.header.reject_hint = self.rest.allowed.into();
+                }
+                _ => {}
+            }
+        }
+        if is_round {
+            let raft = &self.raw.raft;
+            let mut peers = raft.prs().iter().filter(|(id, _)| **id != raft.id);
+            let agreed = peers.all(|(id, _)| self.rest.answered.contains(id));
+            self.rest.left = if allowed > 0 && agreed {
+                LEADER_TICKS
+            } else {
+                0
+            };
+            self.rest.answered.clear();
+        }
+    }
+}
