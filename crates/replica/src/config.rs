@@ -187,8 +187,8 @@ impl Config {
             return Ok(());
         }
         let fail = |what: String| Err(ConfigError(what));
-        if !matches!(self.transport, Transport::Udp | Transport::Tcp) {
-            return fail("log_threads needs the transport udp or tcp".into());
+        if self.transport == Transport::Dpdk {
+            return fail("log_threads needs the transport udp, tcp or xdp".into());
         }
         for member in &self.members {
             let (packet, logs) = (member.packet, self.logs);

@@ -1,6 +1,7 @@
 //! What a replica stands on: memory, disk, network, randomness, threads. The machine is one platform; a simulated one
 //! is another.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -156,26 +157,43 @@ fn xdp_options(config: &Config) -> XdpOptions {
     }
 }
 
-fn open_driver(
-    config: &Config,
-    address: SocketAddr,
-    pool: &Pool,
-) -> Result<Box<dyn Driver>, StartError> {
-    let cannot = || io(format!("cannot open the packet port {address}"));
+/// Opens the replica's packet port, and right behind it one for each log that has a loop of its own.
+fn open_drivers(config: &Config, pool: &Pool) -> Result<VecDeque<Box<dyn Driver>>, StartError> {
+    let own = config.own()?;
+    let logs = match config.log_threads {
+        0 => 0,
+        _ => config.logs,
+    };
+    // The configuration was checked: there is room for them.
+    let of_logs = (0..logs).filter_map(|log| own.log_address(log));
+    let addresses: Vec<SocketAddr> = std::iter::once(own.packet).chain(of_logs).collect();
+    let cannot = |address: &SocketAddr| io(format!("cannot open the packet port {address}"));
     let (mut udp, mut tcp) = (UdpOptions::default(), TcpOptions::default());
     if config.network.burst == 1 {
         (udp.burst, tcp.burst) = (1, 1);
     }
-    Ok(match config.transport {
-        Transport::Udp => Box::new(UdpDriver::bind(address, pool, udp).map_err(cannot())?),
-        Transport::Xdp => Box::new(
-            XdpDriver::open(address, pool, &xdp_options(config))
-                .map_err(std::io::Error::from)
-                .map_err(cannot())?,
-        ),
-        Transport::Dpdk => dpdk_ports(config).open(address, pool).map_err(cannot())?,
-        Transport::Tcp => Box::new(TcpDriver::bind(address, pool, tcp).map_err(cannot())?),
-    })
+    if config.transport == Transport::Xdp {
+        // One process has an interface, with all its ports.
+        let ports = addresses.len() as u16;
+        let opened = XdpDriver::open_ports(own.packet, pool, &xdp_options(config), ports)
+            .map_err(std::io::Error::from)
+            .map_err(cannot(&own.packet))?;
+        let boxed = opened.into_iter().map(|driver| Box::new(driver) as _);
+        return Ok(boxed.collect());
+    }
+    let open = |address: &SocketAddr| -> std::io::Result<Box<dyn Driver>> {
+        Ok(match config.transport {
+            Transport::Tcp => Box::new(TcpDriver::bind(*address, pool, tcp.clone())?),
+            Transport::Dpdk => dpdk_ports(config).open(*address, pool)?,
+            Transport::Udp | Transport::Xdp => {
+                Box::new(UdpDriver::bind(*address, pool, udp.clone())?)
+            }
+        })
+    };
+    let each = addresses
+        .iter()
+        .map(|address| open(address).map_err(cannot(address)));
+    each.collect()
 }
 
 /// Opens the store of a configuration's engine in a directory.
@@ -227,12 +245,22 @@ pub(crate) fn boot_id() -> Result<[u8; 16], StartError> {
 /// This machine.
 pub(crate) struct Os {
     waker: Arc<Waker>,
+    /// Packet ports that nobody has asked for yet: the replica's, then the logs' in their order.
+    drivers: VecDeque<Box<dyn Driver>>,
 }
 
 impl Os {
     /// `waker` wakes the loop when a job is done.
     pub(crate) fn new(waker: Arc<Waker>) -> Os {
-        Os { waker }
+        Os {
+            waker,
+            drivers: VecDeque::new(),
+        }
+    }
+
+    fn next_driver(&mut self) -> Result<Box<dyn Driver>, StartError> {
+        let none = || ConfigError("there is no packet port for this log".into());
+        Ok(self.drivers.pop_front().ok_or_else(none)?)
     }
 }
 
@@ -293,19 +321,17 @@ impl Platform for Os {
     }
 
     fn driver(&mut self, config: &Config, pool: &Pool) -> Result<Box<dyn Driver>, StartError> {
-        open_driver(config, config.own()?.packet, pool)
+        self.drivers = open_drivers(config, pool)?;
+        self.next_driver()
     }
 
     fn log_driver(
         &mut self,
-        config: &Config,
-        log: u16,
-        pool: &Pool,
+        _config: &Config,
+        _log: u16,
+        _pool: &Pool,
     ) -> Result<Box<dyn Driver>, StartError> {
-        let own = config.own()?;
-        // The configuration was checked.
-        let address = own.log_address(log).unwrap_or(own.packet);
-        open_driver(config, address, pool)
+        self.next_driver()
     }
 
     fn random(&mut self) -> Result<u64, StartError> {

@@ -295,6 +295,6 @@ fn ports_of_logs_that_are_somebody_elses_are_refused() {
     );
     refused(
         &|config| config.transport = Transport::Dpdk,
-        ["log_threads", "udp or tcp"],
+        ["log_threads", "udp, tcp or xdp"],
     );
 }

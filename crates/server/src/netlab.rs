@@ -295,6 +295,8 @@ pub struct NodeOptions {
     pub nvm_bytes: u64,
     /// Physical logs.
     pub logs: u16,
+    /// Threads per node that run a loop for each log; 0: one loop for all.
+    pub log_threads: u16,
     /// Heartbeats and elections as by default, in place of the longer times that a busy lab wants.
     pub default_timing: bool,
     /// In which processes.
@@ -330,6 +332,14 @@ pub struct LabCluster<'a> {
 }
 
 impl<'a> LabCluster<'a> {
+    /// Logs that have ports of their own.
+    pub fn log_ports(&self) -> u16 {
+        match self.options.log_threads {
+            0 => 0,
+            _ => self.options.logs,
+        }
+    }
+
     /// Writes the configurations of a new cluster and starts it. The first node is the quickest to stand for election,
     /// so that it leads wherever nothing fails.
     ///
@@ -355,7 +365,7 @@ impl<'a> LabCluster<'a> {
         let shared = Cluster {
             id: hex(&random_key()?[..16]),
             logs: options.logs,
-            log_threads: 0,
+            log_threads: options.log_threads,
             node_key: hex(&random_key()?),
             client_key: hex(&client_key),
             security: "authenticated".into(),

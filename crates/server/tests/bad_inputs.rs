@@ -88,8 +88,8 @@ fn configurations_that_are_wrong_name_the_field() {
         ("id = 1", "id = 0", &["id"]),
         (
             "transport = \"udp\"",
-            "log_threads = 1\ntransport = \"xdp\"",
-            &["log_threads", "udp or tcp"],
+            "log_threads = 1\ntransport = \"dpdk\"",
+            &["log_threads", "udp, tcp or xdp"],
         ),
         ("election_ms = 50", "election_ms = 1", &["election"]),
     ];

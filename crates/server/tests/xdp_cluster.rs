@@ -34,6 +34,41 @@ fn nodes_are_killed_under_load() {
     }
 }
 
+/// Each log has a loop and a port of its own, and these share the queue of the interface.
+#[test]
+fn nodes_whose_logs_have_loops_are_killed_under_load() {
+    let Some(lab) = lab(1500, Cabling::Bridge) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let options = NodeOptions {
+        logs: 4,
+        log_threads: 2,
+        ..options("xdp")
+    };
+    let mut cluster = LabCluster::start(&lab, directory.path(), &options).unwrap();
+    cluster.wait_up(Duration::from_secs(20)).unwrap();
+    let child = counter(&lab, &cluster, "xdp", Duration::from_secs(6), 1250);
+    for round in 0..3 {
+        std::thread::sleep(Duration::from_millis(1100));
+        cluster.kill(round).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        cluster.start_node(round, false).unwrap();
+    }
+    outcome(child, &cluster);
+    for node in 0..3 {
+        let log = cluster.log(node);
+        assert!(log.contains("AF_XDP on net0"), "{log}");
+        let info = info(&lab, node);
+        let number = |name: &str| -> f64 { info[name].parse().unwrap() };
+        assert_eq!(number("packet_frames_in_region"), 1.0, "{info:#?}");
+        // The leader's and the followers' entries came by their logs' ports and stayed where they were received.
+        assert!(number("packet_log_kept_bytes") > 0.0, "{info:#?}");
+        let sent = number("packet_datagrams_sent");
+        assert!(number("packet_by_kernel") < 0.05 * sent, "{info:#?}");
+    }
+}
+
 #[test]
 fn cables_are_pulled_and_clients_use_sockets() {
     let Some(lab) = lab(9000, Cabling::Bridge) else {

@@ -282,7 +282,6 @@ fn in_namespaces(variant: &Variant) -> Result<()> {
         return Ok(());
     }
     for (field, given) in [
-        ("log_threads", variant.log_threads.is_some()),
         ("security", variant.security.is_some()),
         ("reads", variant.reads.is_some()),
         ("durability", variant.durability.is_some()),

@@ -263,7 +263,6 @@ fn clients_are_of_systems_that_share_their_load_among_threads() {
 fn what_has_no_effect_in_namespaces_is_refused() {
     let between = |more: &str| variant(&format!("system = \"cyclone\"\nnamespaces = true\n{more}"));
     for (field, value) in [
-        ("log_threads", "1"),
         ("security", "\"off\""),
         ("reads", "\"weak\""),
         ("durability", "\"nvm\""),

@@ -98,24 +98,24 @@ unsafe fn open(command: i32, attributes: &mut Attributes) -> io::Result<OwnedFd>
     unsafe { call(command, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
-/// A map from receive queue to socket.
-pub(crate) fn socket_map(queues: u32) -> io::Result<OwnedFd> {
+/// A map of so many sockets.
+pub(crate) fn socket_map(sockets: u32) -> io::Result<OwnedFd> {
     let mut attributes = Attributes::new()
         .u32(0, MAP_TYPE_XSKMAP)
         .u32(4, 4)
         .u32(8, 4)
-        .u32(12, queues)
+        .u32(12, sockets)
         .bytes(28, b"cyclone_queues");
     // SAFETY: no addresses in it.
     unsafe { open(MAP_CREATE, &mut attributes) }
 }
 
-/// From now on packets of `queue` go to `socket`.
-pub(crate) fn set_socket(map: &OwnedFd, queue: u32, socket: &OwnedFd) -> io::Result<()> {
+/// From now on packets that the program sends to this place go to `socket`.
+pub(crate) fn set_socket(map: &OwnedFd, place: u32, socket: &OwnedFd) -> io::Result<()> {
     let value = raw(socket);
     let mut attributes = Attributes::new()
         .u32(0, raw(map))
-        .u64(8, address(&queue))
+        .u64(8, address(&place))
         .u64(16, address(&value));
     // SAFETY: key and value are four bytes each, as the map was made, and live for the call.
     unsafe { call(MAP_UPDATE_ELEM, &mut attributes).map(|_| ()) }

@@ -85,6 +85,14 @@ pub enum XdpError {
         /// Of which size.
         bytes: u32,
     },
+    /// There are no such ports.
+    #[error("no room for {ports} ports in a row before {address}")]
+    NoPorts {
+        /// The last of those that there are.
+        address: SocketAddr,
+        /// How many there should be.
+        ports: u16,
+    },
     /// The kernel's socket beside it cannot be had.
     #[error("cannot bind {address}: {source}")]
     Bind {

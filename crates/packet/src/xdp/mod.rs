@@ -2,16 +2,18 @@
 //!
 //! ```text
 //! XdpDriver   what is sent and received, by which way                    mod.rs, open.rs
-//!   Queue     frames lent to the kernel and taken back                   queue.rs
-//!     Socket  one receive queue, its rings and the registered memory     socket.rs, ring.rs
+//!   Queue     one port's part in a receive queue                         queue.rs
+//!     Books   frames lent to the kernel and taken back                   books.rs
+//!     Socket  its rings and the registered memory                        socket.rs, ring.rs
 //!   Routes    headers by destination, from the kernel's tables           routes.rs, netlink.rs
 //!   headers   Ethernet, IP, UDP                                          ../headers.rs
-//! program     takes our port's datagrams, leaves the rest to the kernel  program.rs, bpf.rs
+//! program     takes our ports' datagrams, leaves the rest to the kernel  program.rs, bpf.rs
 //! kernel      its own socket on the same port: for destinations beyond other interfaces, for neighbours not known
 //!             yet, for fragments, and so that nobody else has the port
 //! ```
 //! //= cyclone §4.1, §4.2
 
+mod books;
 mod bpf;
 mod error;
 mod kernel;
@@ -28,6 +30,7 @@ mod tests;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use cyclone_pmem::payload::Payload;
@@ -53,15 +56,15 @@ struct Card {
     _attached: OwnedFd,
     _program: OwnedFd,
     _map: OwnedFd,
-    /// Its first among the driver's queues.
+    /// Its first among each driver's queues.
     first_queue: usize,
 }
 
-/// Queues of one or several interfaces as a [`Driver`]. One process has an interface; when it ends, however it ends, the
-/// kernel takes the program off the interface.
+/// A port on queues of one or several interfaces as a [`Driver`]. One process has an interface, for one port or several in a row
+/// ([`XdpDriver::open_ports`]); when it ends, however it ends, the kernel takes the program off the interface.
 pub struct XdpDriver {
-    // Off the interfaces first, then the sockets, then the frames.
-    cards: Vec<Card>,
+    // Off the interfaces first (where it is the last of several ports), then the sockets, then the frames.
+    cards: Arc<Vec<Card>>,
     queues: Vec<Queue>,
     kernel: KernelSocket,
     routes: Routes,
@@ -97,9 +100,9 @@ impl XdpDriver {
     }
 
     /// Frames that wait to have been sent.
-    pub fn frames_sending(&mut self) -> usize {
+    pub fn frames_sending(&self) -> usize {
         self.queues
-            .iter_mut()
+            .iter()
             .map(|queue| {
                 queue.complete();
                 queue.sending()

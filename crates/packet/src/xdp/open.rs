@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cyclone_pmem::Region;
@@ -14,7 +15,7 @@ use super::kernel::KernelSocket;
 use super::netlink::{Link, Netlink};
 use super::queue::{Queue, QueueOptions};
 use super::routes::Routes;
-use super::socket::{self, BUSY_TRIES, Binding, Sizes, Socket, Umem};
+use super::socket::{self, BUSY_TRIES, Binding, QueueRings, Sizes, Socket, Umem};
 use super::{Card, MAX_ADDRESSES, XdpDriver, bpf, program};
 use crate::driver::{DriverStats, HEADROOM};
 use crate::header::DATA_BYTES;
@@ -294,9 +295,11 @@ struct Shared<'a> {
     umem: Umem,
     /// The socket that the memory is registered with, until it is bound.
     first: Option<OwnedFd>,
-    queues: Vec<Queue>,
+    /// Of each port.
+    queues: Vec<Vec<Queue>>,
     /// Frames per queue.
     share: u32,
+    /// The first port.
     port: u16,
     /// Whether packets may lie in several buffers. The first socket to be bound decides for all.
     multi_buffer: bool,
@@ -305,7 +308,7 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    /// Binds a socket to a queue.
+    /// Binds a socket to a queue for each port.
     fn bind(&mut self, fit: &Fit, queue: u32) -> Result<(), XdpError> {
         let offer = (self.share / 4).clamp(16, MOST_OFFERED);
         let sizes = Sizes {
@@ -313,15 +316,16 @@ impl Shared<'_> {
             send: SEND_RING,
         };
         let index = fit.link.index;
+        let cannot = |error: io::Error| match error.raw_os_error() {
+            Some(libc::EBUSY) => XdpError::InUse(fit.name.clone()),
+            _ => XdpError::of("bind an AF_XDP socket")(error),
+        };
         let bound = match self.first.take() {
             Some(fd) => self.bind_first(fd, index, queue, sizes),
             None => self.bind_next(index, queue, sizes),
         };
-        let socket = bound.map_err(|error| match error.raw_os_error() {
-            Some(libc::EBUSY) => XdpError::InUse(fit.name.clone()),
-            _ => XdpError::of("bind an AF_XDP socket")(error),
-        })?;
-        let options = QueueOptions {
+        let (socket, rings) = bound.map_err(cannot)?;
+        let mut options = QueueOptions {
             chunk_bytes: self.umem.chunk_bytes,
             multi_buffer: self.multi_buffer,
             own: (self.share / 8).clamp(8, MOST_OWN),
@@ -329,7 +333,13 @@ impl Shared<'_> {
             port: self.port,
             interface: index,
         };
-        self.queues.push(Queue::new(socket, self.pool, &options));
+        let first = Queue::new(socket, rings, self.pool, &options);
+        for queues in &mut self.queues[1..] {
+            options.port += 1;
+            let beside = bind_beside(first.socket(), index, queue, sizes);
+            queues.push(first.beside(beside.map_err(cannot)?, &options));
+        }
+        self.queues[0].push(first);
         Ok(())
     }
 
@@ -340,7 +350,7 @@ impl Shared<'_> {
         index: u32,
         queue: u32,
         sizes: Sizes,
-    ) -> io::Result<Socket> {
+    ) -> io::Result<(Socket, QueueRings)> {
         let mut patience = BUSY_TRIES;
         let mut bind = |socket: &Socket, multi_buffer, zero_copy| {
             let binding = Binding::Own {
@@ -349,24 +359,29 @@ impl Shared<'_> {
             };
             socket.bind(index, queue, binding, &mut patience)
         };
-        let socket = Socket::new(fd, sizes)?;
+        let ringed = |fd| {
+            let socket = Socket::new(fd, sizes)?;
+            let rings = QueueRings::new(&socket, sizes)?;
+            Ok::<_, io::Error>((socket, rings))
+        };
+        let (socket, rings) = ringed(fd)?;
         if self.multi_buffer {
             if bind(&socket, true, true).is_ok() {
-                return Ok(socket);
+                return Ok((socket, rings));
             }
             // Zero-copy for packets in one buffer, where that is all that the card knows. A socket of its own: what was
             // refused has left its mark on the other one's memory.
             if !self.long_packets
                 && let Ok(fd) = register(&self.umem)
             {
-                let single = Socket::new(fd, sizes)?;
+                let (single, its_rings) = ringed(fd)?;
                 if bind(&single, false, true).is_ok() {
                     self.multi_buffer = false;
-                    return Ok(single);
+                    return Ok((single, its_rings));
                 }
             }
             match bind(&socket, true, false) {
-                Ok(()) => return Ok(socket),
+                Ok(()) => return Ok((socket, rings)),
                 // A kernel before 6.6.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
                 Err(error) => return Err(error),
@@ -374,21 +389,22 @@ impl Shared<'_> {
             self.multi_buffer = false;
         }
         bind(&socket, false, false)?;
-        Ok(socket)
+        Ok((socket, rings))
     }
 
-    /// Binds one more socket, as the first one is.
-    fn bind_next(&self, index: u32, queue: u32, sizes: Sizes) -> io::Result<Socket> {
+    /// Binds the first socket of one more queue, as the first of all is bound.
+    fn bind_next(&self, index: u32, queue: u32, sizes: Sizes) -> io::Result<(Socket, QueueRings)> {
         let socket = Socket::new(socket::create()?, sizes)?;
-        let owner = self.queues.first().map(|q| q.socket().fd().as_raw_fd());
+        let rings = QueueRings::new(&socket, sizes)?;
+        let owner = self.queues[0].first().map(|q| q.socket().fd().as_raw_fd());
         let binding = Binding::Shared(owner.unwrap_or(-1));
         socket.bind(index, queue, binding, &mut { BUSY_TRIES })?;
-        Ok(socket)
+        Ok((socket, rings))
     }
 
     /// Bytes of a datagram that fits, whatever the interfaces say.
     fn longest_datagram(&self) -> usize {
-        let sent = self.queues.iter().map(Queue::longest_packet).min();
+        let sent = self.queues[0].iter().map(Queue::longest_packet).min();
         let received = match self.multi_buffer {
             true => usize::MAX,
             false => packet_room(&self.umem),
@@ -396,6 +412,14 @@ impl Shared<'_> {
         let packet = sent.unwrap_or(0).min(received);
         packet.saturating_sub(headers::MOST_BYTES)
     }
+}
+
+/// Binds one more socket to the queue of another one.
+fn bind_beside(first: &Socket, index: u32, queue: u32, sizes: Sizes) -> io::Result<Socket> {
+    let socket = Socket::new(socket::create()?, sizes)?;
+    let binding = Binding::Shared(first.fd().as_raw_fd());
+    socket.bind(index, queue, binding, &mut { BUSY_TRIES })?;
+    Ok(socket)
 }
 
 /// Bytes of a received packet in a frame.
@@ -415,6 +439,22 @@ impl XdpDriver {
         pool: &Pool,
         options: &XdpOptions,
     ) -> Result<XdpDriver, XdpError> {
+        let mut ports = XdpDriver::open_ports(address, pool, options, 1)?;
+        Ok(ports.remove(0))
+    }
+
+    /// The same for so many ports in a row, at least one, from the address's own on: a driver for each, which threads of their own may have. Each
+    /// has a socket on each queue; the program finds it by the port. The queues' frames are common to them.
+    ///
+    /// # Errors
+    /// See [`XdpError`].
+    pub fn open_ports(
+        address: SocketAddr,
+        pool: &Pool,
+        options: &XdpOptions,
+        ports: u16,
+    ) -> Result<Vec<XdpDriver>, XdpError> {
+        let ports = ports.max(1);
         let mut netlink = netlink()?;
         let queues = options.queues.max(1);
         let fits: Vec<Fit> = options
@@ -432,14 +472,13 @@ impl XdpDriver {
 
         bpf::lift_memory_limit();
         let (pool, fd, umem, own_pool) = memory(pool, address.ip(), options)?;
-        let kernel =
-            KernelSocket::bind(address).map_err(|source| XdpError::Bind { address, source })?;
-        let local = kernel.local_addr();
+        let kernels = kernel_sockets(address, ports)?;
+        let local = kernels[0].local_addr();
         let mut shared = Shared {
             pool: &pool,
             umem,
             first: Some(fd),
-            queues: Vec::new(),
+            queues: (0..ports).map(|_| Vec::new()).collect(),
             share: pool.count() / (queues * fits.len() as u32),
             port: local.port(),
             multi_buffer: !options.single_buffer,
@@ -454,8 +493,7 @@ impl XdpDriver {
         }
         let max_datagram = max_datagram.min(shared.longest_datagram());
         let opened = shared.queues;
-        let full = vec![false; opened.len() + 1];
-        let zero_copy = opened.iter().all(|queue| queue.socket().is_zero_copy());
+        let zero_copy = opened[0].iter().all(|queue| queue.socket().is_zero_copy());
         let description = format!(
             "AF_XDP on {}, {queues} of {} queues, {}, {}{}",
             options.interfaces.join(", "),
@@ -468,25 +506,44 @@ impl XdpDriver {
                 ""
             },
         );
-        let ports = fits.into_iter().map(|fit| (fit.link, fit.mac)).collect();
-        Ok(XdpDriver {
-            cards,
-            queues: opened,
-            kernel,
-            routes: Routes::new(netlink, ports, local),
-            pool,
-            own_pool,
-            local,
-            max_datagram,
-            burst: options.burst.max(1),
-            description,
-            first: 0,
-            calls: 0,
-            kernel_is_readable: false,
-            full,
-            stats: DriverStats::default(),
-        })
+        let cards = Arc::new(cards);
+        let drivers = opened.into_iter().zip(kernels).map(|(queues, kernel)| {
+            let local = kernel.local_addr();
+            let links = fits.iter().map(|fit| (fit.link.clone(), fit.mac)).collect();
+            Ok(XdpDriver {
+                cards: Arc::clone(&cards),
+                full: vec![false; queues.len() + 1],
+                queues,
+                kernel,
+                routes: Routes::new(self::netlink()?, links, local),
+                pool: pool.clone(),
+                own_pool,
+                local,
+                max_datagram,
+                burst: options.burst.max(1),
+                description: description.clone(),
+                first: 0,
+                calls: 0,
+                kernel_is_readable: false,
+                stats: DriverStats::default(),
+            })
+        });
+        drivers.collect()
     }
+}
+
+/// The kernel's own sockets on the ports.
+fn kernel_sockets(mut address: SocketAddr, ports: u16) -> Result<Vec<KernelSocket>, XdpError> {
+    let mut sockets: Vec<KernelSocket> = Vec::new();
+    for _ in 0..ports {
+        if let Some(before) = sockets.last() {
+            let next = before.local_addr().port().checked_add(1);
+            address.set_port(next.ok_or(XdpError::NoPorts { address, ports })?);
+        }
+        let bound = KernelSocket::bind(address);
+        sockets.push(bound.map_err(|source| XdpError::Bind { address, source })?);
+    }
+    Ok(sockets)
 }
 
 /// Puts our program onto an interface and sockets onto its queues. Answers also whether the program runs in the card's
@@ -498,22 +555,27 @@ fn open_card(
     queues: u32,
     options: &XdpOptions,
 ) -> Result<(Card, bool), XdpError> {
-    let map = bpf::socket_map(fit.link.queues.max(queues))
+    let ports = shared.queues.len() as u16;
+    let map = bpf::socket_map(fit.link.queues.max(queues) * u32::from(ports))
         .map_err(XdpError::of("make a map of sockets"))?;
     let verdict = program::Verdict::Redirect {
         map: map.as_raw_fd(),
     };
-    let code = program::assemble(shared.port, &fit.ours, verdict);
+    let code = program::assemble(shared.port, ports, &fit.ours, verdict);
     let load = |frags| bpf::load(&code, frags).map_err(XdpError::of("load the XDP program"));
     let (mut program, frags) = load(shared.multi_buffer)?;
     shared.multi_buffer &= frags;
     let (mut attached, mut native) =
         attach(netlink, &program, &fit.link, &fit.name, options.generic)?;
-    let first_queue = shared.queues.len();
+    let first_queue = shared.queues[0].len();
     for queue in 0..queues {
         shared.bind(fit, queue)?;
-        let socket = shared.queues[first_queue + queue as usize].socket().fd();
-        bpf::set_socket(&map, queue, socket).map_err(XdpError::of("put a socket into the map"))?;
+        let places = queue * u32::from(ports)..;
+        for (place, of_port) in places.zip(&shared.queues) {
+            let socket = of_port[first_queue + queue as usize].socket().fd();
+            bpf::set_socket(&map, place, socket)
+                .map_err(XdpError::of("put a socket into the map"))?;
+        }
     }
     if frags && !shared.multi_buffer {
         // The program takes packets that the sockets cannot.

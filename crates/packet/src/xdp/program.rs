@@ -1,7 +1,7 @@
-//! The program that the kernel runs for each received packet: it takes UDP datagrams for our port and addresses, and
+//! The program that the kernel runs for each received packet: it takes UDP datagrams for our ports and addresses, and
 //! leaves everything else (other protocols, other ports, VLANs, fragments, options) to the kernel.
 //!
-//! It is assembled here, instruction by instruction, with the port and the addresses as constants: no compiler and no
+//! It is assembled here, instruction by instruction, with the ports and the addresses as constants: no compiler and no
 //! object file at build or run time. (docs/adr/0024)
 
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ pub const MAX_ADDRESSES: usize = 16;
 /// What the program does with a packet that is ours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict {
-    /// Hands it to the socket of its receive queue in this map; without one, to the kernel.
+    /// Hands it to the socket of its receive queue and port in this map; without one, to the kernel.
     Redirect {
         /// Descriptor of the XSKMAP.
         map: i32,
@@ -39,6 +39,11 @@ const LDX_B: u8 = 0x71;
 const MOV64_IMM: u8 = 0xb7;
 const MOV64_REG: u8 = 0xbf;
 const ADD64_IMM: u8 = 0x07;
+const ADD64_REG: u8 = 0x0f;
+const MUL64_IMM: u8 = 0x27;
+/// From the network's byte order to the machine's; the immediate is the width in bits.
+const TO_BIG_ENDIAN: u8 = 0xdc;
+const JGT_IMM: u8 = 0x25;
 const AND32_IMM: u8 = 0x54;
 const JGT_REG: u8 = 0x2d;
 const JA: u8 = 0x05;
@@ -63,6 +68,7 @@ const R2: u8 = 2;
 const R3: u8 = 3;
 const R4: u8 = 4;
 const R5: u8 = 5;
+const R6: u8 = 6;
 
 /// A place that jumps lead to; places lie after the jumps, so that the program has no loops.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -118,6 +124,16 @@ impl Assembler {
         self.jump(JGT_REG, R4, R3, 0, Label::Pass);
     }
 
+    /// Goes on only if the port at this place is one of so many from `first` on. r6: which one.
+    fn need_port(&mut self, at: usize, first: u16, count: u16) {
+        self.emit(LDX_H, R6, R2, at as i16, 0);
+        self.emit(TO_BIG_ENDIAN, R6, 0, 0, 16);
+        self.emit(ADD64_IMM, R6, 0, 0, -i32::from(first));
+        // Unsigned: a port before the first is far beyond the last.
+        let last = i32::from(count) - 1;
+        self.jump(JGT_IMM, R6, 0, last, Label::Pass);
+    }
+
     /// Goes on only if these bytes of the packet, after masking, have this value.
     fn need_value(&mut self, load: u8, at: usize, mask: Option<i32>, value: i32) {
         self.emit(load, R5, R2, at as i16, 0);
@@ -137,8 +153,14 @@ fn word(bytes: &[u8]) -> i32 {
     i32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// Assembles the program for a UDP port and our addresses (at most [`MAX_ADDRESSES`]).
-pub(crate) fn assemble(port: u16, addresses: &[IpAddr], verdict: Verdict) -> Vec<Instruction> {
+/// Assembles the program for so many UDP ports, from `port` on, and our addresses (at most [`MAX_ADDRESSES`]). The map's
+/// sockets are in the order of the queues, and for each queue of the ports.
+pub(crate) fn assemble(
+    port: u16,
+    ports: u16,
+    addresses: &[IpAddr],
+    verdict: Verdict,
+) -> Vec<Instruction> {
     let mut a = Assembler::default();
     a.emit(LDX_W, R2, R1, MD_DATA, 0);
     a.emit(LDX_W, R3, R1, MD_DATA_END, 0);
@@ -150,11 +172,11 @@ pub(crate) fn assemble(port: u16, addresses: &[IpAddr], verdict: Verdict) -> Vec
 
     a.place(Label::Ipv4);
     a.need(ETHER_BYTES + IPV4_BYTES + UDP_BYTES);
-    // Version 4, no options; UDP; neither "more fragments" nor an offset; our port.
+    // Version 4, no options; UDP; neither "more fragments" nor an offset; a port of ours.
     a.need_value(LDX_B, ETHER_BYTES, None, 0x45);
     a.need_value(LDX_B, ETHER_BYTES + 9, None, PROTOCOL_UDP.into());
     a.need_value(LDX_H, ETHER_BYTES + 6, Some(network(0x3fff)), 0);
-    a.need_value(LDX_H, ETHER_BYTES + IPV4_BYTES + 2, None, network(port));
+    a.need_port(ETHER_BYTES + IPV4_BYTES + 2, port, ports);
     a.emit(LDX_W, R5, R2, (ETHER_BYTES + 16) as i16, 0);
     for address in addresses {
         if let IpAddr::V4(address) = address {
@@ -165,10 +187,10 @@ pub(crate) fn assemble(port: u16, addresses: &[IpAddr], verdict: Verdict) -> Vec
 
     a.place(Label::Ipv6);
     a.need(ETHER_BYTES + IPV6_BYTES + UDP_BYTES);
-    // Version 6; UDP at once, without extension headers; our port.
+    // Version 6; UDP at once, without extension headers; a port of ours.
     a.need_value(LDX_B, ETHER_BYTES, Some(0xf0), 0x60);
     a.need_value(LDX_B, ETHER_BYTES + 6, None, PROTOCOL_UDP.into());
-    a.need_value(LDX_H, ETHER_BYTES + IPV6_BYTES + 2, None, network(port));
+    a.need_port(ETHER_BYTES + IPV6_BYTES + 2, port, ports);
     for (number, address) in addresses.iter().enumerate() {
         if let IpAddr::V6(address) = address {
             for (part, bytes) in address.octets().chunks(4).enumerate() {
@@ -185,6 +207,8 @@ pub(crate) fn assemble(port: u16, addresses: &[IpAddr], verdict: Verdict) -> Vec
     match verdict {
         Verdict::Redirect { map } => {
             a.emit(LDX_W, R2, R1, MD_RX_QUEUE_INDEX, 0);
+            a.emit(MUL64_IMM, R2, 0, 0, ports.into());
+            a.emit(ADD64_REG, R2, R6, 0, 0);
             a.emit(LD_IMM64, R1, PSEUDO_MAP_FD, 0, map);
             a.emit(0, 0, 0, 0, 0);
             a.emit(MOV64_IMM, R3, 0, 0, XDP_PASS);

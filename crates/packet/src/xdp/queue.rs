@@ -1,19 +1,21 @@
-//! One queue: which frames the kernel has, packets in, packets out.
+//! One port's part in a receive queue: packets in, packets out.
 //!
 //! ```text
 //! receive   frame offered to the kernel (fill ring) -> packet in it (rx ring) -> datagram, a slice of the frame
 //! send      headers, and parts that lie elsewhere, in a frame of the queue's own; then parts that lie in the pool,
 //!           from where they are: one descriptor each (tx ring) -> done (completion ring)
 //! ```
-//! A frame's handle stays in `held` while the kernel has it, so that nobody else gets its memory. //= cyclone §4.1
+//! A frame's handle stays in the queue's books while the kernel has it, so that nobody else gets its memory. //= cyclone §4.1
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use cyclone_pmem::payload::Payload;
 use cyclone_pmem::pool::{Frame, FrameMut, Pool};
 
-use super::socket::{CONTINUED, Descriptor, Socket, offset_of};
+use super::books::{Books, Held, Piece, Shared};
+use super::socket::{CONTINUED, Descriptor, QueueRings, Socket};
 use crate::driver::DriverStats;
 use crate::headers::{self, Template};
 
@@ -26,17 +28,6 @@ const MOST_PIECES: usize = 16;
 /// Where the card reads the memory itself: what all such drivers take.
 const MOST_PIECES_ZERO_COPY: usize = 4;
 
-/// Why the kernel has a frame.
-enum Held {
-    Not,
-    /// To receive into.
-    Receiving(FrameMut),
-    /// Headers being sent, in so many descriptors.
-    Own(FrameMut, u32),
-    /// Somebody's payload being sent, in so many descriptors.
-    Lent(#[allow(dead_code, reason = "held, not read")] Frame, u32),
-}
-
 /// What became of a datagram to send.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
@@ -48,24 +39,19 @@ pub(crate) enum Pushed {
     TooLong,
 }
 
-/// A socket and the frames that go through it.
+/// A socket, and the frames that go through it.
 pub(crate) struct Queue {
     // First the socket goes, then the frames that the kernel has.
     socket: Socket,
-    held: Vec<Held>,
-    /// Frames for headers, not in use; and how many there are in all.
-    own: Vec<FrameMut>,
-    own_frames: u32,
-    frame_bytes: u64,
+    shared: Arc<Shared>,
     chunk_bytes: usize,
     most_pieces: usize,
-    /// Frames to keep with the kernel to receive into.
-    offer: u32,
-    offered: u32,
+    /// Frames that its books keep, if it is the first of its queue.
+    kept: u32,
     /// Datagrams received so far.
     received: u64,
     /// The packet being received, and the one being sent.
-    pieces: Vec<(FrameMut, usize, usize)>,
+    pieces: Vec<Piece>,
     descriptors: Vec<Descriptor>,
     port: u16,
     interface: u32,
@@ -88,31 +74,44 @@ pub(crate) struct QueueOptions {
 }
 
 impl Queue {
-    /// Takes frames of the pool for headers, and offers some to the kernel.
-    pub(crate) fn new(socket: Socket, pool: &Pool, options: &QueueOptions) -> Queue {
+    /// The first of its queue: takes frames of the pool for headers, and offers some to the kernel.
+    pub(crate) fn new(
+        socket: Socket,
+        rings: QueueRings,
+        pool: &Pool,
+        options: &QueueOptions,
+    ) -> Queue {
+        let shared = Shared::new(Books::new(rings, pool, options));
+        shared.refill(&mut shared.lock(), pool, &socket);
+        Queue {
+            kept: options.own + options.offer,
+            ..Queue::over(socket, Arc::new(shared), options)
+        }
+    }
+
+    /// Another port's part in the same queue, by a socket of its own.
+    pub(crate) fn beside(&self, socket: Socket, options: &QueueOptions) -> Queue {
+        Queue::over(socket, Arc::clone(&self.shared), options)
+    }
+
+    fn over(socket: Socket, shared: Arc<Shared>, options: &QueueOptions) -> Queue {
         let most_pieces = match (options.multi_buffer, socket.is_zero_copy()) {
             (false, _) => 1,
             (true, true) => MOST_PIECES_ZERO_COPY,
             (true, false) => MOST_PIECES,
         };
-        let mut queue = Queue {
+        Queue {
             socket,
-            held: (0..pool.count()).map(|_| Held::Not).collect(),
-            own: (0..options.own).map_while(|_| pool.alloc()).collect(),
-            own_frames: options.own,
-            frame_bytes: u64::from(pool.frame_bytes()),
+            shared,
             chunk_bytes: options.chunk_bytes as usize,
             most_pieces,
-            offer: options.offer,
-            offered: 0,
+            kept: 0,
             received: 0,
             pieces: Vec::new(),
             descriptors: Vec::with_capacity(MOST_PIECES),
             port: options.port,
             interface: options.interface,
-        };
-        queue.refill(pool);
-        queue
+        }
     }
 
     pub(crate) fn socket(&self) -> &Socket {
@@ -124,28 +123,6 @@ impl Queue {
         self.most_pieces * self.chunk_bytes
     }
 
-    /// Offers frames to the kernel until it has enough; false when the pool had too few.
-    fn refill(&mut self, pool: &Pool) -> bool {
-        let wanted = self.offer.saturating_sub(self.offered);
-        let room = wanted.min(self.socket.fill.usable(wanted));
-        let mut given = 0;
-        while given < room {
-            let Some(frame) = pool.alloc() else { break };
-            let number = frame.number();
-            self.socket.fill.put(u64::from(number) * self.frame_bytes);
-            self.held[number as usize] = Held::Receiving(frame);
-            given += 1;
-        }
-        if given > 0 {
-            self.offered += given;
-            self.socket.fill.publish();
-        }
-        if self.socket.fill.needs_wakeup() {
-            self.socket.wake_fill();
-        }
-        given == room
-    }
-
     /// Appends up to `max` datagrams to `out`.
     pub(crate) fn receive(
         &mut self,
@@ -154,14 +131,18 @@ impl Queue {
         max: usize,
         stats: &mut DriverStats,
     ) -> usize {
-        let mut count = 0;
         let mut there = self.socket.rx.usable(1);
+        if (there == 0 || max == 0) && !self.shared.is_short() {
+            return 0;
+        }
+        let mut books = self.shared.lock();
+        let mut count = 0;
         while there > 0 && count < max {
             there -= 1;
             let piece = self.socket.rx.take();
-            self.gather(piece, stats);
+            books.gather(piece, &mut self.pieces, stats);
             if piece.options & CONTINUED == 0 {
-                match self.datagram() {
+                match datagram(&mut self.pieces, self.port, self.interface) {
                     Some(datagram) => {
                         out.push(datagram);
                         count += 1;
@@ -170,94 +151,18 @@ impl Queue {
                 }
             }
         }
-        if count > 0 || self.offered < self.offer {
-            self.socket.rx.publish();
-            if !self.refill(pool) {
-                stats.pool_empty += 1;
-            }
+        self.socket.rx.publish();
+        if !self.shared.refill(&mut books, pool, &self.socket) {
+            stats.pool_empty += 1;
         }
         stats.receive_calls += u64::from(count > 0);
         self.received += count as u64;
         count
     }
 
-    /// Adds a piece to the packet being received.
-    fn gather(&mut self, piece: Descriptor, stats: &mut DriverStats) {
-        let offset = offset_of(piece.address);
-        let (number, within) = (offset / self.frame_bytes, offset % self.frame_bytes);
-        let Some(held) = self.held.get_mut(number as usize) else {
-            stats.malformed += 1;
-            return;
-        };
-        match std::mem::replace(held, Held::Not) {
-            Held::Receiving(frame) => {
-                self.offered -= 1;
-                if within + u64::from(piece.len) <= self.frame_bytes {
-                    self.pieces
-                        .push((frame, within as usize, piece.len as usize));
-                } else {
-                    // Chunks are no longer than frames, so this cannot be. The kernel does not have the frame any more.
-                    stats.malformed += 1;
-                }
-            }
-            // The kernel names only what it was offered.
-            other => {
-                *held = other;
-                stats.malformed += 1;
-            }
-        }
-    }
-
-    /// The datagram in the pieces, if it is one.
-    fn datagram(&mut self) -> Option<(SocketAddr, Payload)> {
-        let total = self.pieces.iter().map(|(_, _, len)| len).sum();
-        let (first, at, len) = self.pieces.first()?;
-        let parsed = headers::parse(&first[*at..*at + *len], total, self.port, self.interface);
-        let Some(parsed) = parsed else {
-            self.pieces.clear();
-            return None;
-        };
-        let (mut skip, mut left) = (parsed.at, parsed.len);
-        let mut datagram = Payload::new();
-        for (frame, at, len) in self.pieces.drain(..) {
-            let take = len.saturating_sub(skip).min(left);
-            if take > 0 {
-                datagram.push_frame(frame.freeze(at + skip..at + skip + take));
-            }
-            skip = skip.saturating_sub(len);
-            left -= take;
-        }
-        Some((parsed.from, datagram))
-    }
-
     /// Takes back the frames that have been sent.
-    pub(crate) fn complete(&mut self) {
-        let done = self.socket.completion.usable(1);
-        for _ in 0..done {
-            let address = self.socket.completion.take();
-            self.release(address);
-        }
-        if done > 0 {
-            self.socket.completion.publish();
-        }
-    }
-
-    /// One descriptor's part in its frame is over.
-    fn release(&mut self, address: u64) {
-        let number = offset_of(address) / self.frame_bytes;
-        let Some(held) = self.held.get_mut(number as usize) else {
-            return;
-        };
-        let last = match held {
-            Held::Own(_, count) | Held::Lent(_, count) => {
-                *count -= 1;
-                *count == 0
-            }
-            _ => false,
-        };
-        if last && let Held::Own(frame, _) = std::mem::replace(held, Held::Not) {
-            self.own.push(frame);
-        }
+    pub(crate) fn complete(&self) {
+        self.shared.lock().complete();
     }
 
     /// Puts a datagram into the send ring. It goes with the next [`Queue::flush`].
@@ -271,14 +176,17 @@ impl Queue {
         let total: usize = parts.iter().map(|part| part.len()).sum();
         // If everything had to be copied.
         let most_own = (total + template.len()).div_ceil(self.chunk_bytes) + 1;
-        if !self.has_room(most_own) {
-            self.complete();
-            if !self.has_room(most_own) {
-                return Pushed::Full;
-            }
+        let mut books = self.shared.lock();
+        if self.socket.tx.usable(64) as usize >= self.most_pieces && books.own.len() < most_own {
+            books.complete();
+        }
+        if (self.socket.tx.usable(64) as usize) < self.most_pieces || books.own.len() < most_own {
+            return Pushed::Full;
         }
         let mut packet = Packet {
-            queue: self,
+            books: &mut books,
+            descriptors: &mut self.descriptors,
+            chunk_bytes: self.chunk_bytes,
             open: None,
         };
         packet.headers(template, parts);
@@ -286,10 +194,9 @@ impl Queue {
         for part in parts {
             left -= part.len();
             // Room for this part, for what was copied before it, and for a copy of all that follows it.
-            let pieces = part.len().div_ceil(packet.queue.chunk_bytes)
-                + 2
-                + left.div_ceil(packet.queue.chunk_bytes);
-            let room = packet.queue.descriptors.len() + pieces <= packet.queue.most_pieces;
+            let pieces =
+                part.len().div_ceil(packet.chunk_bytes) + 2 + left.div_ceil(packet.chunk_bytes);
+            let room = packet.descriptors.len() + pieces <= self.most_pieces;
             let lent = match room && part.len() >= LEND_BYTES {
                 true => pool.share(part),
                 false => None,
@@ -309,7 +216,7 @@ impl Queue {
         if self.descriptors.len() > self.most_pieces {
             // The kernel would neither send them nor give their frames back.
             while let Some(piece) = self.descriptors.pop() {
-                self.release(piece.address);
+                books.release(piece.address);
             }
             return Pushed::TooLong;
         }
@@ -319,11 +226,6 @@ impl Queue {
             self.socket.tx.put(piece);
         }
         Pushed::Yes
-    }
-
-    /// Whether there are so many own frames, and descriptors for any packet.
-    fn has_room(&mut self, own: usize) -> bool {
-        self.own.len() >= own && self.socket.tx.usable(64) as usize >= self.most_pieces
     }
 
     /// Sends what was pushed: one system call for a burst, as far as the kernel takes it.
@@ -364,9 +266,9 @@ impl Queue {
         Ok(())
     }
 
-    /// Frames for headers, and offered to receive into.
+    /// Frames for headers, and offered to receive into; counted once for all that share them.
     pub(crate) fn frames_kept(&self) -> u32 {
-        self.own_frames + self.offer
+        self.kept
     }
 
     /// Datagrams received since the start.
@@ -381,14 +283,36 @@ impl Queue {
 
     /// Frames that the kernel has to send from; for tests and statistics.
     pub(crate) fn sending(&self) -> usize {
-        let sending = |held: &&Held| matches!(held, Held::Own(..) | Held::Lent(..));
-        self.held.iter().filter(sending).count()
+        self.shared.lock().sending()
     }
+}
+
+/// The datagram in the pieces, if it is one.
+fn datagram(pieces: &mut Vec<Piece>, port: u16, interface: u32) -> Option<(SocketAddr, Payload)> {
+    let total = pieces.iter().map(|(_, _, len)| len).sum();
+    let (first, at, len) = pieces.first()?;
+    let Some(parsed) = headers::parse(&first[*at..*at + *len], total, port, interface) else {
+        pieces.clear();
+        return None;
+    };
+    let (mut skip, mut left) = (parsed.at, parsed.len);
+    let mut datagram = Payload::new();
+    for (frame, at, len) in pieces.drain(..) {
+        let take = len.saturating_sub(skip).min(left);
+        if take > 0 {
+            datagram.push_frame(frame.freeze(at + skip..at + skip + take));
+        }
+        skip = skip.saturating_sub(len);
+        left -= take;
+    }
+    Some((parsed.from, datagram))
 }
 
 /// A packet in the making.
 struct Packet<'a> {
-    queue: &'a mut Queue,
+    books: &'a mut Books,
+    descriptors: &'a mut Vec<Descriptor>,
+    chunk_bytes: usize,
     /// Own frame that is being filled: it, where its open piece begins, and where it ends; descriptors made of it.
     open: Option<(FrameMut, usize, usize, u32)>,
 }
@@ -396,7 +320,7 @@ struct Packet<'a> {
 impl Packet<'_> {
     /// A fresh own frame. The caller of [`Queue::push`] has seen to it that there are enough.
     fn fresh(&mut self) -> (FrameMut, usize, usize, u32) {
-        match self.queue.own.pop() {
+        match self.books.own.pop() {
             Some(frame) => (frame, 0, 0, 0),
             None => unreachable!("counted before the packet was begun"),
         }
@@ -415,7 +339,7 @@ impl Packet<'_> {
                 Some(open) => open,
                 None => self.fresh(),
             };
-            let room = self.queue.chunk_bytes - open.2;
+            let room = self.chunk_bytes - open.2;
             if room == 0 {
                 self.open = Some(open);
                 self.close();
@@ -434,8 +358,8 @@ impl Packet<'_> {
         if let Some((frame, start, end, count)) = &mut self.open
             && end > start
         {
-            let at = u64::from(frame.number()) * self.queue.frame_bytes + *start as u64;
-            self.queue.descriptors.push(Descriptor {
+            let at = u64::from(frame.number()) * self.books.frame_bytes + *start as u64;
+            self.descriptors.push(Descriptor {
                 address: at,
                 len: (*end - *start) as u32,
                 options: 0,
@@ -450,10 +374,10 @@ impl Packet<'_> {
         self.cut();
         if let Some((frame, _, _, count)) = self.open.take() {
             if count == 0 {
-                self.queue.own.push(frame);
+                self.books.own.push(frame);
             } else {
                 let number = frame.number() as usize;
-                self.queue.held[number] = Held::Own(frame, count);
+                self.books.held[number] = Held::Own(frame, count);
             }
         }
     }
@@ -462,12 +386,12 @@ impl Packet<'_> {
     fn lend(&mut self, frame: Frame) {
         self.cut();
         let number = frame.number() as usize;
-        let mut at = number as u64 * self.queue.frame_bytes + u64::from(frame.offset());
+        let mut at = number as u64 * self.books.frame_bytes + u64::from(frame.offset());
         let mut left = frame.len();
         let mut count = 0;
         while left > 0 {
-            let take = left.min(self.queue.chunk_bytes);
-            self.queue.descriptors.push(Descriptor {
+            let take = left.min(self.chunk_bytes);
+            self.descriptors.push(Descriptor {
                 address: at,
                 len: take as u32,
                 options: 0,
@@ -476,7 +400,7 @@ impl Packet<'_> {
             left -= take;
             count += 1;
         }
-        match &mut self.queue.held[number] {
+        match &mut self.books.held[number] {
             Held::Lent(_, lent) => *lent += count,
             held => *held = Held::Lent(frame, count),
         }

@@ -124,7 +124,7 @@ pub(crate) struct Sizes {
 /// How to bind a socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Binding {
-    /// With the memory of another socket, and as that one is bound.
+    /// With the memory of another socket, and as that one is bound. With its fill and completion rings too if it is of the same queue.
     Shared(RawFd),
     /// With memory of its own.
     Own {
@@ -135,14 +135,35 @@ pub(crate) enum Binding {
     },
 }
 
-/// A socket and its rings.
+/// A socket and its own rings.
 pub(crate) struct Socket {
     // The rings go before the socket that they map.
     pub(crate) rx: Ring<Descriptor>,
     pub(crate) tx: Ring<Descriptor>,
+    fd: OwnedFd,
+}
+
+/// The rings that all sockets of one receive queue share.
+pub(crate) struct QueueRings {
     pub(crate) fill: Ring<u64>,
     pub(crate) completion: Ring<u64>,
-    fd: OwnedFd,
+}
+
+impl QueueRings {
+    /// Gives a queue its rings, by its first socket, before that is bound.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(crate) fn new(socket: &Socket, sizes: Sizes) -> io::Result<QueueRings> {
+        let fd = &socket.fd;
+        set(fd, UMEM_FILL_RING, &sizes.receive)?;
+        set(fd, UMEM_COMPLETION_RING, &sizes.send)?;
+        let offsets: AllOffsets = get(fd, MMAP_OFFSETS)?;
+        Ok(QueueRings {
+            fill: Ring::map(fd, PAGE_FILL, offsets.fill, sizes.receive, true)?,
+            completion: Ring::map(fd, PAGE_COMPLETION, offsets.completion, sizes.send, false)?,
+        })
+    }
 }
 
 fn set<T>(fd: &OwnedFd, option: i32, value: &T) -> io::Result<()> {
@@ -226,8 +247,6 @@ impl Socket {
     /// # Errors
     /// When the system refuses.
     pub(crate) fn new(fd: OwnedFd, sizes: Sizes) -> io::Result<Socket> {
-        set(&fd, UMEM_FILL_RING, &sizes.receive)?;
-        set(&fd, UMEM_COMPLETION_RING, &sizes.send)?;
         set(&fd, RX_RING, &sizes.receive)?;
         set(&fd, TX_RING, &sizes.send)?;
         let offsets: AllOffsets = get(&fd, MMAP_OFFSETS)?;
@@ -235,8 +254,6 @@ impl Socket {
         Ok(Socket {
             rx: Ring::map(&fd, PAGE_RX, offsets.rx, sizes.receive, false)?,
             tx: Ring::map(&fd, PAGE_TX, offsets.tx, sizes.send, true)?,
-            fill: Ring::map(&fd, PAGE_FILL, offsets.fill, sizes.receive, true)?,
-            completion: Ring::map(&fd, PAGE_COMPLETION, offsets.completion, sizes.send, false)?,
             fd,
         })
     }

@@ -26,7 +26,7 @@ fn ours() -> Vec<IpAddr> {
 /// The program, if we may load it.
 fn load() -> Option<OwnedFd> {
     bpf::lift_memory_limit();
-    let code = program::assemble(PORT, &ours(), Verdict::Return(TAKEN));
+    let code = program::assemble(PORT, 1, &ours(), Verdict::Return(TAKEN));
     match bpf::load(&code, true) {
         Ok((program, _)) => Some(program),
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
@@ -108,6 +108,26 @@ fn our_datagrams_are_taken_and_nothing_else() {
     }
 }
 
+#[test]
+fn of_several_ports_each_is_taken() {
+    bpf::lift_memory_limit();
+    for (first, ports) in [(PORT, 3), (1, 1), (u16::MAX, 1), (65_000, 536)] {
+        let code = program::assemble(first, ports, &ours(), Verdict::Return(TAKEN));
+        let Ok((program, _)) = bpf::load(&code, true) else {
+            println!("skipped: no right to load BPF programs");
+            return;
+        };
+        let last = first + (ports - 1);
+        for port in [0, 1, first - 1, first, last, last.wrapping_add(1), u16::MAX] {
+            let ours = (first..=last).contains(&port);
+            for (from, to) in [("10.77.0.2:9", "10.77.0.1"), ("[fd77::2]:9", "[fd77::1]")] {
+                let bytes = packet(from, &format!("{to}:{port}"), b"hello");
+                assert_eq!(takes(&program, &bytes), ours, "{first}+{ports}: {port}");
+            }
+        }
+    }
+}
+
 /// Flips bytes of good packets and cuts them: program and parser read the same way, so whatever the program takes and
 /// the parser refuses is wrong only in lengths or senders.
 #[test]
@@ -182,7 +202,7 @@ fn stale_programs_are_replaced_and_foreign_ones_respected() {
     let index = unsafe { libc::if_nametoindex(c"va".as_ptr()) };
     for mode in [bpf::MODE_NATIVE, bpf::MODE_GENERIC] {
         for (name, ours) in [(bpf::PROGRAM_NAME, true), (&b"somebody"[..], false)] {
-            let code = program::assemble(9, &ours_v4(), Verdict::Return(XDP_PASS));
+            let code = program::assemble(9, 1, &ours_v4(), Verdict::Return(XDP_PASS));
             let (program, _) = bpf::load_as(&code, name, true).expect("a program");
             netlink
                 .set_program(index, program.as_raw_fd(), mode)

@@ -10,6 +10,7 @@ mod frames;
 mod gateway;
 mod kernel;
 mod net;
+mod ports;
 mod single;
 mod ways;
 
@@ -165,7 +166,7 @@ fn introduce(a: &mut XdpDriver, b: &mut XdpDriver, pool: &Pool) {
 }
 
 /// The end of a driver: everything is sent, and its frames have come back, but for so many that the test holds.
-fn close(mut driver: XdpDriver, pool: &Pool, held: u32) {
+fn close(driver: XdpDriver, pool: &Pool, held: u32) {
     let since = Instant::now();
     while driver.frames_sending() > 0 {
         assert!(

@@ -35,6 +35,7 @@ pub fn options(transport: &str) -> NodeOptions {
         pin: Vec::new(),
         nvm_bytes: 64 << 20,
         logs: 1,
+        log_threads: 0,
         default_timing: false,
         run: RunAs::Nodes,
     }
@@ -57,6 +58,7 @@ pub fn counter(
             burst: 32,
             pack: 32,
             spin: false,
+            log_ports: cluster.log_ports(),
         },
         time_ms: time.as_millis() as u64,
         value_bytes,

@@ -32,6 +32,8 @@ pub struct Reach {
     pub pack: usize,
     /// Never block: for a client with a CPU of its own.
     pub spin: bool,
+    /// Logs with ports of their own, to be asked there.
+    pub log_ports: u16,
 }
 
 /// What a child does.
@@ -167,6 +169,7 @@ pub(super) fn client(reach: &Reach, inflight: usize) -> Result<Client> {
         burst: reach.burst,
     });
     config.core.deadline_us = 20_000_000;
+    config.core.log_ports = reach.log_ports;
     config.core.burst = reach.pack;
     config.core.window = config.core.window.max(inflight);
     config.singly = reach.burst == 1;

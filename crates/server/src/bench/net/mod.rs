@@ -277,6 +277,7 @@ impl Run<'_> {
             pin,
             nvm_bytes: 64 << 20,
             logs: step.logs,
+            log_threads: 0,
             default_timing: false,
             run: RunAs::Nodes,
         }
@@ -326,6 +327,7 @@ impl Run<'_> {
                 burst: step.burst,
                 pack: step.pack,
                 spin: waiting == Waiting::Never,
+                log_ports: 0,
             },
             beside: cluster.beside_the_load(),
             value_bytes,

@@ -1,0 +1,172 @@
+//! Which frames the kernel has of a receive queue, and why. The queue's sockets share its fill and completion rings, and so these books: a frame that one of
+//! them has sent may come back to another.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cyclone_pmem::pool::{Frame, FrameMut, Pool};
+
+use super::queue::QueueOptions;
+use super::socket::{Descriptor, QueueRings, Socket, offset_of};
+use crate::driver::DriverStats;
+
+/// Why the kernel has a frame.
+pub(super) enum Held {
+    Not,
+    /// To receive into.
+    Receiving(FrameMut),
+    /// Headers being sent, in so many descriptors.
+    Own(FrameMut, u32),
+    /// Somebody's payload being sent, in so many descriptors.
+    Lent(#[allow(dead_code, reason = "held, not read")] Frame, u32),
+}
+
+/// A piece of a received packet: its frame, where it begins there, its length.
+pub(super) type Piece = (FrameMut, usize, usize);
+
+/// The books of one receive queue.
+pub(super) struct Books {
+    rings: QueueRings,
+    pub(super) held: Vec<Held>,
+    /// Frames for headers, not in use.
+    pub(super) own: Vec<FrameMut>,
+    pub(super) frame_bytes: u64,
+    /// Frames to keep with the kernel to receive into.
+    offer: u32,
+    offered: u32,
+}
+
+/// The same, for all sockets of the queue.
+pub(super) struct Shared {
+    books: Mutex<Books>,
+    /// The kernel is to be offered more frames than the pool had.
+    is_short: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(books: Books) -> Shared {
+        Shared {
+            books: Mutex::new(books),
+            is_short: AtomicBool::new(false),
+        }
+    }
+
+    /// The books, while one of the sockets is at them.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_short(&self) -> bool {
+        self.is_short.load(Ordering::Relaxed)
+    }
+
+    /// Offers the kernel as many frames as it should have; false when the pool had too few. `socket`: any of the queue's.
+    pub(super) fn refill(&self, books: &mut Books, pool: &Pool, socket: &Socket) -> bool {
+        let full = books.refill(pool, socket);
+        self.is_short.store(!full, Ordering::Relaxed);
+        full
+    }
+}
+
+impl Books {
+    /// Takes frames of the pool for headers.
+    pub(super) fn new(rings: QueueRings, pool: &Pool, options: &QueueOptions) -> Books {
+        Books {
+            rings,
+            held: (0..pool.count()).map(|_| Held::Not).collect(),
+            own: (0..options.own).map_while(|_| pool.alloc()).collect(),
+            frame_bytes: u64::from(pool.frame_bytes()),
+            offer: options.offer,
+            offered: 0,
+        }
+    }
+
+    fn refill(&mut self, pool: &Pool, socket: &Socket) -> bool {
+        let fill = &mut self.rings.fill;
+        let wanted = self.offer.saturating_sub(self.offered);
+        let room = wanted.min(fill.usable(wanted));
+        let mut given = 0;
+        while given < room {
+            let Some(frame) = pool.alloc() else { break };
+            let number = frame.number();
+            fill.put(u64::from(number) * self.frame_bytes);
+            self.held[number as usize] = Held::Receiving(frame);
+            given += 1;
+        }
+        if given > 0 {
+            self.offered += given;
+            fill.publish();
+        }
+        if fill.needs_wakeup() {
+            socket.wake_fill();
+        }
+        given == room
+    }
+
+    /// Adds a piece to the packet being received.
+    pub(super) fn gather(
+        &mut self,
+        piece: Descriptor,
+        pieces: &mut Vec<Piece>,
+        stats: &mut DriverStats,
+    ) {
+        let offset = offset_of(piece.address);
+        let (number, within) = (offset / self.frame_bytes, offset % self.frame_bytes);
+        let Some(held) = self.held.get_mut(number as usize) else {
+            stats.malformed += 1;
+            return;
+        };
+        match std::mem::replace(held, Held::Not) {
+            Held::Receiving(frame) => {
+                self.offered -= 1;
+                if within + u64::from(piece.len) <= self.frame_bytes {
+                    pieces.push((frame, within as usize, piece.len as usize));
+                } else {
+                    // Chunks are no longer than frames, so this cannot be. The kernel does not have the frame any more.
+                    stats.malformed += 1;
+                }
+            }
+            // The kernel names only what it was offered.
+            other => {
+                *held = other;
+                stats.malformed += 1;
+            }
+        }
+    }
+
+    /// Takes back the frames that have been sent.
+    pub(super) fn complete(&mut self) {
+        let done = self.rings.completion.usable(1);
+        for _ in 0..done {
+            let address = self.rings.completion.take();
+            self.release(address);
+        }
+        if done > 0 {
+            self.rings.completion.publish();
+        }
+    }
+
+    /// One descriptor's part in its frame is over.
+    pub(super) fn release(&mut self, address: u64) {
+        let number = offset_of(address) / self.frame_bytes;
+        let Some(held) = self.held.get_mut(number as usize) else {
+            return;
+        };
+        let last = match held {
+            Held::Own(_, count) | Held::Lent(_, count) => {
+                *count -= 1;
+                *count == 0
+            }
+            _ => false,
+        };
+        if last && let Held::Own(frame, _) = std::mem::replace(held, Held::Not) {
+            self.own.push(frame);
+        }
+    }
+
+    /// Frames that the kernel has to send from.
+    pub(super) fn sending(&self) -> usize {
+        let sending = |held: &&Held| matches!(held, Held::Own(..) | Held::Lent(..));
+        self.held.iter().filter(sending).count()
+    }
+}
