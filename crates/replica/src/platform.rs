@@ -183,11 +183,9 @@ fn open_drivers(config: &Config, pool: &Pool) -> Result<VecDeque<Box<dyn Driver>
     }
     let open = |address: &SocketAddr| -> std::io::Result<Box<dyn Driver>> {
         Ok(match config.transport {
-            Transport::Tcp => Box::new(TcpDriver::bind(*address, pool, tcp.clone())?),
+            Transport::Tcp => Box::new(TcpDriver::bind(*address, pool, tcp)?),
             Transport::Dpdk => dpdk_ports(config).open(*address, pool)?,
-            Transport::Udp | Transport::Xdp => {
-                Box::new(UdpDriver::bind(*address, pool, udp.clone())?)
-            }
+            Transport::Udp | Transport::Xdp => Box::new(UdpDriver::bind(*address, pool, udp)?),
         })
     };
     let each = addresses
