@@ -206,6 +206,11 @@ pub trait Backend {
     /// Sections for INFO.
     fn info(&self) -> Vec<InfoSection>;
 
+    /// Where the frames of the log region are, by name, if there is one (DEBUG FRAMES).
+    fn frames(&self) -> Option<Vec<(&'static str, u64)>> {
+        None
+    }
+
     /// A place in the log at or behind every write answered so far, for WAIT.
     fn write_mark(&self) -> u64;
 

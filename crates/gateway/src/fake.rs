@@ -372,6 +372,10 @@ impl Backend for MemoryBackend {
         ]
     }
 
+    fn frames(&self) -> Option<Vec<(&'static str, u64)>> {
+        Some(vec![("all", 7), ("free", 3)])
+    }
+
     fn write_mark(&self) -> u64 {
         1
     }

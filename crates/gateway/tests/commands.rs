@@ -289,6 +289,14 @@ fn server_commands() {
     );
     c.ask("CONFIG GET nosuch", "*0\r\n");
     c.ask("CONFIG RESETSTAT", "+OK\r\n");
+    c.ask(
+        "DEBUG FRAMES",
+        "*4\r\n$3\r\nall\r\n:7\r\n$4\r\nfree\r\n:3\r\n",
+    );
+    assert!(
+        c.exchange("DEBUG FRAMES now\r\n")
+            .starts_with("-ERR unknown subcommand")
+    );
     assert!(
         c.exchange("CONFIG SET a b\r\n")
             .starts_with("-ERR settings are read")

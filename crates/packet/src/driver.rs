@@ -70,6 +70,8 @@ pub struct DriverStats {
     pub copied_bytes: u64,
     /// Connections closed for a bad length prefix, an error, or to make room (TCP only).
     pub connections_dropped: u64,
+    /// Frames that the driver keeps now; see [`Driver::frames_kept`].
+    pub frames_kept: u64,
 }
 
 /// Moves up to `max` datagrams that wait in memory into frames: how drivers without a kernel receive. Those longer than

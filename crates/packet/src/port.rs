@@ -394,7 +394,10 @@ impl Port {
 
     /// The driver's counters.
     pub fn driver_stats(&self) -> DriverStats {
-        self.driver.stats()
+        DriverStats {
+            frames_kept: self.driver.frames_kept().into(),
+            ..self.driver.stats()
+        }
     }
 
     /// Payload bytes per frame of a message of many datagrams on the receiving side, at least.

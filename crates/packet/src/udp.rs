@@ -184,6 +184,10 @@ impl Driver for UdpDriver {
         self.local
     }
 
+    fn frames_kept(&self) -> u32 {
+        self.waiting.len() as u32
+    }
+
     fn stats(&self) -> DriverStats {
         self.stats
     }

@@ -80,3 +80,4 @@ pub use requests::{Outcome, Ticket};
 pub use run::{COMPANION, Companion, Reactor, now};
 pub use start::StartError;
 pub use status::{Counters, LogStatus, Status};
+pub use upkeep::Frames;

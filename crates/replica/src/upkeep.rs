@@ -24,6 +24,21 @@ const MARKS: usize = 256;
 /// How often a peer without an association is spoken to.
 const TOUCH_US: u64 = 500_000;
 
+/// Where the frames of a region are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frames {
+    /// How many there are.
+    pub all: u64,
+    /// That hold nothing.
+    pub free: u64,
+    /// That hold entries of the logs.
+    pub logs: u64,
+    /// That packet drivers keep to receive into and for headers.
+    pub drivers: u64,
+    /// Messages of which only a part has come; each holds at least one.
+    pub partials: u64,
+}
+
 /// What the node itself counts of packets' memory.
 const OF_MEMORY: [&str; 6] = [
     "gathered_bytes",
@@ -51,6 +66,7 @@ fn named(port: &PortStats, driver: &DriverStats) -> Vec<(&'static str, u64)> {
         lent_bytes,
         copied_bytes,
         connections_dropped,
+        frames_kept,
     } = *driver;
     let mut counters = port.named();
     counters.extend([
@@ -67,6 +83,7 @@ fn named(port: &PortStats, driver: &DriverStats) -> Vec<(&'static str, u64)> {
         ("lent_bytes", lent_bytes),
         ("copied_bytes", copied_bytes),
         ("connections_dropped", connections_dropped),
+        ("frames_kept", frames_kept),
     ]);
     counters
 }
@@ -228,6 +245,22 @@ impl Node {
         // Pieces of messages that never became whole are dropped in time; until then each holds at least a frame.
         let partial = self.port.stats().partials > 0;
         (used > logs && !partial).then(|| format!("{used} frames are in use, the logs hold {logs}"))
+    }
+
+    /// Where the frames of the region are. Looks at every entry of the logs: for people, not for every second.
+    pub fn frames(&self) -> Frames {
+        let stats = self.packet_stats();
+        let named = |name| stats.iter().find(|(own, _)| *own == name);
+        let value = |name| named(name).map_or(0, |(_, value)| *value);
+        let (all, free) = (self.pool.count(), self.pool.free());
+        let logs = self.logs.iter().map(|log| log.group.frames_held() as u64);
+        Frames {
+            all: all.into(),
+            free: free.into(),
+            logs: logs.sum(),
+            drivers: value("frames_kept"),
+            partials: value("partials"),
+        }
     }
 
     /// The store, for looking at.

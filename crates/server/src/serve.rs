@@ -284,6 +284,17 @@ impl Backend for Behind<'_> {
         ]
     }
 
+    fn frames(&self) -> Option<Vec<(&'static str, u64)>> {
+        let frames = self.node.frames();
+        Some(vec![
+            ("all", frames.all),
+            ("free", frames.free),
+            ("logs", frames.logs),
+            ("drivers", frames.drivers),
+            ("partials", frames.partials),
+        ])
+    }
+
     fn write_mark(&self) -> u64 {
         self.node.write_mark()
     }

@@ -4,6 +4,7 @@
 //!
 //! `CYCLONE_KILLS` sets the number of kills (50 by default), `CYCLONE_SEED` repeats the choice of victims.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -222,6 +223,34 @@ fn settled(cluster: &LocalCluster, patience: Duration) -> Vec<Option<String>> {
     }
 }
 
+/// Where a node's frames are.
+fn frames(cluster: &LocalCluster, node: usize) -> HashMap<String, u64> {
+    let mut connection =
+        resp::connect(cluster.nodes[node].redis, Duration::from_secs(5)).expect("a connection");
+    let answer = redis::cmd("DEBUG").arg("FRAMES").query(&mut connection);
+    answer.expect("where the frames are")
+}
+
+/// Nothing is under way any more: every frame is free, or in a log, or kept by a driver.
+fn no_frame_is_lost(cluster: &LocalCluster, patience: Duration) {
+    let until = Instant::now() + patience;
+    for node in 0..cluster.nodes.len() {
+        loop {
+            let seen = frames(cluster, node);
+            let known = seen["free"] + seen["logs"] + seen["drivers"];
+            if known == seen["all"] && seen["partials"] == 0 {
+                println!("node {node}: {seen:?}");
+                break;
+            }
+            assert!(
+                Instant::now() < until,
+                "node {node} has lost frames: {seen:?}"
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
 /// The machine has too few cores for two clusters at once.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -372,6 +401,7 @@ fn kill_and_check(logs: u16, log_threads: u16, durability: Option<&str>, default
         digests[0].is_some() && digests.iter().all(|digest| *digest == digests[0]),
         "replicas differ: {digests:?}"
     );
+    no_frame_is_lost(&cluster, Duration::from_secs(20));
     // The end state is part of the history: an acknowledged write that is gone makes it impossible.
     let mut reader = native::client(&cluster, "udp", "authenticated").expect("client");
     let registers = (0..REGISTERS).map(|n| format!("register:{n}"));

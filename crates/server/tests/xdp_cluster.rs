@@ -6,7 +6,7 @@ mod counting;
 
 use std::time::Duration;
 
-use counting::{counter, info, lab, options, outcome};
+use counting::{counter, info, lab, no_frame_is_lost, options, outcome};
 use cyclone::netlab::{Cabling, LabCluster, NodeOptions};
 
 #[test]
@@ -28,6 +28,7 @@ fn nodes_are_killed_under_load() {
     }
     outcome(child, &cluster);
     for node in 0..3 {
+        no_frame_is_lost(&lab, node);
         let log = cluster.log(node);
         assert!(log.contains("AF_XDP on net0"), "{log}");
         assert!(!log.contains("frames outside the region"), "{log}");
@@ -57,6 +58,7 @@ fn nodes_whose_logs_have_loops_are_killed_under_load() {
     }
     outcome(child, &cluster);
     for node in 0..3 {
+        no_frame_is_lost(&lab, node);
         let log = cluster.log(node);
         assert!(log.contains("AF_XDP on net0"), "{log}");
         let info = info(&lab, node);
@@ -86,6 +88,7 @@ fn cables_are_pulled_and_clients_use_sockets() {
         lab.set_cable(round % 3, true).unwrap();
     }
     outcome(child, &cluster);
+    (0..3).for_each(|node| no_frame_is_lost(&lab, node));
 }
 
 /// Values above the inline limit, in one frame or several: at every replica they lie in the log where they were
@@ -109,6 +112,7 @@ fn large_values_are_never_copied() {
         let time = Duration::from_millis(1500);
         let child = counter(&lab, &cluster, "xdp", time, value_bytes);
         let counted = outcome(child, &cluster);
+        (0..3).for_each(|node| no_frame_is_lost(&lab, node));
         let written = counted.acked as f64 * value_bytes as f64;
         for node in 0..3 {
             let info = info(&lab, node);

@@ -1,4 +1,4 @@
-//! INFO, CONFIG and DEBUG DIGEST.
+//! INFO, CONFIG and DEBUG.
 
 use cyclone_wire::glob;
 use cyclone_wire::resp::encode;
@@ -17,9 +17,16 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
     }
     let args = context.args;
     if id == Id::Debug {
-        return match context.is(1, "digest") && args.len() == 2 {
-            true => context.digest(),
-            false => context.unknown_subcommand("DEBUG"),
+        let is_only = |name| context.is(1, name) && args.len() == 2;
+        if is_only("digest") {
+            return context.digest();
+        }
+        return match is_only("frames")
+            .then(|| context.backend.frames())
+            .flatten()
+        {
+            Some(frames) => numbers(context, &frames),
+            None => context.unknown_subcommand("DEBUG"),
         };
     }
     match args.at(1).to_ascii_lowercase().as_slice() {
@@ -32,6 +39,16 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
         }
         _ => context.unknown_subcommand("CONFIG"),
     }
+}
+
+fn numbers(context: &mut Context<'_, '_>, numbers: &[(&'static str, u64)]) -> Flow {
+    encode::map(context.out, context.session.protocol, numbers.len());
+    for (name, number) in numbers {
+        encode::bulk(context.out, name);
+        // Fewer frames than that fit into any memory.
+        encode::int(context.out, i64::try_from(*number).unwrap_or(i64::MAX));
+    }
+    Flow::Replied
 }
 
 fn get(context: &mut Context<'_, '_>) -> Flow {

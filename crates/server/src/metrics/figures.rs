@@ -6,12 +6,13 @@ use cyclone_replica::Node;
 use super::{Kind, Labels, Sheet};
 
 /// Packet figures that go up and down.
-const PACKET_GAUGES: [&str; 5] = [
+const PACKET_GAUGES: [&str; 6] = [
     "associations",
     "partials",
     "frames",
     "frames_free",
     "frames_in_region",
+    "frames_kept",
 ];
 
 /// A replica's figures.
@@ -57,6 +58,9 @@ pub fn of_node(sheet: &mut Sheet, node: &Node) {
         let help = match name {
             "frames" => "Frames for packets in the log region.",
             "frames_free" => "Frames that hold nothing.",
+            "frames_kept" => {
+                "Frames that the packet drivers keep, to receive into and for headers."
+            }
             "frames_in_region" => {
                 "Whether packets are received into the log region's frames; 0: every payload is copied there."
             }

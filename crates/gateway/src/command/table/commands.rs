@@ -92,7 +92,7 @@ pub(crate) static COMMANDS: &[Spec] = &[
         NO_MULTI,
         NONE,
         "server",
-        "DIGEST answers a hash of this node's whole state.",
+        "DIGEST answers a hash of this node's whole state; FRAMES where the log region's frames are.",
     ),
     spec(
         Id::Decr,

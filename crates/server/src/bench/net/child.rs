@@ -1,5 +1,6 @@
 //! What runs on the lab's machines beside the nodes: load, counting, and both ends of a ping. Told as JSON, answers JSON.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -244,7 +245,12 @@ pub fn run(role: &str) -> Result<()> {
             value_bytes,
         } => count(&reach, Duration::from_millis(time_ms), value_bytes),
         Role::Info { redis } => {
-            let info = crate::resp::info(redis, Duration::from_secs(5))?;
+            let mut connection = crate::resp::connect(redis, Duration::from_secs(5))?;
+            let mut info = crate::resp::info_of(&mut connection)?;
+            let debug = redis::cmd("DEBUG").arg("FRAMES").clone();
+            let frames: HashMap<String, u64> = debug.query(&mut connection)?;
+            let named = |(name, number)| (format!("debug_frames_{name}"), u64::to_string(&number));
+            info.extend(frames.into_iter().map(named));
             answer(&info)
         }
         Role::Echo {
