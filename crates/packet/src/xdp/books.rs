@@ -34,6 +34,8 @@ pub(super) struct Books {
     /// Frames to keep with the kernel to receive into.
     offer: u32,
     offered: u32,
+    /// Pieces of packets that the kernel has to send.
+    pieces: u32,
 }
 
 /// The same, for all sockets of the queue.
@@ -41,6 +43,8 @@ pub(super) struct Shared {
     books: Mutex<Books>,
     /// The kernel is to be offered more frames than the pool had.
     is_short: AtomicBool,
+    /// It has frames to send from.
+    is_sending: AtomicBool,
 }
 
 impl Shared {
@@ -48,7 +52,25 @@ impl Shared {
         Shared {
             books: Mutex::new(books),
             is_short: AtomicBool::new(false),
+            is_sending: AtomicBool::new(false),
         }
+    }
+
+    /// Takes back the frames that have been sent.
+    pub(super) fn complete(&self) {
+        // Whoever pushed last has seen its own mark; others look again at their next turn.
+        if self.is_sending.load(Ordering::Relaxed) {
+            let mut books = self.lock();
+            books.complete();
+            self.is_sending.store(books.pieces > 0, Ordering::Relaxed);
+        }
+    }
+
+    /// So many more pieces are in the kernel's hands.
+    pub(super) fn note_sending(&self, books: &mut Books, pieces: usize) {
+        // Rings are shorter than that.
+        books.pieces += pieces as u32;
+        self.is_sending.store(true, Ordering::Relaxed);
     }
 
     /// The books, while one of the sockets is at them.
@@ -78,6 +100,7 @@ impl Books {
             frame_bytes: u64::from(pool.frame_bytes()),
             offer: options.offer,
             offered: 0,
+            pieces: 0,
         }
     }
 
@@ -143,6 +166,7 @@ impl Books {
         }
         if done > 0 {
             self.rings.completion.publish();
+            self.pieces -= done.min(self.pieces);
         }
     }
 

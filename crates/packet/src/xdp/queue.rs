@@ -162,7 +162,7 @@ impl Queue {
 
     /// Takes back the frames that have been sent.
     pub(crate) fn complete(&self) {
-        self.shared.lock().complete();
+        self.shared.complete();
     }
 
     /// Puts a datagram into the send ring. It goes with the next [`Queue::flush`].
@@ -220,6 +220,7 @@ impl Queue {
             }
             return Pushed::TooLong;
         }
+        self.shared.note_sending(&mut books, self.descriptors.len());
         let last = self.descriptors.len() - 1;
         for (at, mut piece) in self.descriptors.drain(..).enumerate() {
             piece.options = if at < last { CONTINUED } else { 0 };
