@@ -175,7 +175,8 @@ impl Usage {
 
     /// Of all processes that count, in seconds.
     pub fn counted(&self) -> f64 {
-        self.by_role.iter().map(|(_, spent)| spent).sum()
+        // Nothing at all would be -0.
+        self.by_role.iter().fold(0.0, |sum, (_, spent)| sum + spent)
     }
 
     /// The part of the machine that others used, 0 to 1.

@@ -1,8 +1,9 @@
 //! A measurement over several lanes, one thread each, while this thread watches: live numbers, CPU time, and whatever is to
 //! happen on the way.
 
-use std::sync::Barrier;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
@@ -12,6 +13,9 @@ use crate::cpu::{Meter, Process, Usage};
 use crate::measure::histogram;
 use crate::system::Measured;
 use crate::workload::{Key, Pair, Source, Workload, bytes};
+
+/// How often those look who look on.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// A system that is reached through lanes.
 pub trait Lanes: Sync {
@@ -177,50 +181,62 @@ fn watch(
     live: &Live<'_>,
     clock: &Steady,
     processes: &[Process],
-    ended: impl Fn() -> bool,
+    ended: impl Fn() -> bool + Sync,
 ) -> Result<Usage> {
     let begun = clock.now_ns();
     let from = begun + job.warm_up.as_nanos() as u64;
     let until = from + job.measure.as_nanos() as u64;
-    let mut meter = Meter::new(processes);
-    let mut before = None;
-    let mut usage = None;
-    let mut event = job.event.take();
-    let mut told = Instant::now();
-    let mut outcome = Ok(());
-    while !ended() {
-        let now = clock.now_ns();
-        if now >= from && before.is_none() {
-            before = Some(meter.read());
-        }
-        if let (Some(before), None, true) = (&before, &usage, now >= until) {
-            usage = Some(meter.read().since(before));
-        }
-        if let Some((at, act)) = &mut event
-            && now >= from + at.as_nanos() as u64
-        {
-            // Whom it kills has used CPU time until now.
-            meter.read();
-            outcome = act();
-            event = None;
-            if outcome.is_err() {
-                live.failed.store(true, Ordering::Relaxed);
+    let meter = Mutex::new(Meter::new(processes));
+    let read = || meter.lock().unwrap_or_else(PoisonError::into_inner).read();
+    std::thread::scope(|scope| {
+        // In a thread of its own: showing how far it is may wait for a disk that is measured.
+        let usage = scope.spawn(|| usage_within(from..until, clock, &read, &ended));
+        let mut event = job.event.take();
+        let mut told = Instant::now();
+        let mut outcome = Ok(());
+        while !ended() {
+            let now = clock.now_ns();
+            if let Some((at, act)) = &mut event
+                && now >= from + at.as_nanos() as u64
+            {
+                // Whom it kills has used CPU time until now.
+                read();
+                outcome = act();
+                event = None;
+                if outcome.is_err() {
+                    live.failed.store(true, Ordering::Relaxed);
+                }
             }
+            if told.elapsed() >= Duration::from_millis(200) {
+                told = Instant::now();
+                (job.live)(live.done(), Duration::from_nanos(now - begun));
+            }
+            std::thread::sleep(LOOK);
         }
-        if told.elapsed() >= Duration::from_millis(200) {
-            told = Instant::now();
-            (job.live)(live.done(), Duration::from_nanos(now - begun));
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    outcome?;
-    // All lanes may end between two looks.
-    Ok(match (usage, before) {
-        (Some(usage), _) => usage,
-        (None, Some(before)) => meter.read().since(&before),
-        // Lanes that ended in the warm-up have failed, and say why.
-        (None, None) => Usage::default(),
+        outcome?;
+        usage.join().map_err(|_| anyhow!("the meter panicked"))
     })
+}
+
+/// CPU time used within a time, or to the end of all lanes if that is sooner.
+fn usage_within(
+    time: Range<u64>,
+    clock: &Steady,
+    read: &impl Fn() -> Usage,
+    ended: &impl Fn() -> bool,
+) -> Usage {
+    let mut before = None;
+    loop {
+        let (now, is_over) = (clock.now_ns(), ended());
+        if now >= time.start && before.is_none() {
+            before = Some(read());
+        }
+        if now >= time.end || is_over {
+            // Lanes that ended in the warm-up have failed, and say why.
+            return before.map_or_else(Usage::default, |before| read().since(&before));
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 fn merged(seen: Vec<Seen>, elapsed: Duration, usage: Usage) -> Result<Measured> {
