@@ -151,7 +151,7 @@ pub trait Driver: Send {
         None
     }
 
-    /// Frames that this driver keeps of the pool it was given.
+    /// Frames that this driver keeps of the pool it was given; over DPDK at most, as its device takes them.
     fn frames_kept(&self) -> u32 {
         0
     }

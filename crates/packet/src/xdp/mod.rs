@@ -1,7 +1,7 @@
 //! Datagrams straight between an interface's queues and the pool's frames, past the kernel's network stack (AF_XDP).
 //!
 //! ```text
-//! XdpDriver   what is sent and received, by which way                    mod.rs, open.rs
+//! XdpDriver   what is sent and received, by which way                    mod.rs, open.rs, interface.rs
 //!   Queue     one port's part in a receive queue                         queue.rs
 //!     Books   frames lent to the kernel and taken back                   books.rs
 //!     Socket  its rings and the registered memory                        socket.rs, ring.rs
@@ -16,6 +16,7 @@
 mod books;
 mod bpf;
 mod error;
+mod interface;
 mod kernel;
 mod netlink;
 mod open;

@@ -167,6 +167,16 @@ fn introduce(a: &mut XdpDriver, b: &mut XdpDriver, pool: &Pool) {
 
 /// The end of a driver: everything is sent, and its frames have come back, but for so many that the test holds.
 fn close(driver: XdpDriver, pool: &Pool, held: u32) {
+    await_sent(&driver);
+    drop(driver);
+    assert_eq!(
+        pool.free() + held,
+        pool.count(),
+        "every frame has come back"
+    );
+}
+
+fn await_sent(driver: &XdpDriver) {
     let since = Instant::now();
     while driver.frames_sending() > 0 {
         assert!(
@@ -176,12 +186,6 @@ fn close(driver: XdpDriver, pool: &Pool, held: u32) {
         );
         std::thread::sleep(Duration::from_millis(1));
     }
-    drop(driver);
-    assert_eq!(
-        pool.free() + held,
-        pool.count(),
-        "every frame has come back"
-    );
 }
 
 /// Time for neighbours to be found; then nothing goes by the kernel.

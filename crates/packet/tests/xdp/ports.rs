@@ -64,19 +64,10 @@ fn each_port_has_a_socket_on_each_queue() {
             matches!(beside, Err(XdpError::InUse(_))),
             "the program stays"
         );
-        for driver in all_a {
-            close_port(driver);
-        }
-        all_b.into_iter().for_each(close_port);
+        all_a.iter().chain(&all_b).for_each(await_sent);
+        drop((all_a, all_b));
         assert_eq!(pool_a.free(), pool_a.count());
         assert_eq!(pool_b.free(), pool_b.count());
-    }
-}
-
-fn close_port(driver: XdpDriver) {
-    let since = Instant::now();
-    while driver.frames_sending() > 0 {
-        assert!(since.elapsed() < PATIENCE);
     }
 }
 
@@ -89,10 +80,9 @@ fn threads_share_a_queue() {
     };
     let (pool_a, pool_b) = (pool(4096, 2048), pool(4096, 2048));
     cable.a.enter();
-    let all_a = open_ports("10.77.0.1:7101", "va", &pool_a, 1);
+    let mut all_a = open_ports("10.77.0.1:7101", "va", &pool_a, 1);
     cable.b.enter();
     let mut all_b = open_ports("10.77.0.2:7201", "vb", &pool_b, 1);
-    let mut all_a = all_a;
     for (a, b) in all_a.iter_mut().zip(&mut all_b) {
         introduce(a, b, &pool_b);
     }
@@ -189,11 +179,11 @@ fn threads_share_a_queue() {
             b.stats()
         );
         assert_eq!(b.stats().malformed, 0);
-        close_port(b);
+        await_sent(&b);
     }
     for a in ended_a {
         assert!(a.stats().lent_bytes > 0);
-        close_port(a);
+        await_sent(&a);
     }
     assert_eq!(pool_a.free(), pool_a.count());
     assert_eq!(pool_b.free(), pool_b.count());
