@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cyclone::bench::net::child::{Counted, Reach, Role};
 use cyclone::config::hex;
@@ -84,23 +84,6 @@ pub fn outcome(child: Child, cluster: &LabCluster<'_>) -> Counted {
     let most = counted.acked + counted.unknown;
     assert!(counted.value <= most, "{counted:?}");
     counted
-}
-
-/// Nothing is under way any more: every frame of the node is free, or in a log, or kept by a driver.
-#[allow(dead_code)] // Where the driver says what it keeps.
-pub fn no_frame_is_lost(lab: &Lab, node: usize) {
-    let until = Instant::now() + Duration::from_secs(20);
-    loop {
-        let info = info(lab, node);
-        let number = |name: &str| -> u64 { info[&format!("debug_frames_{name}")].parse().unwrap() };
-        let known = number("free") + number("logs") + number("drivers");
-        if known == number("all") && number("partials") == 0 {
-            println!("node {node}: {} frames in logs", number("logs"));
-            return;
-        }
-        assert!(Instant::now() < until, "node {node}: {info:#?}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }
 
 /// What a node says of itself.
