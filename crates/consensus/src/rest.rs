@@ -5,6 +5,7 @@
 //! What it says is a promise only to itself: a follower that waits longer votes for another later, never earlier.
 
 use cyclone_wire::raftmsg::{RaftKind, RaftMessage};
+use raft::Progress;
 
 use crate::group::Group;
 use crate::message::OutMessage;
@@ -100,13 +101,18 @@ impl Group {
 
     /// Leader: nobody is behind, and nothing is under way.
     fn may_rest(&self) -> bool {
-        let raft = &self.raw.raft;
-        let last = raft.raft_log.last_index();
-        let mut peers = raft.prs().iter().filter(|(id, _)| **id != raft.id);
+        let last = self.raw.raft.raft_log.last_index();
         self.rest.quiet
             && self.is_leader()
             && !self.is_transferring()
-            && peers.all(|(_, progress)| progress.matched == last)
+            && self.others(|_, progress| progress.matched == last)
+    }
+
+    /// Whether something holds for all members but this one.
+    fn others(&self, holds: impl Fn(u64, &Progress) -> bool) -> bool {
+        let raft = &self.raw.raft;
+        let mut peers = raft.prs().iter().filter(|(id, _)| **id != raft.id);
+        peers.all(|(id, progress)| holds(*id, progress))
     }
 
     /// Puts it into the messages that leave.
@@ -130,9 +136,7 @@ impl Group {
             }
         }
         if is_round {
-            let raft = &self.raw.raft;
-            let mut peers = raft.prs().iter().filter(|(id, _)| **id != raft.id);
-            let agreed = peers.all(|(id, _)| self.rest.answered.contains(id));
+            let agreed = self.others(|id, _| self.rest.answered.contains(&id));
             self.rest.left = if allowed > 0 && agreed {
                 LEADER_TICKS
             } else {

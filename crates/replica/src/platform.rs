@@ -172,26 +172,25 @@ fn open_drivers(config: &Config, pool: &Pool) -> Result<VecDeque<Box<dyn Driver>
     if config.network.burst == 1 {
         (udp.burst, tcp.burst) = (1, 1);
     }
-    if config.transport == Transport::Xdp {
-        // One process has an interface, with all its ports.
-        let ports = addresses.len() as u16;
-        let opened = XdpDriver::open_ports(own.packet, pool, &xdp_options(config), ports)
-            .map_err(std::io::Error::from)
-            .map_err(cannot(&own.packet))?;
-        let boxed = opened.into_iter().map(|driver| Box::new(driver) as _);
-        return Ok(boxed.collect());
-    }
-    let open = |address: &SocketAddr| -> std::io::Result<Box<dyn Driver>> {
-        Ok(match config.transport {
-            Transport::Tcp => Box::new(TcpDriver::bind(*address, pool, tcp)?),
-            Transport::Dpdk => dpdk_ports(config).open(*address, pool)?,
-            Transport::Udp | Transport::Xdp => Box::new(UdpDriver::bind(*address, pool, udp)?),
-        })
+    type Opened = std::io::Result<Box<dyn Driver>>;
+    let each = |open: &dyn Fn(SocketAddr) -> Opened| {
+        let opened = addresses.iter().map(|at| open(*at).map_err(cannot(at)));
+        opened.collect()
     };
-    let each = addresses
-        .iter()
-        .map(|address| open(address).map_err(cannot(address)));
-    each.collect()
+    match config.transport {
+        Transport::Udp => each(&|at| Ok(Box::new(UdpDriver::bind(at, pool, udp)?))),
+        Transport::Tcp => each(&|at| Ok(Box::new(TcpDriver::bind(at, pool, tcp)?))),
+        Transport::Dpdk => each(&|at| dpdk_ports(config).open(at, pool)),
+        // One process has an interface, with all its ports.
+        Transport::Xdp => {
+            let ports = addresses.len() as u16;
+            let opened = XdpDriver::open_ports(own.packet, pool, &xdp_options(config), ports)
+                .map_err(std::io::Error::from)
+                .map_err(cannot(&own.packet))?;
+            let boxed = opened.into_iter().map(|driver| Box::new(driver) as _);
+            Ok(boxed.collect())
+        }
+    }
 }
 
 /// Opens the store of a configuration's engine in a directory.
