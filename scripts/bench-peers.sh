@@ -89,8 +89,12 @@ redis_server() {
     fi
 }
 
-command -v go >/dev/null || { say "dragonboat and the load generators need Go"; exit 1; }
 redis_server
+if ! command -v go >/dev/null; then
+    etcd_server
+    say "dragonboat and the load generators need Go: only Redis and the server of etcd are there"
+    exit 1
+fi
 say "building the load generators and dragonboat from the Go module proxy (a few minutes the first time)"
 build etcdload "$peers/etcdload"
 build dragonboat "$peers/dragonboatload"

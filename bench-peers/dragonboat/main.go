@@ -95,6 +95,10 @@ func (s *store) Read(_ int, key []byte) error {
 	return told(err)
 }
 
+func (s *store) Scan(int, []byte, int) error {
+	return fmt.Errorf("range scans %w: its map has no order", load.ErrCannot)
+}
+
 // told marks what is dropped before anything is done: the queue is full, or nobody leads. After others nobody knows.
 func told(err error) error {
 	if errors.Is(err, dragonboat.ErrSystemBusy) || errors.Is(err, dragonboat.ErrClusterNotReady) {

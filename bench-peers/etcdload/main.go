@@ -136,6 +136,16 @@ func (s *store) Read(worker int, key []byte) error {
 	return told(err)
 }
 
+// Without an order that is asked for, keys come in theirs.
+func (s *store) Scan(worker int, key []byte, keys int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	// A limit of 0 would be none.
+	limit := clientv3.WithLimit(int64(max(keys, 1)))
+	_, err := s.clients[worker%len(s.clients)].Get(ctx, string(key), clientv3.WithFromKey(), limit)
+	return told(err)
+}
+
 // told marks what the server refuses before it does anything; a timeout, or a leader that is lost, says nothing about it.
 func told(err error) error {
 	if errors.Is(err, rpctypes.ErrTooManyRequests) || errors.Is(err, rpctypes.ErrNoSpace) {

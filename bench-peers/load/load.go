@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math/rand"
 	"os"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -24,13 +25,19 @@ type Pair struct{ Key, Value []byte }
 // ErrRefused is, or is wrapped in, an error after which nothing was done and nobody waited in vain.
 var ErrRefused = errors.New("refused")
 
-// Store is what is measured. Its methods are called from many goroutines. After errors other than ErrRefused nobody knows
+// ErrCannot is, or is wrapped in, an error of a store that can never do what it was asked: there is nothing to measure, and
+// everything ends.
+var ErrCannot = errors.New("cannot be done here")
+
+// Store is what is measured. Its methods are called from many goroutines. After errors other than these two nobody knows
 // whether it was done.
 type Store interface {
 	// Write writes one pair, or several as an atomic batch.
 	Write(worker int, pairs []Pair) error
 	// Read reads a key.
 	Read(worker int, key []byte) error
+	// Scan reads so many keys in order, from one on.
+	Scan(worker int, key []byte, keys int) error
 }
 
 // Acts of a trace.
@@ -39,10 +46,12 @@ const (
 	actRead
 	actReadWrite
 	actInsert
+	actScan
 )
 
 type op struct {
 	key uint64
+	// Bytes of the value; for a scan, how many keys.
 	len uint32
 	act uint8
 }
@@ -64,6 +73,12 @@ type result struct {
 	Refused    uint64      `json:"refused"`
 	Unfinished uint64      `json:"unfinished"`
 	Latencies  [][2]uint64 `json:"latencies"`
+	// How many operations were begun, warm-up included, each of `batch` lines of the trace, which begins again at its end: tells
+	// which keys may have been inserted.
+	Begun uint64 `json:"begun"`
+	// The median of how long after they were due operations began, in the open loop: unless all workers were busy, so much of
+	// the latencies is this program's doing.
+	LateUs uint64 `json:"late_us"`
 }
 
 var out struct {
@@ -129,6 +144,9 @@ func readTrace(path string) ([]op, error) {
 	ops := make([]op, len(bytes)/16)
 	for i := range ops {
 		line := bytes[16*i:]
+		if line[12] > actScan {
+			return nil, fmt.Errorf("%s: operation %d has an unknown act, %d", path, i, line[12])
+		}
 		ops[i] = op{binary.LittleEndian.Uint64(line), binary.LittleEndian.Uint32(line[8:]), line[12]}
 	}
 	return ops, nil
@@ -202,6 +220,8 @@ func preload(store Store, task *task, ops []op) error {
 type seen struct {
 	operations, refused, unfinished uint64
 	latencies                       []time.Duration
+	// How long after they were due operations began, in the open loop.
+	late []time.Duration
 }
 
 // Records how an operation ended that began, or was due, in the measured time.
@@ -222,61 +242,107 @@ func (s *seen) neverEnded(waited time.Duration) {
 	s.latencies = append(s.latencies, waited)
 }
 
+// One measurement.
+type measurement struct {
+	store Store
+	task  *task
+	ops   []op
+	// When it began, when the measured time begins and ends, and when nothing more is sent.
+	begun, from, until, last time.Time
+	// How many operations were begun, and how many have ended.
+	taken, done atomic.Uint64
+	workers     []seen
+}
+
 func measure(store Store, task *task, ops []op) result {
 	ms := func(count int64) time.Duration { return time.Duration(count) * time.Millisecond }
-	begun := time.Now()
-	from := begun.Add(ms(task.WarmUpMs))
-	until := from.Add(ms(task.MeasureMs))
-	last := until.Add(ms(task.DrainMs))
-	var next, done atomic.Uint64
-	workers := make([]seen, task.Inflight)
-	ended := make(chan struct{})
+	m := measurement{store: store, task: task, ops: ops, workers: make([]seen, task.Inflight), begun: time.Now()}
+	m.from = m.begun.Add(ms(task.WarmUpMs))
+	m.until = m.from.Add(ms(task.MeasureMs))
+	m.last = m.until.Add(ms(task.DrainMs))
 	var group sync.WaitGroup
-	for worker := range task.Inflight {
+	start := func(part func()) {
 		group.Add(1)
 		go func() {
 			defer group.Done()
-			seen := &workers[worker]
-			for {
-				number := next.Add(1) - 1
-				began := time.Now()
-				if task.Rate > 0 {
-					began = begun.Add(time.Duration(float64(number) * 1e9 / task.Rate))
-					if !began.Before(until) {
-						return
-					}
-					time.Sleep(time.Until(began))
-				}
-				now := time.Now()
-				if task.Rate <= 0 && !now.Before(until) || !now.Before(last) {
-					// What was due and never sent is one that never ended.
-					if task.Rate > 0 && !began.Before(from) {
-						seen.neverEnded(now.Sub(began))
-					}
-					return
-				}
-				err := carryOut(store, worker, task, ops, number)
-				end := time.Now()
-				done.Add(1)
-				if err == nil && !end.Before(from) && end.Before(until) {
-					seen.operations++
-				}
-				if !began.Before(from) && began.Before(until) {
-					seen.end(err, end.Sub(began))
-				}
-			}
+			part()
 		}()
 	}
+	var handedOut uint64
+	if task.Rate > 0 {
+		numbers := make(chan uint64, ahead)
+		start(func() {
+			defer close(numbers)
+			handedOut = handOut(numbers, m.due, m.until, m.last)
+		})
+		for worker := range m.workers {
+			start(func() { m.open(worker, numbers) })
+		}
+	} else {
+		for worker := range m.workers {
+			start(func() { m.closed(worker) })
+		}
+	}
+	ended := make(chan struct{})
 	var telling sync.WaitGroup
 	telling.Add(1)
 	go func() {
 		defer telling.Done()
-		tell(from, until, &done, ended)
+		tell(m.from, m.until, &m.done, ended)
 	}()
 	group.Wait()
 	close(ended)
 	telling.Wait()
-	return merged(workers, task, next.Load(), begun, from, until)
+	return m.merged(handedOut)
+}
+
+// When an operation is due in the open loop.
+func (m *measurement) due(number uint64) time.Time {
+	return m.begun.Add(time.Duration(float64(number) * 1e9 / m.task.Rate))
+}
+
+// A worker of the closed loop: the next begins when one ends.
+func (m *measurement) closed(worker int) {
+	for began := time.Now(); began.Before(m.until); began = time.Now() {
+		m.do(worker, m.taken.Add(1)-1, began)
+	}
+}
+
+// A worker of the open loop: does what is due.
+func (m *measurement) open(worker int, numbers <-chan uint64) {
+	seen := &m.workers[worker]
+	for number := range numbers {
+		due, now := m.due(number), time.Now()
+		if !now.Before(m.last) {
+			// What was due and never sent is one that never ended.
+			if !due.Before(m.from) {
+				seen.neverEnded(now.Sub(due))
+			}
+			continue
+		}
+		if !due.Before(m.from) {
+			seen.late = append(seen.late, now.Sub(due))
+		}
+		m.taken.Add(1)
+		m.do(worker, number, due)
+	}
+}
+
+// Does an operation that began, or was due, at a moment.
+func (m *measurement) do(worker int, number uint64, began time.Time) {
+	err := carryOut(m.store, worker, m.task, m.ops, number)
+	end := time.Now()
+	if errors.Is(err, ErrCannot) {
+		Fail(err)
+	}
+	m.done.Add(1)
+	seen := &m.workers[worker]
+	if err == nil && !end.Before(m.from) && end.Before(m.until) {
+		seen.operations++
+	}
+	if !began.Before(m.from) && began.Before(m.until) {
+		seen.end(err, end.Sub(began))
+	}
 }
 
 // Tells how far it is, and when the measured time begins and ends.
@@ -302,10 +368,12 @@ func carryOut(store Store, worker int, task *task, ops []op, number uint64) erro
 	batch := uint64(max(task.Batch, 1))
 	op := ops[number*batch%uint64(len(ops))]
 	key := Key(op.key, task.KeyBytes)
-	if op.act == actRead {
+	switch op.act {
+	case actRead:
 		return store.Read(worker, key)
-	}
-	if op.act == actReadWrite {
+	case actScan:
+		return store.Scan(worker, key, int(op.len))
+	case actReadWrite:
 		if err := store.Read(worker, key); err != nil {
 			return err
 		}
@@ -318,27 +386,33 @@ func carryOut(store Store, worker int, task *task, ops []op, number uint64) erro
 	return store.Write(worker, pairs)
 }
 
-func merged(workers []seen, task *task, next uint64, begun, from, until time.Time) result {
-	var sum result
+func (m *measurement) merged(handedOut uint64) result {
+	sum := result{Begun: m.taken.Load()}
 	counts := map[uint64]uint64{}
 	count := func(waited time.Duration) { counts[rounded(uint64(max(waited, 1)))]++ }
-	for _, worker := range workers {
+	var late []time.Duration
+	for _, worker := range m.workers {
 		sum.Operations += worker.operations
 		sum.Refused += worker.refused
 		sum.Unfinished += worker.unfinished
 		for _, waited := range worker.latencies {
 			count(waited)
 		}
+		late = append(late, worker.late...)
 	}
-	// What nobody came to take was due and never ended either.
-	if task.Rate > 0 {
+	if len(late) > 0 {
+		slices.Sort(late)
+		sum.LateUs = uint64(late[len(late)/2].Microseconds())
+	}
+	// What was not even handed out was due and never ended either.
+	if m.task.Rate > 0 {
 		now := time.Now()
-		for number := next; ; number++ {
-			due := begun.Add(time.Duration(float64(number) * 1e9 / task.Rate))
-			if !due.Before(until) {
+		for number := handedOut; ; number++ {
+			due := m.due(number)
+			if !due.Before(m.until) {
 				break
 			}
-			if !due.Before(from) {
+			if !due.Before(m.from) {
 				sum.Unfinished++
 				count(now.Sub(due))
 			}

@@ -1,5 +1,6 @@
 //! CPU time: of processes, and of the machine.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ pub struct Process {
 /// CPU time used by several processes and by the machine, in seconds; either since their beginnings or within a time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
-    /// By role; this program's own as `clients`.
+    /// By role; this program's own as `clients`, the kernel's threads' as `kernel`.
     pub by_role: Vec<(String, f64)>,
     /// Of all CPUs, with whatever runs.
     pub busy: f64,
@@ -30,6 +31,10 @@ pub struct Usage {
 
 /// The role of this program itself.
 const OWN: &str = "clients";
+/// The role of the kernel's threads, which write to disks for whoever asked.
+const KERNEL: &str = "kernel";
+/// The process that starts them.
+const KERNEL_PARENT: u64 = 2;
 
 fn ticks(seconds: u64) -> f64 {
     seconds as f64 / rustix::param::clock_ticks_per_second() as f64
@@ -67,6 +72,18 @@ fn of_tree(pid: u32) -> Option<f64> {
     Some(own + children.sum::<f64>())
 }
 
+/// CPU time of each of the kernel's threads that there are now.
+fn of_kernel_threads() -> impl Iterator<Item = (u32, f64)> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let stat = stat_of(pid)?;
+        let is_kernels = stat.get(1) == Some(&KERNEL_PARENT);
+        // utime, stime
+        is_kernels.then(|| (pid, ticks(stat.iter().skip(11).take(2).sum())))
+    })
+}
+
 /// (busy, stolen, all) of the machine, in seconds.
 fn of_machine() -> (f64, f64, f64) {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -94,6 +111,8 @@ fn of_machine() -> (f64, f64, f64) {
 pub struct Meter {
     processes: Vec<Process>,
     spent: Vec<f64>,
+    /// Of the kernel's threads, by number.
+    kernel: BTreeMap<u32, f64>,
 }
 
 impl Meter {
@@ -102,6 +121,7 @@ impl Meter {
         Meter {
             processes: processes.to_vec(),
             spent: vec![0.0; processes.len()],
+            kernel: BTreeMap::new(),
         }
     }
 
@@ -119,6 +139,11 @@ impl Meter {
             add(&process.role, *spent);
         }
         add(OWN, of_process(std::process::id()));
+        for (pid, spent) in of_kernel_threads() {
+            let known = self.kernel.entry(pid).or_default();
+            *known = known.max(spent);
+        }
+        add(KERNEL, self.kernel.values().sum());
         let (busy, stolen, whole) = of_machine();
         Usage {
             by_role,
@@ -201,8 +226,9 @@ mod tests {
         let begun = std::time::Instant::now();
         let before = Meter::new(&[]).read();
         let mut sum = 0u64;
-        while of_process(std::process::id()) - before.counted() < 0.05 {
-            sum = (0..100_000u64).fold(sum, |sum, n| sum.wrapping_mul(31).wrapping_add(n));
+        let own = |usage: &Usage| usage.by_role[0].1;
+        while own(&Meter::new(&[]).read()) - own(&before) < 0.05 {
+            sum = (0..1_000_000u64).fold(sum, |sum, n| sum.wrapping_mul(31).wrapping_add(n));
             assert!(begun.elapsed().as_secs() < 60, "{sum}");
         }
         let gone = Process {
@@ -212,6 +238,22 @@ mod tests {
         let used = Meter::new(&[gone]).read().since(&before);
         assert!(used.counted() >= 0.05 && used.whole > 0.0);
         assert_eq!(used.by_role[0], ("server".to_owned(), 0.0));
+    }
+
+    #[test]
+    fn the_kernels_threads_are_told_from_programs() {
+        let threads: BTreeMap<u32, f64> = of_kernel_threads().collect();
+        assert!(!threads.contains_key(&std::process::id()));
+        // In a container there are none to be seen.
+        let comm = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        assert!(threads.keys().all(|pid| comm(pid).is_empty()));
+        let usage = Meter::new(&[]).read();
+        let roles: Vec<&str> = usage
+            .by_role
+            .iter()
+            .map(|(role, _)| role.as_str())
+            .collect();
+        assert_eq!(roles, [OWN, KERNEL]);
     }
 
     /// A shell that keeps a child of its own busy; both are killed in the end.

@@ -8,8 +8,10 @@ use crate::measure::Spread;
 #[derive(Clone, Debug, Default)]
 pub struct Noise {
     calibrations_ns: Vec<f64>,
-    foreign: f64,
-    stolen: f64,
+    /// The largest part of the machine that others used, and where that was.
+    foreign: (f64, String),
+    /// The same of its host.
+    stolen: (f64, String),
     /// Widest distance of repetitions, as a share of the median, and of what.
     widest: Option<(f64, String)>,
 }
@@ -45,10 +47,13 @@ impl Noise {
         self.calibrations_ns.push(ns);
     }
 
-    /// Notes which part of the machine others used, and its host took.
-    pub fn shares(&mut self, foreign: f64, stolen: f64) {
-        self.foreign = self.foreign.max(foreign);
-        self.stolen = self.stolen.max(stolen);
+    /// Notes which part of the machine others used, and its host took, at a point.
+    pub fn shares(&mut self, what: &str, foreign: f64, stolen: f64) {
+        for (largest, share) in [(&mut self.foreign, foreign), (&mut self.stolen, stolen)] {
+            if share > largest.0 {
+                *largest = (share, what.to_owned());
+            }
+        }
     }
 
     /// Notes how far repetitions lie apart.
@@ -67,17 +72,14 @@ impl Noise {
     pub fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
-        if self.foreign > FOREIGN {
-            reasons.push(format!(
-                "other programs used up to {} of the machine",
-                percent(self.foreign)
-            ));
-        }
-        if self.stolen > STOLEN {
-            reasons.push(format!(
-                "the host took up to {} of the machine",
-                percent(self.stolen)
-            ));
+        for (who, (share, what), most) in [
+            ("other programs used", &self.foreign, FOREIGN),
+            ("the host took", &self.stolen, STOLEN),
+        ] {
+            if *share > most {
+                let share = percent(*share);
+                reasons.push(format!("{who} up to {share} of the machine ({what})"));
+            }
         }
         let calibration = Spread::of(self.calibrations_ns.iter().copied());
         let apart = calibration.most / calibration.least.max(1.0);
@@ -107,14 +109,19 @@ mod tests {
         let mut noise = Noise::default();
         noise.calibrated(1000.0);
         noise.calibrated(1100.0);
-        noise.shares(0.05, 0.0);
+        noise.shares("a", 0.05, 0.0);
         noise.repeated("a", &Spread::of([95.0, 100.0, 105.0]));
         assert!(noise.reasons().is_empty(), "{:?}", noise.reasons());
         noise.calibrated(1500.0);
-        noise.shares(0.4, 0.1);
+        noise.shares("c", 0.4, 0.1);
         noise.repeated("b", &Spread::of([50.0, 100.0, 105.0]));
         let reasons = noise.reasons().join("\n");
-        for part in ["40%", "10%", "1.50 times", "55% apart (b)"] {
+        for part in [
+            "programs used up to 40% of the machine (c)",
+            "10%",
+            "1.50 times",
+            "55% apart (b)",
+        ] {
             assert!(reasons.contains(part), "{part} is missing in {reasons}");
         }
     }

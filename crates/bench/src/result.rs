@@ -36,6 +36,9 @@ pub struct PlanResult {
     /// The commit of the checkout that it was run in; empty outside of one.
     #[serde(default)]
     pub commit: String,
+    /// What the plan asked to be measured ([`Plan::measured`]); empty in results from before that was kept.
+    #[serde(default)]
+    pub plan: String,
     /// Along x, if not throughput.
     pub axis: String,
     /// Who was measured.
@@ -97,6 +100,9 @@ pub struct PointResult {
     pub refused: u64,
     /// Operations that never ended, of all repetitions.
     pub unfinished: u64,
+    /// In the open loop, how late operations began ([`Measured::late_us`]).
+    #[serde(default)]
+    pub late_us: f64,
     /// CPU time per operation by role, µs: medians.
     pub cpu_us: Vec<(String, f64)>,
     /// The part of the machine that others used, at most.
@@ -105,13 +111,31 @@ pub struct PointResult {
     pub stolen: f64,
 }
 
-/// What ratios are made of.
+/// What ratios and spreads are made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Repetition {
     /// Operations per second.
     pub ops_s: f64,
     /// Median latency, µs.
     pub p50_us: f64,
+    /// 99th percentile of latency, µs.
+    #[serde(default)]
+    pub p99_us: f64,
+    /// CPU time of all roles per operation, µs.
+    #[serde(default)]
+    pub cpu_us: f64,
+}
+
+impl Repetition {
+    fn of(measured: &Measured) -> Repetition {
+        let latency = Percentiles::of(&measured.latency_ns);
+        Repetition {
+            ops_s: measured.per_second(),
+            p50_us: latency.p50_us,
+            p99_us: latency.p99_us,
+            cpu_us: measured.usage.counted() * 1e6 / measured.operations.max(1) as f64,
+        }
+    }
 }
 
 /// A ratio beside the paper's.
@@ -180,16 +204,11 @@ impl PointResult {
                 p999_us: latency(&|p| p.p999_us).median,
             },
             p50_us,
-            each: repetitions
-                .iter()
-                .map(|one| Repetition {
-                    ops_s: one.per_second(),
-                    p50_us: Percentiles::of(&one.latency_ns).p50_us,
-                })
-                .collect(),
+            each: repetitions.iter().map(Repetition::of).collect(),
             distribution: distribution(repetitions),
             refused: repetitions.iter().map(|one| one.refused).sum(),
             unfinished: repetitions.iter().map(|one| one.unfinished).sum(),
+            late_us: spread(&|one| one.late_us).median,
             cpu_us: roles.iter().map(cpu).collect(),
             foreign: spread(&|one| one.usage.foreign_share()).most,
             stolen: spread(&|one| one.usage.stolen_share()).most,
@@ -204,6 +223,16 @@ impl PointResult {
     /// Each repetition's median latency, µs.
     fn latencies(&self) -> Vec<f64> {
         self.each.iter().map(|one| one.p50_us).collect()
+    }
+
+    /// The 99th percentile's spread, µs.
+    pub fn p99_us(&self) -> Spread {
+        Spread::of(self.each.iter().map(|one| one.p99_us))
+    }
+
+    /// The spread of all roles' CPU time per operation, µs.
+    pub fn cpu_us(&self) -> Spread {
+        Spread::of(self.each.iter().map(|one| one.cpu_us))
     }
 
     /// CPU time of all roles per operation, µs.
@@ -252,6 +281,7 @@ impl PlanResult {
             quick,
             taken_s: taken.map_or(0, |since| since.as_secs()),
             commit: commit(),
+            plan: plan.measured.clone(),
             axis: plan
                 .sweep
                 .as_ref()
@@ -325,6 +355,13 @@ impl PlanResult {
         self.variants
             .iter()
             .any(|variant| variant.absent.as_ref().is_some_and(|absent| absent.failed))
+    }
+
+    /// Whether nobody has a single point.
+    pub fn is_without_points(&self) -> bool {
+        self.variants
+            .iter()
+            .all(|variant| variant.points.is_empty())
     }
 
     /// Reads what was written.

@@ -15,6 +15,7 @@ use crate::plan::{Failover, Plan, Variant};
 use crate::progress::{Progress, grouped};
 use crate::result::{Absent, PlanResult, PointResult, VariantResult};
 use crate::system::{Measured, Running, Scene, Started, System};
+use crate::workload::Inserts;
 
 /// Makes a variant's system.
 pub type Systems<'a> = dyn Fn(&Variant) -> Result<Box<dyn System>> + 'a;
@@ -134,9 +135,10 @@ fn finished(
             continue;
         }
         let result = PointResult::of(point.x, measured);
-        noise.shares(result.foreign, result.stolen);
+        let what = format!("{}, {}", variant.name, point.x);
+        noise.shares(&what, result.foreign, result.stolen);
         if measured.len() > 1 && track.outages_ms.is_empty() {
-            noise.repeated(&format!("{}, {}", variant.name, point.x), &result.ops_s);
+            noise.repeated(&what, &result.ops_s);
         }
         results.push(result);
     }
@@ -194,6 +196,13 @@ impl Drop for Places {
     }
 }
 
+/// What was started. It ends before its directories do.
+struct Up {
+    running: Box<dyn Running>,
+    inserts: Inserts,
+    _places: Places,
+}
+
 /// One repetition with all variants running, which take turns at every point.
 fn together(
     plan: &Plan,
@@ -214,7 +223,7 @@ fn together(
             continue;
         }
         match turn.start(track, options) {
-            Ok(Some((places, started))) => running.push((turn, started, places)),
+            Ok(Some(up)) => running.push((turn, up)),
             Ok(None) => {}
             Err(error) => turn.failed(track, &error, options)?,
         }
@@ -225,13 +234,10 @@ fn together(
     for point in 0..plan.points().len() {
         noise.calibrate();
         running.rotate_left(1 % count);
-        for (turn, started, _) in &mut running {
+        for (turn, up) in &mut running {
             let track = &mut tracks[turn.number];
-            if track.absent.is_none() {
-                await_rest(options.settling, options.stop);
-            }
             if track.absent.is_none()
-                && let Err(error) = turn.measure(&mut **started, point, track, options)
+                && let Err(error) = turn.measure(up, point, track, options)
             {
                 turn.failed(track, &error, options)?;
             }
@@ -277,11 +283,7 @@ impl Turn<'_> {
     }
 
     /// Starts the system, with all keys if the plan wants them; `None` where it cannot be measured.
-    fn start(
-        &self,
-        track: &mut Track,
-        options: &mut Options<'_>,
-    ) -> Result<Option<(Places, Box<dyn Running>)>> {
+    fn start(&self, track: &mut Track, options: &mut Options<'_>) -> Result<Option<Up>> {
         let places = Places::new(self.number)?;
         let workload = self.plan.workload();
         let scene = Scene {
@@ -309,45 +311,55 @@ impl Turn<'_> {
         };
         if self.plan.workload.preload {
             options.progress.label(&self.label(options));
-            let progress = &mut options.progress;
+            let (progress, stop) = (&mut options.progress, options.stop);
             running
                 .preload(&workload, self.plan.seed, &mut |keys| {
-                    progress.filling(keys)
+                    if stop.load(Ordering::Relaxed) {
+                        bail!("stopped");
+                    }
+                    progress.filling(keys);
+                    Ok(())
                 })
                 .context("writing all keys before")?;
         }
-        // Flushes, compactions and followers that lag are of what was asked before.
-        await_rest(options.settling, options.stop);
-        Ok(Some((places, running)))
+        Ok(Some(Up {
+            running,
+            inserts: Inserts::after(workload.keys),
+            _places: places,
+        }))
     }
 
     /// The whole repetition, with nothing else running.
     fn alone(&self, track: &mut Track, options: &mut Options<'_>) -> Result<()> {
-        // What runs ends before its directories do.
-        let Some((_places, mut running)) = self.start(track, options)? else {
+        let Some(mut up) = self.start(track, options)? else {
             return Ok(());
         };
         if let Some(failover) = &self.plan.failover {
             options.progress.step(&self.label(options));
-            return kills(self.plan, failover, &mut *running, track, options);
+            await_rest(options.settling, options.stop);
+            return kills(self.plan, failover, &mut up, track, options);
         }
         for point in 0..track.points.len() {
-            self.measure(&mut *running, point, track, options)?;
+            self.measure(&mut up, point, track, options)?;
         }
         Ok(())
     }
 
     fn measure(
         &self,
-        running: &mut dyn Running,
+        up: &mut Up,
         point: usize,
         track: &mut Track,
         options: &mut Options<'_>,
     ) -> Result<()> {
         let (plan, measured) = (self.plan, &mut track.points[point]);
+        // No point asks for what another has asked for.
+        let seed = plan.seed ^ (point as u64) << 32;
         let point = plan.points().swap_remove(point);
         let label = format!("{}: {}", self.label(options), point.x);
         options.progress.step(&label);
+        // Flushes, compactions and followers that lag are of what was asked before: no point pays for another's.
+        await_rest(options.settling, options.stop);
         let progress = &mut options.progress;
         let mut job = Job {
             workload: &point.workload,
@@ -356,13 +368,14 @@ impl Turn<'_> {
             warm_up: plan.warm_up(),
             measure: plan.measure(),
             drain: DRAIN,
-            seed: plan.seed.wrapping_add(self.repetition as u64),
+            seed: seed.wrapping_add(self.repetition as u64),
+            inserts: &up.inserts,
             track: false,
             event: None,
             stop: options.stop,
             live: &mut |done, elapsed| progress.live(done, elapsed),
         };
-        let seen = running.measure(&mut job)?;
+        let seen = up.running.measure(&mut job)?;
         if seen.operations == 0 {
             bail!(
                 "at {}: no operation ended within the measured time",
@@ -378,13 +391,13 @@ impl Turn<'_> {
 fn kills(
     plan: &Plan,
     failover: &Failover,
-    running: &mut dyn Running,
+    up: &mut Up,
     track: &mut Track,
     options: &mut Options<'_>,
 ) -> Result<()> {
     let point = plan.points().remove(0);
     for kill in 0..failover.kills {
-        let Some(assassin) = running.assassin() else {
+        let Some(assassin) = up.running.assassin() else {
             bail!("nothing leads that could be killed");
         };
         let progress = &mut options.progress;
@@ -396,12 +409,13 @@ fn kills(
             measure: plan.measure(),
             drain: DRAIN,
             seed: plan.seed.wrapping_add(kill as u64),
+            inserts: &up.inserts,
             track: true,
             event: Some((Duration::from_millis(failover.kill_at_ms), assassin)),
             stop: options.stop,
             live: &mut |done, elapsed| progress.live(done, elapsed),
         };
-        let seen = running.measure(&mut job)?;
+        let seen = up.running.measure(&mut job)?;
         drop(job);
         let kill_ns = (plan.load.warm_up_ms + failover.kill_at_ms) * 1_000_000;
         let outage = outage_ms(&seen.ends_ns, kill_ns)
@@ -417,7 +431,7 @@ fn kills(
             track.timeline = timeline(&seen.ends_ns, kill_ns, until, failover.bucket_ms);
         }
         track.points[0].push(seen);
-        running.revive()?;
+        up.running.revive()?;
     }
     Ok(())
 }

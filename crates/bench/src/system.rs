@@ -57,11 +57,11 @@ pub enum Started {
 
 /// A system that runs; dropping it ends it.
 pub trait Running {
-    /// Writes every key of the workload once; `live` hears how many are there.
+    /// Writes every key of the workload once; `live` hears often how many are there.
     ///
     /// # Errors
-    /// What the system says.
-    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()>;
+    /// What the system says, and what `live` answers.
+    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut Filling<'_>) -> Result<()>;
 
     /// Puts load on it.
     ///
@@ -83,6 +83,9 @@ pub trait Running {
     }
 }
 
+/// Hears how many keys have been written; an error ends the filling.
+pub type Filling<'a> = dyn FnMut(u64) -> Result<()> + 'a;
+
 /// Kills whoever leads when it is called.
 pub type Assassin = Box<dyn FnMut() -> Result<()>>;
 
@@ -99,6 +102,8 @@ pub struct Measured {
     pub elapsed: Duration,
     /// Latency of operations that began, or were due, within the measured time; not of refused ones.
     pub latency_ns: Histogram<u64>,
+    /// In the open loop, how long after it was due an operation began, as the median, µs: what the load's own side adds.
+    pub late_us: f64,
     /// CPU time of the measured time.
     pub usage: Usage,
     /// When each operation ended, ns since the beginning (warm-up included), ascending; if asked for.
@@ -121,6 +126,10 @@ pub struct Counted {
     unfinished: u64,
     /// Latencies in nanoseconds, and how often each.
     latencies: Vec<(u64, u64)>,
+    /// Operations of a trace that were begun, before and after the measured time too; from programs that do a trace.
+    pub begun: u64,
+    /// As [`Measured::late_us`].
+    late_us: f64,
 }
 
 impl Counted {
@@ -134,6 +143,8 @@ impl Counted {
             latencies: latencies
                 .map(|value| (value.value_iterated_to(), value.count_at_value()))
                 .collect(),
+            begun: 0,
+            late_us: measured.late_us,
         }
     }
 
@@ -149,6 +160,7 @@ impl Counted {
             unfinished: self.unfinished,
             elapsed,
             latency_ns,
+            late_us: self.late_us,
             usage,
             ends_ns: Vec::new(),
         })
@@ -171,6 +183,7 @@ mod tests {
             unfinished: 3,
             elapsed: Duration::from_secs(1),
             latency_ns,
+            late_us: 4.5,
             usage: Usage::default(),
             ends_ns: Vec::new(),
         };
@@ -180,6 +193,7 @@ mod tests {
             .measured(measured.elapsed, Usage::default())
             .expect("a measurement");
         assert_eq!(again.latency_ns, measured.latency_ns);
+        assert_eq!(again.late_us, measured.late_us);
         assert_eq!(
             (again.operations, again.refused, again.unfinished),
             (1999, 2, 3)

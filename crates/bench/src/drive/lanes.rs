@@ -11,8 +11,8 @@ use anyhow::{Result, anyhow, bail};
 use super::{Clock, Done, Lane, Maker, Outcome, Pace, Request, Seen, Steady, Turn, drive};
 use crate::cpu::{Meter, Process, Usage};
 use crate::measure::histogram;
-use crate::system::Measured;
-use crate::workload::{Key, Pair, Source, Workload, bytes};
+use crate::system::{Filling, Measured};
+use crate::workload::{Inserts, Key, Pair, Source, Workload, bytes};
 
 /// How often those look who look on.
 const LOOK: Duration = Duration::from_millis(2);
@@ -86,6 +86,8 @@ pub struct Job<'a> {
     pub drain: Duration,
     /// Of the operations.
     pub seed: u64,
+    /// Which keys exist.
+    pub inserts: &'a Inserts,
     /// Whether to keep the time of every end.
     pub track: bool,
     /// What is to happen in the measured time.
@@ -124,6 +126,7 @@ pub fn run(lanes: &dyn Lanes, job: &mut Job<'_>, processes: &[Process]) -> Resul
     };
     let turns: Vec<Turn> = (0..count).map(turn).collect();
     let (workload, seed) = (job.workload, job.seed);
+    let inserts = &job.inserts.with_in_flight(job.inflight);
     std::thread::scope(|scope| {
         let workers: Vec<_> = turns
             .iter()
@@ -138,7 +141,8 @@ pub fn run(lanes: &dyn Lanes, job: &mut Job<'_>, processes: &[Process]) -> Resul
                     // Nobody waits for a lane that did not open.
                     ready.wait();
                     let mut lane = lane?;
-                    let mut maker = Maker::new(Source::new(workload, seed, number, count), place);
+                    let source = Source::new(workload, seed, number, inserts);
+                    let mut maker = Maker::new(source, place);
                     let from = *begun.get_or_init(|| clock.now_ns());
                     let seen = drive(&mut *lane, clock, &mut maker, turn, from, live);
                     if seen.is_err() {
@@ -246,33 +250,43 @@ fn merged(seen: Vec<Seen>, elapsed: Duration, usage: Usage) -> Result<Measured> 
         unfinished: 0,
         elapsed,
         latency_ns: histogram()?,
+        late_us: 0.0,
         usage,
         ends_ns: Vec::new(),
     };
+    let mut late_ns = histogram()?;
     for one in seen {
+        late_ns.add(&one.late_ns)?;
         measured.operations += one.operations;
         measured.refused += one.refused;
         measured.unfinished += one.unfinished;
         measured.latency_ns.add(&one.latency_ns)?;
         measured.ends_ns.extend(one.ends_ns);
     }
+    measured.late_us = late_ns.value_at_quantile(0.5) as f64 / 1000.0;
     measured.ends_ns.sort_unstable();
     Ok(measured)
+}
+
+/// The values' lengths that a system is filled with, in the order of the keys.
+pub fn sizes_to_fill(workload: &Workload, seed: u64) -> Source {
+    let inserts = Inserts::after(workload.keys);
+    Source::new(workload, seed ^ 0x7072_656c, 0, &inserts)
 }
 
 /// Writes every key once, many in flight.
 ///
 /// # Errors
-/// What a lane says; also when a write is refused again and again.
+/// What a lane says, and `live`; also when a write is refused again and again.
 pub fn preload(
     lanes: &dyn Lanes,
     workload: &Workload,
     seed: u64,
     inflight: usize,
-    live: &mut dyn FnMut(u64),
+    live: &mut Filling<'_>,
 ) -> Result<()> {
     let mut lane = lanes.open(0, inflight)?;
-    let mut sizes = Source::new(workload, seed ^ 0x7072_656c, 0, 1);
+    let mut sizes = sizes_to_fill(workload, seed);
     let (mut next, mut flying, mut refused) = (0u64, 0usize, 0u64);
     let mut again = Vec::new();
     let mut done: Vec<Done> = Vec::new();
@@ -300,7 +314,7 @@ pub fn preload(
         if refused > 100_000 + workload.keys {
             bail!("the system refuses to be filled: {refused} refusals");
         }
-        live(next);
+        live(next)?;
     }
     Ok(())
 }

@@ -98,7 +98,7 @@ impl<'a> Maker<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::{Keys, Mix, Sizes, Workload};
+    use crate::workload::{Inserts, Keys, Mix, Sizes, Workload};
 
     fn source(batch: usize, spread: usize) -> Source {
         let workload = Workload {
@@ -110,7 +110,7 @@ mod tests {
             batch,
             spread,
         };
-        Source::new(&workload, 1, 0, 1)
+        Source::new(&workload, 1, 0, &Inserts::after(1000))
     }
 
     #[test]

@@ -85,12 +85,17 @@ pub struct Done {
 
 /// One client's way to a system; for one thread.
 pub trait Lane {
-    /// Begins an operation; it may wait until the next poll to be sent. A lane that can do only one thing at a time may carry it
-    /// out here.
+    /// Begins an operation; it may wait until the next poll to be sent. A lane that can do only one thing at a time carries it
+    /// out here, and says so ([`Lane::is_blocking`]).
     ///
     /// # Errors
     /// When nothing more can be measured.
     fn submit(&mut self, token: u64, request: Request<'_>) -> Result<()>;
+
+    /// Whether an operation is over when it has been submitted. Then its end is taken note of at once, not after what else is due.
+    fn is_blocking(&self) -> bool {
+        false
+    }
 
     /// Appends what has ended; waits for the first for at most `patience`.
     ///
@@ -138,6 +143,8 @@ pub struct Seen {
     pub unfinished: u64,
     /// Of operations that began, or were due, within the measured time; without those that were refused.
     pub latency_ns: Histogram<u64>,
+    /// In the open loop, how long after they were due those of the measured time began.
+    pub late_ns: Histogram<u64>,
     /// When each operation ended, ns since the beginning, if asked for.
     pub ends_ns: Vec<u64>,
 }
@@ -194,13 +201,14 @@ pub fn drive(
             refused: 0,
             unfinished: 0,
             latency_ns: histogram()?,
+            late_ns: histogram()?,
             ends_ns: Vec::new(),
         },
     };
     let until = begun_ns + turn.warm_up_ns + turn.measure_ns;
     let mut done = Vec::new();
     while clock.now_ns() < until && !live.stopped() {
-        driver.begin_what_is_due(lane, maker)?;
+        driver.begin_what_is_due(lane, maker, live, &mut done)?;
         let now = clock.now_ns();
         let patience = driver.patience_ns(now).min(until.saturating_sub(now));
         driver.collect(lane, live, patience, &mut done)?;
@@ -208,7 +216,7 @@ pub fn drive(
     let last = until + turn.drain_ns;
     while clock.now_ns() < last && !live.stopped() {
         // Of the open loop, what was due before the end is still sent.
-        driver.begin_what_is_due(lane, maker)?;
+        driver.begin_what_is_due(lane, maker, live, &mut done)?;
         if driver.is_idle() {
             break;
         }
@@ -230,8 +238,14 @@ impl Driver<'_> {
         (due < self.measured_ns().end).then_some(due)
     }
 
-    fn begin_what_is_due(&mut self, lane: &mut dyn Lane, maker: &mut Maker<'_>) -> Result<()> {
-        loop {
+    fn begin_what_is_due(
+        &mut self,
+        lane: &mut dyn Lane,
+        maker: &mut Maker<'_>,
+        live: &Live,
+        done: &mut Vec<Done>,
+    ) -> Result<()> {
+        while !live.stopped() {
             let now = self.clock.now_ns();
             let began = match self.turn.pace {
                 Pace::Closed if now < self.measured_ns().end => now,
@@ -246,6 +260,9 @@ impl Driver<'_> {
             };
             if let Pace::Open(per_second) = self.turn.pace {
                 self.due += 1e9 / per_second.max(1e-3);
+                if self.measured_ns().contains(&began) {
+                    self.seen.late_ns.saturating_record(now - began);
+                }
             }
             let slot = &mut self.slots[place];
             slot.began_ns = Some(began);
@@ -259,7 +276,12 @@ impl Driver<'_> {
                 }
                 _ => lane.submit(token, request)?,
             }
+            // What reads and then writes takes two looks.
+            while lane.is_blocking() && self.slots[place].began_ns.is_some() {
+                self.collect(lane, live, 0, done)?;
+            }
         }
+        Ok(())
     }
 
     fn patience_ns(&self, now: u64) -> u64 {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::workload::{Keys, Mix, Sizes, Source, Workload};
+use crate::workload::{Inserts, Keys, Mix, Sizes, Source, Workload};
 
 #[derive(Clone)]
 struct Fake(Rc<Cell<u64>>);
@@ -90,7 +90,10 @@ fn run_ending(
         answered: 0,
         requests: Vec::new(),
     };
-    let mut maker = Maker::new(Source::new(&workload(mix), 1, 0, 1), &|_| 0);
+    let mut maker = Maker::new(
+        Source::new(&workload(mix), 1, 0, &Inserts::after(10)),
+        &|_| 0,
+    );
     let stop = AtomicBool::new(false);
     let live = Live::new(&stop);
     let seen = drive(&mut lane, &clock, &mut maker, turn, 0, &live).expect("driven");
@@ -290,10 +293,67 @@ impl Lane for ReluctantLane {
 #[test]
 fn keys_are_written_until_each_is_there() {
     let system = Reluctant::default();
-    lanes::preload(&system, &workload(Mix::reads(0.0)), 1, 4, &mut |_| {}).expect("filled");
+    lanes::preload(&system, &workload(Mix::reads(0.0)), 1, 4, &mut |_| Ok(())).expect("filled");
     let times = system.0.lock().expect("one thread");
     assert_eq!(times.len(), 10);
     assert!(times.values().all(|times| *times == 3), "{times:?}");
+}
+
+#[test]
+fn filling_ends_when_whoever_listens_says_so() {
+    let system = Reluctant::default();
+    let stopped = |_| anyhow::bail!("stopped");
+    let error = lanes::preload(&system, &workload(Mix::reads(0.0)), 1, 4, &mut { stopped });
+    assert_eq!(error.expect_err("stopped").to_string(), "stopped");
+}
+
+/// Whatever is submitted has been done, 10 µs later.
+struct Calls(Fake, Vec<u64>);
+
+impl Lane for Calls {
+    fn submit(&mut self, token: u64, _request: Request<'_>) -> Result<()> {
+        self.0.0.set(self.0.0.get() + 10 * US);
+        self.1.push(token);
+        Ok(())
+    }
+
+    fn is_blocking(&self) -> bool {
+        true
+    }
+
+    fn poll(&mut self, patience: Duration, done: &mut Vec<Done>) -> Result<()> {
+        if self.1.is_empty() {
+            self.0.0.set(self.0.0.get() + patience.as_nanos() as u64);
+        }
+        let outcome = Outcome::Done;
+        done.extend(self.1.drain(..).map(|token| Done { token, outcome }));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_call_is_over_when_it_returns_however_many_could_be_in_flight() {
+    for (mix, calls) in [
+        (Mix::reads(0.5), 1),
+        (
+            Mix {
+                read_write: 1.0,
+                ..Mix::reads(0.0)
+            },
+            2,
+        ),
+    ] {
+        let clock = Fake(Rc::new(Cell::new(0)));
+        let mut lane = Calls(clock.clone(), Vec::new());
+        let source = Source::new(&workload(mix), 1, 0, &Inserts::after(10));
+        let stop = AtomicBool::new(false);
+        let (turn, mut maker) = (turn(Pace::Closed, 64), Maker::new(source, &|_| 0));
+        let seen = drive(&mut lane, &clock, &mut maker, &turn, 0, &Live::new(&stop));
+        let seen = seen.expect("driven");
+        let expected = 100_000 / calls;
+        assert!((expected - 10..=expected).contains(&seen.operations));
+        assert!(seen.latency_ns.max() < calls * 11 * US, "{mix:?}");
+    }
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use anyhow::{Context, Result, bail};
 
 use super::{Axis, Client, Measure, Plan, SystemKind, Variant};
+use crate::workload::Sizes;
 use crate::workload::bytes::{LONGEST_KEY, SHORTEST_KEY};
+use crate::workload::sizes::LONGEST;
 
 /// Checks a plan that was read, and the shorter one that it becomes with `--quick`. `written`: its text, which alone tells what
 /// was given from what was left out.
@@ -56,7 +58,11 @@ fn runs(plan: &Plan) -> Result<()> {
 }
 
 fn comparisons(plan: &Plan) -> Result<()> {
+    let mut said = HashSet::new();
     for comparison in &plan.comparisons {
+        if !said.insert(comparison.say.as_str()) {
+            bail!("compare.say = {:?}: there are two", comparison.say);
+        }
         let single = matches!(
             comparison.measure,
             Measure::Growth | Measure::GrowthThroughput | Measure::Outage
@@ -115,6 +121,11 @@ fn workload(plan: &Plan) -> Result<()> {
     }
     if !(0.0..=1.0).contains(&workload.reads) {
         bail!("workload.reads = {}: expected 0 to 1", workload.reads);
+    }
+    if let Sizes::Fixed(bytes) = workload.value.0
+        && bytes > LONGEST
+    {
+        bail!("workload.value = {bytes}: expected {LONGEST} bytes at most");
     }
     if workload.batch == 0 || workload.batch > 65_536 {
         bail!("workload.batch = {}: expected 1 to 65536", workload.batch);
@@ -179,7 +190,7 @@ fn sweep(plan: &Plan) -> Result<()> {
     }
     let fine = |value: f64| match sweep.over {
         Axis::Rate => value > 0.0 && value.is_finite(),
-        Axis::ValueBytes => (0.0..=1e6).contains(&value) && value.fract() == 0.0,
+        Axis::ValueBytes => (0.0..=f64::from(LONGEST)).contains(&value) && value.fract() == 0.0,
         Axis::Logs => (1.0..=64.0).contains(&value) && value.fract() == 0.0,
         Axis::Inflight | Axis::Batch => (1.0..=65_536.0).contains(&value) && value.fract() == 0.0,
     };
@@ -301,6 +312,33 @@ fn in_namespaces(variant: &Variant) -> Result<()> {
     Ok(())
 }
 
+/// Refuses numbers that no system can be started with.
+fn numbers(variant: &Variant) -> Result<()> {
+    let wide = |value: usize| value as u64;
+    for (field, value, range) in [
+        ("replicas", variant.replicas.map(wide), 1..=9),
+        ("pipeline", variant.pipeline.map(wide), 1..=65_536),
+        ("clients", variant.clients.map(wide), 1..=65_536),
+        ("burst", variant.burst.map(wide), 1..=1024),
+        ("logs", variant.logs.map(u64::from), 1..=64),
+        ("log_threads", variant.log_threads.map(u64::from), 0..=64),
+        ("region_mib", variant.region_mib, 1..=1 << 20),
+        ("election_ms", variant.election_ms, 1..=60_000),
+    ] {
+        if let Some(value) = value
+            && !range.contains(&value)
+        {
+            bail!(
+                "variant.{field} = {value} in {:?}: expected {} to {}",
+                variant.name,
+                range.start(),
+                range.end()
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Refuses fields that a variant's system does not have.
 fn fields(variant: &Variant) -> Result<()> {
     use SystemKind::{Cyclone, Pmkv, Redis, Rocksdb};
@@ -318,7 +356,11 @@ fn fields(variant: &Variant) -> Result<()> {
         ("burst", variant.burst.is_some(), is(&[Cyclone])),
         ("polling", variant.polling.is_some(), is(&[Cyclone])),
         ("security", variant.security.is_some(), is(&[Cyclone])),
-        ("reads", variant.reads.is_some(), is(&[Cyclone])),
+        (
+            "reads",
+            variant.reads.is_some(),
+            is(&[Cyclone]) && (native || resp),
+        ),
         (
             "region_mib",
             variant.region_mib.is_some(),
@@ -376,16 +418,7 @@ fn fields(variant: &Variant) -> Result<()> {
             variant.name
         );
     }
-    for (field, value) in [
-        ("replicas", variant.replicas),
-        ("pipeline", variant.pipeline),
-        ("clients", variant.clients),
-        ("burst", variant.burst),
-    ] {
-        if value == Some(0) {
-            bail!("variant.{field} = 0 in {:?}", variant.name);
-        }
-    }
+    numbers(variant)?;
     let known = |field: &str, value: &Option<String>, names: &[&str]| match value {
         Some(value) if !names.contains(&value.as_str()) => bail!(
             "variant.{field} = {value:?} in {:?}: expected one of {names:?}",

@@ -57,6 +57,9 @@ pub struct Plan {
     /// Ratios, beside the paper's.
     #[serde(default, rename = "compare")]
     pub comparisons: Vec<Comparison>,
+    /// Of its text what decides on what is measured: a result of another text is not of this plan.
+    #[serde(skip)]
+    pub measured: String,
 }
 
 /// A ratio of two variants, or of two points of one.
@@ -106,8 +109,13 @@ impl Plan {
     /// # Errors
     /// Names the field that is wrong.
     pub fn parse(text: &str) -> Result<Plan> {
-        let plan: Plan = toml::from_str(text)?;
-        check::check(&plan, &toml::from_str(text)?)?;
+        let mut plan: Plan = toml::from_str(text)?;
+        let mut written: toml::Table = toml::from_str(text)?;
+        check::check(&plan, &written)?;
+        for words in ["figure", "title", "paper", "machine", "picture", "compare"] {
+            written.remove(words);
+        }
+        plan.measured = written.to_string();
         Ok(plan)
     }
 

@@ -18,17 +18,23 @@ pub fn points(result: &PlanResult) -> Table {
         "p50_us_most",
         "p95_us",
         "p99_us",
+        "p99_us_least",
+        "p99_us_most",
         "p999_us",
         "refused",
         "unfinished",
         "cpu_us_per_op",
+        "cpu_us_per_op_least",
+        "cpu_us_per_op_most",
         "cpu_us_per_op_by_role",
         "foreign_share",
         "stolen_share",
+        "late_us",
         "guarantee",
     ]);
     for variant in &result.variants {
         for point in &variant.points {
+            let (p99_us, cpu_us) = (point.p99_us(), point.cpu_us());
             let by_role: Vec<String> = point
                 .cpu_us
                 .iter()
@@ -45,13 +51,18 @@ pub fn points(result: &PlanResult) -> Table {
                 rounded(point.p50_us.most, 2),
                 rounded(point.latency.p95_us, 2),
                 rounded(point.latency.p99_us, 2),
+                rounded(p99_us.least, 2),
+                rounded(p99_us.most, 2),
                 rounded(point.latency.p999_us, 2),
                 point.refused.into(),
                 point.unfinished.into(),
                 rounded(point.cpu_sum_us(), 3),
+                rounded(cpu_us.least, 3),
+                rounded(cpu_us.most, 3),
                 by_role.join("; ").into(),
                 rounded(point.foreign, 3),
                 rounded(point.stolen, 3),
+                rounded(point.late_us, 1),
                 variant.guarantee.as_str().into(),
             ]);
         }

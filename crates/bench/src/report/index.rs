@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use super::{number, spread};
+use super::{number, quotient, spread};
 use crate::result::{PlanResult, Ratio, VariantResult};
 
 /// Of the table that [`row`]s make.
@@ -32,6 +32,8 @@ pub fn row(result: &PlanResult) -> String {
         .collect();
     let ratios: Vec<String> = result.ratios.iter().map(ratio).collect();
     let believed = match (result.quick, result.doubts.is_empty()) {
+        _ if result.failed() => "no: failed in part",
+        _ if result.is_without_points() => "nothing was measured",
         (_, false) => "no",
         (true, true) => "a short run",
         (false, true) => "yes",
@@ -47,7 +49,7 @@ pub fn row(result: &PlanResult) -> String {
 fn ratio(ratio: &Ratio) -> String {
     let value = |value: Option<f64>| match (value, ratio.unit.as_str()) {
         (None, _) => "not measured".to_owned(),
-        (Some(value), "") => format!("{value:.2}"),
+        (Some(value), "") => quotient(value),
         (Some(value), unit) => format!("{value:.1} {unit}"),
     };
     match ratio.paper {
@@ -78,11 +80,11 @@ fn anchor(heading: &str) -> String {
         .collect()
 }
 
-/// Writes the index of all results in a directory.
+/// Writes the index of all results in a directory. `now`: what a plan asks to be measured now, if there is one of that name.
 ///
 /// # Errors
 /// What the file system says.
-pub fn write(out: &Path) -> Result<usize> {
+pub fn write(out: &Path, now: &dyn Fn(&str) -> Option<String>) -> Result<usize> {
     let mut results = Vec::new();
     let entries =
         std::fs::read_dir(out).with_context(|| format!("cannot read {}", out.display()))?;
@@ -94,7 +96,8 @@ pub fn write(out: &Path) -> Result<usize> {
     }
     results.sort_by_key(|result| order(&result.figure));
     let path = out.join("index.md");
-    std::fs::write(&path, page(&results)).with_context(|| format!("writing {}", path.display()))?;
+    std::fs::write(&path, page(&results, now))
+        .with_context(|| format!("writing {}", path.display()))?;
     Ok(results.len())
 }
 
@@ -109,7 +112,7 @@ fn order(figure: &str) -> (String, u32, String) {
     )
 }
 
-fn page(results: &[PlanResult]) -> String {
+fn page(results: &[PlanResult], now: &dyn Fn(&str) -> Option<String>) -> String {
     let mut text = String::from(
         "# The papers' figures, drawn again\n\nWritten by `make figures` (docs/benchmarks.md); every picture has its numbers as CSV beside it. Ratios are within one \
          run; absolute numbers are this machine's.\n\n",
@@ -119,12 +122,13 @@ fn page(results: &[PlanResult]) -> String {
         text.push_str(&row(result));
     }
     for result in results {
-        section(&mut text, result);
+        let is_old = now(&result.stem).is_some_and(|plan| plan != result.plan);
+        section(&mut text, result, is_old);
     }
     text
 }
 
-fn section(text: &mut String, result: &PlanResult) {
+fn section(text: &mut String, result: &PlanResult, is_old: bool) {
     // Writing to a String does not fail.
     let _ = writeln!(
         text,
@@ -152,7 +156,12 @@ fn section(text: &mut String, result: &PlanResult) {
         taken(result),
         result.machine_differs
     );
-    if result.doubts.is_empty() {
+    if is_old {
+        text.push_str("**Not of today's plan:** that has changed since.\n\n");
+    }
+    if result.is_without_points() {
+        text.push_str("Nothing was measured.\n\n");
+    } else if result.doubts.is_empty() {
         text.push_str("The machine was quiet.\n\n");
     } else {
         let _ = writeln!(
@@ -191,11 +200,11 @@ fn section(text: &mut String, result: &PlanResult) {
         text.push_str("\n| ratio | ours | the paper's |\n|---|---|---|\n");
         for ratio in &result.ratios {
             let value = |value: Option<f64>| match value {
-                Some(value) => format!("{} {}", number(value, 2), ratio.unit),
+                Some(value) => format!("{} {}", quotient(value), ratio.unit),
                 None => "–".to_owned(),
             };
             let apart = ratio.apart.map_or(String::new(), |(least, most)| {
-                format!(" ({} to {})", number(least, 2), number(most, 2))
+                format!(" ({} to {})", quotient(least), quotient(most))
             });
             let _ = writeln!(
                 text,

@@ -54,6 +54,17 @@ pub(crate) fn spread(spread: &crate::measure::Spread, digits: usize) -> String {
     }
 }
 
+/// A quotient: two digits behind the point, or behind the zeros.
+pub fn quotient(value: f64) -> String {
+    match value.abs() {
+        tiny if tiny > 0.0 && tiny < 0.1 => {
+            let zeros = (-tiny.log10()).floor() as usize;
+            format!("{value:.0$}", (zeros + 2).min(9))
+        }
+        _ => number(value, 2),
+    }
+}
+
 /// With commas and so many digits behind the point.
 pub(crate) fn number(value: f64, digits: usize) -> String {
     let text = format!("{value:.digits$}");

@@ -85,9 +85,9 @@ pub(super) fn curves(result: &PlanResult, plan: &Plan) -> Chart {
         let kops_s = thousands(&point.ops_s);
         let (up, up_apart) = match y {
             Y::P50 => (point.latency.p50_us, apart(&point.p50_us)),
-            Y::P99 => (point.latency.p99_us, None),
+            Y::P99 => (point.latency.p99_us, apart(&point.p99_us())),
             Y::Throughput => (kops_s.median, apart(&kops_s)),
-            Y::Cpu => (point.cpu_sum_us(), None),
+            Y::Cpu => (point.cpu_sum_us(), apart(&point.cpu_us())),
         };
         // Along x a sweep says itself what a point's load is.
         let is_labelled = x == X::Throughput && over.is_some();

@@ -55,6 +55,8 @@ fn point(x: f64, ops: f64, us: f64) -> PointResult {
         each: vec![Repetition {
             ops_s: ops,
             p50_us: us,
+            p99_us: us * 3.0,
+            cpu_us: 2.0,
         }],
         ..PointResult::default()
     }
@@ -146,7 +148,7 @@ fn the_index_says_what_was_run_what_not_and_what_is_not_to_be_believed() {
     skipped.variants.clear();
     let files = write(&skipped, &plan, directory.path()).expect("written");
     assert_eq!(files.len(), 2, "a row and what is known, no picture");
-    assert_eq!(index::write(directory.path()).expect("index"), 2);
+    assert_eq!(index::write(directory.path(), &|_| None).expect("index"), 2);
     let text = std::fs::read_to_string(directory.path().join("index.md")).expect("index");
     for part in [
         "](index.md#cyclone-fig-99)",

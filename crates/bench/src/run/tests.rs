@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::drive::{Done, Lane, Lanes, Outcome, Request, lanes};
+use crate::system::Filling;
 use crate::workload::Workload;
 
 /// What happened, in order.
@@ -74,7 +75,7 @@ impl System for Instant {
 }
 
 impl Running for Runs {
-    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()> {
+    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut Filling<'_>) -> Result<()> {
         lanes::preload(&Ways, workload, seed, 16, live)
     }
 

@@ -51,7 +51,7 @@ pub struct Pair {
 /// Values differ in where they begin.
 const SLACK: usize = 1 << 16;
 
-/// `len` bytes that do not compress, others for each `salt` below 65,536.
+/// `len` bytes, [`LONGEST`] at most, that do not compress, others for each `salt` below 65,536.
 pub fn value(len: u32, salt: u64) -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     let bytes = BYTES.get_or_init(|| {
@@ -62,8 +62,7 @@ pub fn value(len: u32, salt: u64) -> &'static [u8] {
             .collect()
     });
     let from = salt as usize % SLACK;
-    let len = (len as usize).min(bytes.len() - from);
-    &bytes[from..from + len]
+    &bytes[from..from + len as usize]
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! What clients ask for: which keys, how large values, how many reads. A sequence is a function of its seed alone, so that
-//! every system gets the same operations.
+//! every system gets the same operations; but for which keys have been inserted by then, which lanes tell each other.
 //!
 //! ```text
 //!   keys    uniform | zipfian (YCSB's 0.99) | latest            zipf.rs
@@ -15,6 +15,9 @@ pub mod sizes;
 pub mod trace;
 pub mod ycsb;
 pub mod zipf;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
@@ -83,21 +86,58 @@ pub struct Workload {
     pub spread: usize,
 }
 
+/// Which keys exist: those from before, and one more with each insert of any lane, for as long as what was started runs.
+#[derive(Clone, Debug)]
+pub struct Inserts {
+    next: Arc<AtomicU64>,
+    /// Of what was inserted last so much may still be under way.
+    under_way: u64,
+}
+
+impl Inserts {
+    /// After so many keys.
+    pub fn after(keys: u64) -> Inserts {
+        Inserts {
+            next: Arc::new(AtomicU64::new(keys)),
+            under_way: 0,
+        }
+    }
+
+    /// The same, seen by those who have so many operations in flight, all together.
+    pub fn with_in_flight(&self, operations: usize) -> Inserts {
+        Inserts {
+            next: Arc::clone(&self.next),
+            under_way: operations as u64,
+        }
+    }
+
+    /// Number of the next key to be inserted.
+    pub fn next(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// Takes so many numbers, of which the first is answered.
+    pub fn take(&self, count: u64) -> u64 {
+        self.next.fetch_add(count, Ordering::Relaxed)
+    }
+
+    /// How many keys there are, `keys` of them from before.
+    fn there(&self, keys: u64) -> u64 {
+        self.next().saturating_sub(self.under_way).max(keys)
+    }
+}
+
 /// An endless sequence of operations.
 pub struct Source {
     workload: Workload,
     random: Random,
     zipf: Option<Zipf>,
-    /// Numbers of the next inserted key, and from one to the next: lanes share the numbers among themselves.
-    next: u64,
-    stride: u64,
-    /// Keys that this source knows to exist.
-    known: u64,
+    inserts: Inserts,
 }
 
 impl Source {
-    /// The sequence of lane `lane` of `lanes`.
-    pub fn new(workload: &Workload, seed: u64, lane: usize, lanes: usize) -> Source {
+    /// The sequence of a lane.
+    pub fn new(workload: &Workload, seed: u64, lane: usize, inserts: &Inserts) -> Source {
         let theta = match workload.choice {
             Keys::Uniform => None,
             Keys::Zipfian(theta) | Keys::Latest(theta) => Some(theta),
@@ -106,9 +146,7 @@ impl Source {
             zipf: theta.map(|theta| Zipf::new(workload.keys.max(1), theta)),
             workload: workload.clone(),
             random: Random::new(seed ^ (lane as u64).wrapping_mul(0xa076_1d64_78bd_642f)),
-            next: workload.keys + lane as u64,
-            stride: lanes.max(1) as u64,
-            known: workload.keys.max(1),
+            inserts: inserts.clone(),
         }
     }
 
@@ -121,12 +159,7 @@ impl Source {
     pub fn draw(&mut self) -> Op {
         let act = self.workload.mix.act(self.random.unit());
         let key = match act {
-            Act::Insert => {
-                let key = self.next;
-                self.next += self.stride;
-                self.known = key + 1;
-                key
-            }
+            Act::Insert => self.inserts.take(1),
             _ => self.key(),
         };
         let len = match act {
@@ -145,8 +178,8 @@ impl Source {
         match (&self.zipf, self.workload.choice) {
             (Some(zipf), Keys::Zipfian(_)) => zipf.rank(&mut self.random),
             (Some(zipf), _) => {
-                let age = zipf.rank(&mut self.random);
-                self.known - 1 - age.min(self.known - 1)
+                let newest = self.inserts.there(self.workload.keys.max(1)) - 1;
+                newest - zipf.rank(&mut self.random).min(newest)
             }
             (None, _) => self.random.below(self.workload.keys.max(1)),
         }
@@ -178,7 +211,7 @@ mod tests {
     fn a_sequence_is_a_function_of_its_seed() {
         let workload = workload(Keys::Zipfian(THETA), Mix::reads(0.5));
         let take = |seed, lane| -> Vec<Op> {
-            let mut source = Source::new(&workload, seed, lane, 2);
+            let mut source = Source::new(&workload, seed, lane, &Inserts::after(1000));
             (0..100).map(|_| source.draw()).collect()
         };
         assert_eq!(take(1, 0), take(1, 0));
@@ -188,7 +221,8 @@ mod tests {
 
     #[test]
     fn uniform_keys_are_all_taken_alike() {
-        let mut source = Source::new(&workload(Keys::Uniform, Mix::reads(0.0)), 7, 0, 1);
+        let workload = workload(Keys::Uniform, Mix::reads(0.0));
+        let mut source = Source::new(&workload, 7, 0, &Inserts::after(1000));
         let mut taken = vec![0u32; 1000];
         for _ in 0..200_000 {
             taken[source.draw().key as usize] += 1;
@@ -198,23 +232,35 @@ mod tests {
     }
 
     #[test]
-    fn lanes_insert_different_keys_and_read_what_they_inserted() {
+    fn lanes_insert_different_keys_and_read_what_any_of_them_has_inserted() {
         let workload = workload(Keys::Latest(THETA), Mix::ycsb(ycsb::Letter::D));
-        let mut inserted = std::collections::HashSet::new();
-        for lane in 0..3 {
-            let mut source = Source::new(&workload, 1, lane, 3);
-            let mut newest = 0;
-            for _ in 0..20_000 {
-                let op = source.draw();
+        let inserts = Inserts::after(1000);
+        let mut inserted: Vec<bool> = vec![true; 1000];
+        let (mut flying, mut read_new) = (std::collections::VecDeque::new(), 0);
+        // Two measurements one after the other, of different seeds.
+        for seed in 0..2 {
+            let flying_at_most = 64;
+            let seen = inserts.with_in_flight(flying_at_most);
+            let lane = |lane| Source::new(&workload, seed, lane, &seen);
+            let mut lanes: Vec<Source> = (0..8).map(lane).collect();
+            for step in 0..20_000 {
+                let op = lanes[step % 8].draw();
                 match op.act {
                     Act::Insert => {
-                        assert!(op.key >= 1000 && inserted.insert(op.key));
-                        newest = op.key;
+                        assert_eq!(op.key, inserts.next() - 1);
+                        inserted.push(false);
                     }
-                    _ => assert!(op.key <= newest.max(1000)),
+                    _ => assert!(inserted[op.key as usize], "{op:?}"),
+                }
+                read_new += u64::from(op.act == Act::Read && op.key >= 1000);
+                // An operation ends when so many have begun after it.
+                flying.push_back(op);
+                if flying.len() >= flying_at_most {
+                    let ended: Option<Op> = flying.pop_front();
+                    inserted[ended.expect("flying").key as usize] = true;
                 }
             }
         }
-        assert!(inserted.len() > 2000);
+        assert!(inserted.len() > 2500 && read_new > 1000);
     }
 }

@@ -38,7 +38,7 @@ pub fn write(path: &Path, ops: impl Iterator<Item = Op>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Keys, Mix, Sizes, Source, Workload};
+    use super::super::{Inserts, Keys, Mix, Sizes, Source, Workload};
     use super::*;
 
     #[test]
@@ -54,11 +54,11 @@ mod tests {
         };
         let directory = tempfile::tempdir().expect("directory");
         let path = directory.path().join("trace");
-        let mut source = Source::new(&workload, 3, 0, 1);
+        let mut source = Source::new(&workload, 3, 0, &Inserts::after(50));
         write(&path, (0..100).map(|_| source.draw())).expect("written");
         let bytes = std::fs::read(&path).expect("read");
         assert_eq!(bytes.len(), 1600);
-        let mut source = Source::new(&workload, 3, 0, 1);
+        let mut source = Source::new(&workload, 3, 0, &Inserts::after(50));
         for line in bytes.chunks(16) {
             let op = source.draw();
             assert_eq!(line[..8], op.key.to_le_bytes());

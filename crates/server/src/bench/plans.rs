@@ -72,7 +72,11 @@ fn find(plan: &Path) -> Result<(String, Plan)> {
             let plan = Plan::parse(text).with_context(|| format!("the plan {name}"))?;
             Ok((name, plan))
         }
-        _ => Ok((name, Plan::read(plan)?)),
+        (false, None) => bail!(
+            "{}: no such file, and no plan of that name comes with the program (cyclone bench figures --list)",
+            plan.display()
+        ),
+        (true, _) => Ok((name, Plan::read(plan)?)),
     }
 }
 
@@ -189,13 +193,19 @@ pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
             print(&result);
             report::write(&result, &plan, &out)?;
             // Whoever ends this early has an index of what was done.
-            index::write(&out)?;
+            index::write(&out, &asked_now)?;
             results.push(result);
         }
     }
-    let count = index::write(&out)?;
+    let count = index::write(&out, &asked_now)?;
     println!("wrote {} ({count} figures)", out.join("index.md").display());
     verdict(&results)
+}
+
+/// What a plan that comes with the program asks to be measured.
+fn asked_now(name: &str) -> Option<String> {
+    let plan = Plan::parse(builtin::find(name)?).ok()?;
+    Some(plan.measured)
 }
 
 /// Draws what was measured before, as pictures are drawn now.
@@ -282,10 +292,13 @@ fn print(result: &PlanResult) {
         }
     }
     for ratio in &result.ratios {
-        let text =
-            |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.2}"));
+        let text = |value: Option<f64>| value.map_or("–".to_owned(), report::quotient);
         let apart = ratio.apart.map_or(String::new(), |(least, most)| {
-            format!("{least:.2} to {most:.2}; ")
+            format!(
+                "{} to {}; ",
+                report::quotient(least),
+                report::quotient(most)
+            )
         });
         println!(
             "{}: {} {} ({apart}the paper's: {})",
@@ -296,6 +309,7 @@ fn print(result: &PlanResult) {
         );
     }
     match result.doubts.as_slice() {
+        [] if result.is_without_points() => println!("nothing was measured"),
         [] => println!("the machine was quiet"),
         doubts => println!("not to be believed: {}", doubts.join("; ")),
     }

@@ -8,7 +8,7 @@ use anyhow::Result;
 use cyclone_bench::cpu::{Process, Usage};
 use cyclone_bench::drive::{Job, Lane, Lanes, Pace, lanes};
 use cyclone_bench::system::Counted;
-use cyclone_bench::workload::Workload;
+use cyclone_bench::workload::{Inserts, Workload};
 use cyclone_wire::client::ReadMode;
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +75,7 @@ pub(super) fn run(drive: &Drive) -> Result<()> {
         measure: Duration::from_millis(drive.measure_ms),
         drain: Duration::from_millis(drive.drain_ms),
         seed: drive.seed,
+        inserts: &Inserts::after(drive.workload.keys),
         track: false,
         event: None,
         stop: &stop,

@@ -9,7 +9,7 @@ use cyclone_bench::children::{pin, unpin};
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::{Job, Lane, Lanes, lanes};
 use cyclone_bench::plan::{Client, Store, Variant};
-use cyclone_bench::system::{Assassin, Measured, Running, Scene, Started, System};
+use cyclone_bench::system::{Assassin, Filling, Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::Workload;
 use cyclone_wire::client::ReadMode;
 
@@ -212,7 +212,7 @@ impl Lanes for Nodes {
 }
 
 impl Running for Nodes {
-    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()> {
+    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut Filling<'_>) -> Result<()> {
         // Plain writes, also where a variant commits in two phases.
         let two_phase = self.variant.two_phase.take();
         let filled = lanes::preload(self, workload, seed, 256, live);

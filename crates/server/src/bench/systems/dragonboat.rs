@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::Job;
-use cyclone_bench::system::{Measured, Running, Scene, Started, System};
+use cyclone_bench::system::{Filling, Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::Workload;
 
 use super::gopeer::GoPeer;
@@ -67,7 +67,7 @@ impl System for Dragonboat {
             let log = scene.disk.join(format!("dragonboat{number}.log"));
             followers.push(Owned::start(&mut command(number), &log)?);
         }
-        let leader = GoPeer::start(command(1).arg("-serve"), &scene.disk)?;
+        let leader = GoPeer::start(command(1).arg("-serve"), &scene.memory)?;
         Ok(Started::Running(Box::new(Replicas { leader, followers })))
     }
 }
@@ -78,7 +78,7 @@ struct Replicas {
 }
 
 impl Running for Replicas {
-    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()> {
+    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut Filling<'_>) -> Result<()> {
         self.leader.preload(workload, seed, live)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::{Done, Job, Lane, Lanes, Outcome, Request, lanes};
-use cyclone_bench::system::{Measured, Running};
+use cyclone_bench::system::{Filling, Measured, Running};
 use cyclone_bench::workload::Workload;
 use cyclone_replica::{Answers, Embedded, LogLoop, Outcome as Answer};
 use cyclone_wire::client::ReadMode;
@@ -81,7 +81,7 @@ impl Lanes for Inside {
 }
 
 impl Running for Inside {
-    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()> {
+    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut Filling<'_>) -> Result<()> {
         lanes::preload(self, workload, seed, 256, live)
     }
 

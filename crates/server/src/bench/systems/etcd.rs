@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::Job;
-use cyclone_bench::system::{Measured, Running, Scene, Started, System};
+use cyclone_bench::system::{Filling, Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::Workload;
 
 use super::gopeer::GoPeer;
@@ -30,12 +30,6 @@ impl System for Etcd {
         let (Some(server), Some(load)) = (program("etcd"), program("etcdload")) else {
             return Ok(not_installed("etcd"));
         };
-        if scene.workload.mix.scan > 0.0 {
-            return Ok(Started::Skipped {
-                why: "its load generator does no range scans".into(),
-                install: String::new(),
-            });
-        }
         let ports = free_ports(any_first_port()?, 6)?;
         let (clients, peers) = ports.split_at(3);
         let at = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -79,7 +73,7 @@ impl System for Etcd {
             "-endpoints",
             &endpoints.join(","),
         ]);
-        let load = GoPeer::start(&mut command, &scene.disk)?;
+        let load = GoPeer::start(&mut command, &scene.memory)?;
         Ok(Started::Running(Box::new(Members { load, members })))
     }
 }
@@ -90,7 +84,7 @@ struct Members {
 }
 
 impl Running for Members {
-    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()> {
+    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut Filling<'_>) -> Result<()> {
         self.load.preload(workload, seed, live)
     }
 

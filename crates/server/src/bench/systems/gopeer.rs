@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use cyclone_bench::cpu::{Meter, Process, Usage};
-use cyclone_bench::drive::{Job, Pace};
-use cyclone_bench::system::{Counted, Measured};
-use cyclone_bench::workload::{Act, Op, Source, Workload, trace};
+use cyclone_bench::drive::{Job, Pace, lanes};
+use cyclone_bench::system::{Counted, Filling, Measured};
+use cyclone_bench::workload::{Act, Inserts, Op, Source, Workload, trace};
 use serde::Deserialize;
 use serde_json::json;
 
 use super::lines_of;
 
-/// Operations in a trace; longer measurements begin it again.
-const TRACE: usize = 200_000;
+/// Operations in a trace: more than these peers do in seconds. Longer measurements begin it again.
+const TRACE: usize = 1_000_000;
 /// How long the program may take to come up, and to fill its store.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -115,10 +115,10 @@ impl GoPeer {
         &mut self,
         workload: &Workload,
         seed: u64,
-        live: &mut dyn FnMut(u64),
+        live: &mut Filling<'_>,
     ) -> Result<()> {
         let path = self.directory.join("preload.trace");
-        let mut sizes = Source::new(workload, seed ^ 0x7072_656c, 0, 1);
+        let mut sizes = lanes::sizes_to_fill(workload, seed);
         let ops = (0..workload.keys).map(|key| Op {
             act: Act::Write,
             key,
@@ -128,13 +128,14 @@ impl GoPeer {
         self.tell(&json!({
             "do": "preload", "trace": path, "key_bytes": workload.key_bytes, "batch": 1, "inflight": 256,
         }))?;
-        let mut heard = Instant::now();
+        let (mut heard, mut there) = (Instant::now(), 0);
         loop {
-            match self.hear(Duration::from_secs(1))? {
+            live(there)?;
+            match self.hear(Duration::from_millis(100))? {
                 Some(Said::Result(_)) => return Ok(()),
                 Some(Said::Live(keys)) => {
                     heard = Instant::now();
-                    live(keys);
+                    there = keys;
                 }
                 _ if heard.elapsed() > PATIENCE => bail!("{} does not get filled", self.name),
                 _ => {}
@@ -145,8 +146,8 @@ impl GoPeer {
     /// Runs a job.
     pub fn measure(&mut self, job: &mut Job<'_>, processes: &[Process]) -> Result<Measured> {
         let path = self.directory.join("measure.trace");
-        let mut source = Source::new(job.workload, job.seed, 0, 1);
-        trace::write(&path, (0..TRACE).map(|_| source.draw()))?;
+        let ops = operations(job);
+        trace::write(&path, ops.iter().copied())?;
         let rate = match job.pace {
             Pace::Closed => 0.0,
             Pace::Open(rate) => rate,
@@ -169,13 +170,26 @@ impl GoPeer {
                 Some(Said::Live(done)) => (job.live)(done, begun.elapsed()),
                 Some(Said::Phase(phase)) if phase == "from" => before = meter.read(),
                 Some(Said::Phase(_)) => usage = meter.read().since(&before),
-                Some(Said::Result(counted)) => return counted.measured(job.measure, usage),
+                Some(Said::Result(counted)) => {
+                    let lines = counted.begun as usize * job.workload.batch.max(1);
+                    let begun = ops.iter().take(lines);
+                    let inserted = begun.filter(|op| op.act == Act::Insert).count();
+                    job.inserts.take(inserted as u64);
+                    return counted.measured(job.measure, usage);
+                }
                 Some(other) => bail!("{} says {other:?}", self.name),
                 None if begun.elapsed() > most => bail!("{} does not end", self.name),
                 None => {}
             }
         }
     }
+}
+
+/// What a job asks for. Which keys have been inserted by then is known beforehand: operations begin in the trace's order.
+fn operations(job: &Job<'_>) -> Vec<Op> {
+    let inserts = Inserts::after(job.inserts.next()).with_in_flight(job.inflight);
+    let mut source = Source::new(job.workload, job.seed, 0, &inserts);
+    (0..TRACE).map(|_| source.draw()).collect()
 }
 
 impl Drop for GoPeer {

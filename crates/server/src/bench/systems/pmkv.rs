@@ -4,7 +4,7 @@ use anyhow::Result;
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::{Job, Lane, Lanes, lanes};
 use cyclone_bench::plan::Variant;
-use cyclone_bench::system::{Measured, Running, Scene, Started, System};
+use cyclone_bench::system::{Filling, Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::Workload;
 
 use crate::bench::wires::ShardLane;
@@ -87,7 +87,7 @@ impl Lanes for Cluster {
 }
 
 impl Running for Cluster {
-    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()> {
+    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut Filling<'_>) -> Result<()> {
         lanes::preload(self, workload, seed, 256, live)
     }
 

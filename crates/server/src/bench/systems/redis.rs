@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::{Job, Lane, Lanes, lanes};
 use cyclone_bench::plan::{RedisMode, Variant};
-use cyclone_bench::system::{Measured, Running, Scene, Started, System};
+use cyclone_bench::system::{Filling, Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::Workload;
 
 use super::{Owned, not_installed, program, version_of};
@@ -134,7 +134,7 @@ impl Lanes for Servers {
 }
 
 impl Running for Servers {
-    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()> {
+    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut Filling<'_>) -> Result<()> {
         lanes::preload(self, workload, seed, 256, live)
     }
 

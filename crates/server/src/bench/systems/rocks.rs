@@ -1,5 +1,6 @@
-//! RocksDB alone, called from the load's own threads. With a log there is one per operation in flight, as its group commit wants it.
-//! Without one there is nothing to wait for: a thread per CPU shares the operations, since more only get into each other's way.
+//! RocksDB alone, called from the load's own threads. Where its log is synced there is one per operation in flight, as its group commit
+//! wants it. Else there is nothing to wait for: a thread per CPU shares the operations, since more only get into each other's way.
+//! So many are in flight then, whatever the plan says.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,8 +9,8 @@ use std::time::Duration;
 use anyhow::Result;
 use cyclone_bench::drive::{Done, Job, Lane, Lanes, Outcome, Request, lanes};
 use cyclone_bench::plan::{Log, Store, Variant};
-use cyclone_bench::system::{Measured, Running, Scene, Started, System};
-use cyclone_bench::workload::{Key, Source, Workload, bytes};
+use cyclone_bench::system::{Filling, Measured, Running, Scene, Started, System};
+use cyclone_bench::workload::{Key, Workload, bytes};
 use rocksdb::{
     BlockBasedOptions, Cache, DB, DBCompressionType, Direction, FlushOptions, IteratorMode,
     Options, WriteBatch, WriteOptions,
@@ -28,8 +29,8 @@ impl Rocks {
     pub fn new(variant: &Variant) -> Rocks {
         let log = variant.log.unwrap_or(Log::None);
         let most = match log {
-            Log::None => std::thread::available_parallelism().map_or(1, usize::from),
-            Log::Wal | Log::Sync => usize::MAX,
+            Log::None | Log::Wal => std::thread::available_parallelism().map_or(1, usize::from),
+            Log::Sync => usize::MAX,
         };
         Rocks {
             log,
@@ -90,8 +91,8 @@ struct Open {
 const FILL: u64 = 100;
 
 impl Running for Open {
-    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut dyn FnMut(u64)) -> Result<()> {
-        let mut sizes = Source::new(workload, seed ^ 0x7072_656c, 0, 1);
+    fn preload(&mut self, workload: &Workload, seed: u64, live: &mut Filling<'_>) -> Result<()> {
+        let mut sizes = lanes::sizes_to_fill(workload, seed);
         let mut write = WriteOptions::default();
         write.disable_wal(true);
         for first in (0..workload.keys).step_by(FILL as usize) {
@@ -101,7 +102,7 @@ impl Running for Open {
                 batch.put(&*key, bytes::value(sizes.length(), number));
             }
             self.db.write_opt(batch, &write)?;
-            live(first);
+            live(first)?;
         }
         let mut flush = FlushOptions::default();
         flush.set_wait(true);
@@ -165,6 +166,10 @@ impl Lane for Calls {
         }
         self.ended.push(token);
         Ok(())
+    }
+
+    fn is_blocking(&self) -> bool {
+        true
     }
 
     fn poll(&mut self, patience: Duration, done: &mut Vec<Done>) -> Result<()> {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use cyclone_bench::cpu::Process;
 use cyclone_bench::drive::Job;
 use cyclone_bench::plan::Variant;
-use cyclone_bench::system::{Measured, Running, Scene, Started, System};
+use cyclone_bench::system::{Filling, Measured, Running, Scene, Started, System};
 use cyclone_bench::workload::{Sizes, Workload};
 
 use super::lines_of;
@@ -96,7 +96,7 @@ struct Between {
 }
 
 impl Running for Between {
-    fn preload(&mut self, _: &Workload, _: u64, _: &mut dyn FnMut(u64)) -> Result<()> {
+    fn preload(&mut self, _: &Workload, _: u64, _: &mut Filling<'_>) -> Result<()> {
         bail!("workload.preload: nothing is kept between namespaces; set it to false")
     }
 
