@@ -119,7 +119,7 @@ pub trait Driver: Send {
 
     /// Receives up to `max` datagrams that are there into frames of `pool` and appends them to `out`. Returns how
     /// many; 0 when there are none or no frame is free. A datagram begins in a frame, with [`HEADROOM`] bytes or more
-    /// before it; only one that [`Driver::scatters`] goes on in others.
+    /// before it; only that of a driver that [`Driver::scatters`] goes on in others.
     ///
     /// # Errors
     /// Only when the driver as a whole is unusable.
@@ -139,10 +139,10 @@ pub trait Driver: Send {
     /// The largest datagram that can be sent or received, in bytes.
     fn max_datagram(&self) -> usize;
 
-    /// Whether a received datagram may be longer than a frame and then lies in several. The first of them holds at least
-    /// 512 bytes.
-    fn scatters(&self) -> bool {
-        false
+    /// Bytes that each frame holds at least, the last excepted, where a received datagram may be longer than one and then
+    /// lies in several; 512 or more. `None`: it lies in one.
+    fn scatters(&self) -> Option<usize> {
+        None
     }
 
     /// The pool that this driver receives into, if it is not the one it was given: memory of a kind that the device

@@ -86,8 +86,8 @@ impl Driver for Scatter {
         JUMBO
     }
 
-    fn scatters(&self) -> bool {
-        true
+    fn scatters(&self) -> Option<usize> {
+        Some(512)
     }
 
     fn describe(&self) -> String {

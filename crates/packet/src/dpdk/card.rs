@@ -3,26 +3,31 @@
 use std::ffi::CString;
 use std::os::unix::net::UnixStream;
 
-use cyclone_pmem::pool::Frame;
+use cyclone_pmem::pool::{Frame, Pool};
 
 use super::discovery::Mac;
 use super::eal;
 use super::error::DpdkError;
 use super::ffi::{self, BURST, Piece, PortInfo, RawOutbox};
-use super::frames::{Frames, as_token};
-use super::options::DpdkOptions;
+use super::frames::{self, Frames, as_token};
+use super::options::{DpdkOptions, HEADROOM_BYTES};
+use super::pace::Patience;
 
 /// Frames that a card may have to receive into, per queue at most.
 const MOST_SLOTS: u32 = 1024;
-/// Calls for one burst before the rest is given up: the card's queue is full.
-const MOST_TRIES: usize = 16;
+/// ...and at least, whatever else is to be left.
+const LEAST_SLOTS: u32 = 16;
 /// What the kernel puts before a packet in a slot of net_af_packet, at most.
 const AF_PACKET_BYTES: u32 = 96;
 /// A virtual port whose peer has gone is connected anew after this time, µs.
 const RECONNECT_US: u64 = 500_000;
 
 /// Packets that wait to be handed to one queue.
-struct Outbox(*mut RawOutbox);
+struct Outbox {
+    raw: *mut RawOutbox,
+    /// How many are ready.
+    ready: u64,
+}
 
 // SAFETY: the memory is used through `&mut` of its owner only.
 unsafe impl Send for Outbox {}
@@ -30,7 +35,7 @@ unsafe impl Send for Outbox {}
 impl Drop for Outbox {
     fn drop(&mut self) {
         // SAFETY: made by the shim, destroyed once.
-        unsafe { ffi::cy_outbox_destroy(self.0) };
+        unsafe { ffi::cy_outbox_destroy(self.raw) };
     }
 }
 
@@ -48,6 +53,12 @@ pub(super) struct Card {
     pub(super) most_pieces: usize,
     /// Frames that it keeps to receive into.
     pub(super) slots: u32,
+    /// Slots of all its queues for sending.
+    pub(super) send_slots: u32,
+    /// Bytes of a packet in each frame, the last excepted.
+    pub(super) room: usize,
+    /// Packets received, of whatever kind.
+    pub(super) received: u64,
     /// Whether its other end is there.
     pub(super) up: bool,
     /// Whether its other end is a program, which may not be there yet, or gone for a while; bursts then keep clear of
@@ -101,17 +112,26 @@ fn remove_dead_socket(text: &str) {
     }
 }
 
+/// Frames that each queue of each port keeps to receive into, of so many in all, of which so many are free: a log that has
+/// just been read back may have most of them.
+pub(super) fn receive_slots(count: u32, free: u32, rings: u32) -> u16 {
+    let share = (count / 4).min(free / 2) / rings.max(1);
+    share.clamp(LEAST_SLOTS, MOST_SLOTS) as u16
+}
+
+/// Bytes of a packet that fit a frame. Cards count the room in KiB, most of them; virtual devices copy as much as there is
+/// room for.
+fn room(frame_bytes: u32, copies: bool) -> usize {
+    let room = frame_bytes.saturating_sub(HEADROOM_BYTES) as usize;
+    if copies { room } else { room / 1024 * 1024 }
+}
+
 impl Card {
-    /// Finds or makes a port, and sets up its queues. `share`: frames that it may keep.
+    /// Finds or makes a port. It has to be closed, whatever becomes of it.
     ///
     /// # Errors
-    /// No such device, or it refuses what is asked of it.
-    pub(super) fn open(
-        text: &str,
-        options: &DpdkOptions,
-        frames: &Frames,
-        share: u32,
-    ) -> Result<Card, DpdkError> {
+    /// No such device.
+    pub(super) fn find(text: &str, options: &DpdkOptions) -> Result<Card, DpdkError> {
         let refused = |why: String| DpdkError::Port {
             device: text.to_owned(),
             why,
@@ -125,67 +145,88 @@ impl Card {
         // SAFETY: strings that end in a zero byte and live for the call.
         let found = unsafe { ffi::cy_port_find(name.as_ptr(), device.as_ptr(), &mut made) };
         let port = u16::try_from(found).map_err(|_| refused(eal::text(found)))?;
-        let mut info = PortInfo {
-            mac: [0; 6],
-            mtu: 0,
-            receive_slots: 0,
-            send_slots: 0,
-            most_pieces: 1,
-            most_queues: 0,
-            gated: false,
-            driver: [0; 64],
-        };
-        let queues = options.queues.clamp(1, 256) as u16;
-        let slots = (share / 4 / u32::from(queues)).clamp(16, MOST_SLOTS) as u16;
-        let (raw, mtu) = (frames.raw(), options.mtu);
-        // SAFETY: a port that DPDK has just named, frames that outlive it, and a place for the answer.
-        let rc = unsafe { ffi::cy_port_setup(port, raw, queues, mtu, slots, &mut info) };
-        // From here on dropped, and so closed, when something fails.
-        let mut card = Card {
+        Ok(Card {
             port,
-            queues,
+            queues: options.queues.clamp(1, 256) as u16,
             outboxes: Vec::new(),
             device: text.to_owned(),
-            mac: info.mac,
-            mtu: info.mtu,
-            most_pieces: usize::from(info.most_pieces.max(1)),
-            slots: u32::from(info.receive_slots) * u32::from(queues),
+            mac: [0; 6],
+            mtu: 0,
+            most_pieces: 1,
+            slots: 0,
+            send_slots: 0,
+            room: 0,
+            received: 0,
             up: false,
-            gated: info.gated,
+            gated: false,
             started: false,
             made,
             looked_us: 0,
+        })
+    }
+
+    /// Sets up its queues, with so many frames to receive into, and starts it. Of all ports there are so many rings.
+    ///
+    /// # Errors
+    /// The device refuses what is asked of it.
+    pub(super) fn set_up(
+        &mut self,
+        options: &DpdkOptions,
+        pool: &Pool,
+        frames: &Frames,
+        slots: u16,
+        rings: u32,
+    ) -> Result<(), DpdkError> {
+        let refused = |why: String| DpdkError::Port {
+            device: self.device.clone(),
+            why,
         };
+        let _one_at_a_time = eal::CREATION.lock();
+        let mut info = PortInfo::default();
+        let (raw, mtu) = (frames.raw(), options.mtu);
+        let (port, queues) = (self.port, self.queues);
+        let send_slots = frames::send_slots(rings);
+        // SAFETY: a port that DPDK has named, frames that outlive it, and a place for the answer.
+        let rc =
+            unsafe { ffi::cy_port_setup(port, raw, queues, mtu, slots, send_slots, &mut info) };
         if rc == -libc::ERANGE && u32::from(info.most_queues) < options.queues {
-            card.close(frames);
             return Err(DpdkError::TooFewQueues {
-                device: text.to_owned(),
+                device: self.device.clone(),
                 wanted: options.queues,
                 has: info.most_queues.into(),
             });
         }
+        if rc == -libc::EFAULT {
+            let device = &self.device;
+            return Err(DpdkError::Memory(format!("{device} cannot reach it")));
+        }
         if rc != 0 {
-            card.close(frames);
-            return Err(match rc {
-                _ if rc == -libc::EFAULT => DpdkError::Memory(format!("{text} cannot reach it")),
-                _ => refused(eal::text(rc)),
-            });
+            return Err(refused(eal::text(rc)));
         }
         for _ in 0..queues {
             // SAFETY: nothing is asked of the caller.
             let outbox = unsafe { ffi::cy_outbox_create() };
             if outbox.is_null() {
-                card.close(frames);
                 return Err(refused("no memory".to_owned()));
             }
-            card.outboxes.push(Outbox(outbox));
+            self.outboxes.push(Outbox {
+                raw: outbox,
+                ready: 0,
+            });
         }
-        card.start();
-        if !card.started && !card.gated {
-            card.close(frames);
-            return Err(refused("it does not start".to_owned()));
+        (self.mac, self.mtu, self.gated) = (info.mac, info.mtu, info.gated);
+        self.most_pieces = usize::from(info.most_pieces.max(1));
+        self.slots = u32::from(info.receive_slots) * u32::from(queues);
+        self.send_slots = u32::from(info.send_slots) * u32::from(queues);
+        self.room = room(pool.frame_bytes(), info.copies);
+        self.start();
+        if !self.started && !self.gated {
+            return Err(DpdkError::Port {
+                device: self.device.clone(),
+                why: "it does not start".to_owned(),
+            });
         }
-        Ok(card)
+        Ok(())
     }
 
     fn start(&mut self) {
@@ -252,12 +293,15 @@ impl Card {
                 dropped,
             )
         };
-        filled as usize
+        let filled = filled as usize;
+        let packets = pieces[..filled].iter().filter(|piece| piece.last != 0);
+        self.received += packets.count() as u64;
+        filled
     }
 
     /// A piece of `len` bytes for the packet in the making, in memory of DPDK's own, to be filled by the caller.
     pub(super) fn copy(&mut self, queue: u16, frames: &Frames, len: usize) -> Option<&mut [u8]> {
-        let outbox = self.outboxes[usize::from(queue)].0;
+        let outbox = self.outboxes[usize::from(queue)].raw;
         // SAFETY: both are alive.
         let place = unsafe { ffi::cy_copy(frames.raw(), outbox, len as u16) };
         if place.is_null() {
@@ -270,7 +314,7 @@ impl Card {
 
     /// A frame as the next piece of the packet in the making, where it lies. False: no descriptor is free.
     pub(super) fn lend(&mut self, queue: u16, frames: &Frames, frame: Frame) -> bool {
-        let outbox = self.outboxes[usize::from(queue)].0;
+        let outbox = self.outboxes[usize::from(queue)].raw;
         let (address, len) = (frame.as_ptr().cast_mut(), frame.len());
         let token = as_token(frame);
         // SAFETY: the bytes are a reader's, and stay so until the token comes back; cards read them only.
@@ -294,36 +338,48 @@ impl Card {
     /// The packet in the making is given up.
     pub(super) fn discard(&mut self, queue: u16) {
         // SAFETY: alive.
-        unsafe { ffi::cy_discard(self.outboxes[usize::from(queue)].0) };
+        unsafe { ffi::cy_discard(self.outboxes[usize::from(queue)].raw) };
     }
 
     /// The packet in the making is ready. True: the queue's burst is full, and has to be sent before the next one.
     pub(super) fn ready(&mut self, queue: u16) -> bool {
+        let outbox = &mut self.outboxes[usize::from(queue)];
         // SAFETY: alive, and not full: the caller sends when told so.
-        let ready = unsafe { ffi::cy_ready(self.outboxes[usize::from(queue)].0) };
-        ready as usize >= BURST
+        outbox.ready = unsafe { ffi::cy_ready(outbox.raw) }.into();
+        outbox.ready >= BURST as u64
     }
 
     /// Sends what is ready by a queue. Answers how many packets the card took, how many were given up because it is full,
     /// and how many calls it took.
-    pub(super) fn send(&mut self, queue: u16) -> (u64, u64, u64) {
-        let outbox = self.outboxes[usize::from(queue)].0;
+    pub(super) fn send(
+        &mut self,
+        queue: u16,
+        patience: &mut Patience,
+        now_us: impl FnMut() -> u64,
+    ) -> (u64, u64, u64) {
+        let place = &mut self.outboxes[usize::from(queue)];
+        let (outbox, ready) = (place.raw, std::mem::take(&mut place.ready));
+        let (port, gated) = (self.port, self.gated);
         let (mut sent, mut calls) = (0, 0);
-        for _ in 0..MOST_TRIES {
-            if !self.started {
-                break;
-            }
-            // SAFETY: the port is started, the queue is one of its queues, and the outbox is alive.
-            let took = unsafe { ffi::cy_send(self.port, queue, outbox, self.gated) };
-            if took == 0 {
-                break;
-            }
-            calls += 1;
-            sent += u64::from(took);
+        if self.started {
+            // A program at the other end empties its queue when it likes; a card does so at once.
+            let waits = self.up && !gated;
+            (sent, calls) = patience.hand_over(ready, waits, now_us, || {
+                // SAFETY: the port is started, the queue is one of its queues, and the outbox is alive.
+                unsafe { ffi::cy_send(port, queue, outbox, gated) }.into()
+            });
         }
         // SAFETY: alive.
         let dropped = unsafe { ffi::cy_drop(outbox) };
         (sent, dropped.into(), calls)
+    }
+
+    /// Takes back the buffers of packets that have left.
+    pub(super) fn reclaim(&mut self) {
+        if self.started {
+            // SAFETY: the port is started, and has so many queues, by which nobody else sends.
+            unsafe { ffi::cy_reclaim(self.port, self.queues) };
+        }
     }
 
     /// Packets that the card could not put anywhere, and damaged ones.
@@ -334,10 +390,49 @@ impl Card {
         (missed, damaged)
     }
 
-    /// Gives the port up; its frames go back to the pool.
-    pub(super) fn close(mut self, frames: &Frames) {
+    /// From now on it touches no frame.
+    pub(super) fn stop(&mut self) {
         self.outboxes.clear();
+        if self.started {
+            // SAFETY: the port is set up.
+            unsafe { ffi::cy_port_stop(self.port) };
+        }
+        self.started = false;
+        self.up = false;
+    }
+
+    /// Gives the port up; its frames go back to the pool. All ports of these frames are stopped: for cards that share a
+    /// container of VFIO, the first that goes takes their mapping along.
+    pub(super) fn close(self, frames: &Frames) {
         // SAFETY: nobody uses the port after this; the frames are alive.
         unsafe { ffi::cy_port_close(self.port, frames.raw(), self.made) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_pool_leaves_few_slots_and_never_none() {
+        assert_eq!(receive_slots(1 << 20, 1 << 20, 1), 1024);
+        assert_eq!(receive_slots(8192, 8192, 4), 512);
+        // A recovered log has the rest.
+        assert_eq!(receive_slots(8192, 1024, 4), 128);
+        assert_eq!(receive_slots(8192, 100, 4), 16);
+        assert_eq!(receive_slots(8192, 0, 512), 16);
+    }
+
+    #[test]
+    fn cards_count_in_kib_and_virtual_devices_do_not() {
+        let frame = |text: &str| DpdkOptions::parse(text).unwrap().frame_bytes();
+        assert_eq!(room(frame("a"), false), 2048);
+        assert_eq!(room(frame("a;mtu=9000"), false), 9216);
+        // Of regions that were formatted before, or for UDP.
+        assert_eq!(
+            [2048, 4096, 9216, 1024].map(|bytes| room(bytes, false)),
+            [1024, 3072, 8192, 0]
+        );
+        assert_eq!([2048, 9216].map(|bytes| room(bytes, true)), [1920, 9088]);
     }
 }

@@ -101,13 +101,23 @@ fn icmpv6(
     packet
 }
 
-/// A question for the Ethernet address of `target`, to all who may know it. `None` if the families differ.
-pub(super) fn question(mac: Mac, own: IpAddr, target: IpAddr) -> Option<Vec<u8>> {
+/// A question for the Ethernet address of `target`, to all who may know it, or to a `known` address to see whether it is
+/// still there. `None` if the families differ.
+pub(super) fn question(
+    mac: Mac,
+    own: IpAddr,
+    target: IpAddr,
+    known: Option<Mac>,
+) -> Option<Vec<u8>> {
     match (own, target) {
         (IpAddr::V4(own), IpAddr::V4(target)) => {
-            Some(arp(1, (mac, own), ([0; 6], target), EVERYBODY))
+            let to = known.unwrap_or(EVERYBODY);
+            Some(arp(1, (mac, own), ([0; 6], target), to))
         }
         (IpAddr::V6(own), IpAddr::V6(target)) => {
+            if let Some(known) = known {
+                return Some(icmpv6(SOLICITATION, 0, (mac, own), (known, target), target));
+            }
             // The group of all whose address ends like this.
             let end = target.octets();
             let mut group = [0; 16];
@@ -162,7 +172,7 @@ pub(super) fn hear(packet: &[u8]) -> Option<Heard> {
     let kind = u16::from_be_bytes(packet.get(12..14)?.try_into().ok()?);
     match kind {
         ETHER_ARP => hear_arp(packet.get(ETHER_BYTES..ETHER_BYTES + ARP_BYTES)?),
-        ETHER_IPV6 => hear_nd(&packet[ETHER_BYTES..]),
+        ETHER_IPV6 => hear_nd(mac_at(packet, 6), &packet[ETHER_BYTES..]),
         _ => None,
     }
 }
@@ -185,7 +195,8 @@ fn hear_arp(arp: &[u8]) -> Option<Heard> {
     is_machine(ip).then_some(heard)
 }
 
-fn hear_nd(ip: &[u8]) -> Option<Heard> {
+/// `sender`: the Ethernet address that the packet comes from.
+fn hear_nd(sender: Option<Mac>, ip: &[u8]) -> Option<Heard> {
     let body_bytes = usize::from(u16::from_be_bytes([*ip.get(4)?, *ip.get(5)?]));
     let body = ip.get(IPV6_BYTES..IPV6_BYTES + body_bytes)?;
     // 255: it comes from a neighbour, no router has counted it down.
@@ -215,6 +226,10 @@ fn hear_nd(ip: &[u8]) -> Option<Heard> {
             mac = mac_at(options, 2);
         }
         options = &options[bytes..];
+    }
+    // Whoever only makes sure that we are still there need not say where it is (RFC 4861, 4.3).
+    if body[0] == SOLICITATION && !to.is_multicast() {
+        mac = mac.or(sender);
     }
     let heard = match body[0] {
         SOLICITATION => Heard {
@@ -248,7 +263,7 @@ mod tests {
     #[test]
     fn questions_are_understood_and_answered() {
         for (a, b) in addresses() {
-            let asked = question(MACS[0], a, b).unwrap();
+            let asked = question(MACS[0], a, b, None).unwrap();
             let heard = hear(&asked).unwrap();
             assert_eq!(
                 heard,
@@ -271,21 +286,54 @@ mod tests {
             assert!(asked.len() >= 60 && answered.len() >= 60);
         }
         let [(v4, _), (v6, _)] = addresses();
-        assert_eq!(question(MACS[0], v4, v6), None);
+        assert_eq!(question(MACS[0], v4, v6, None), None);
         assert_eq!(answer(MACS[0], v6, MACS[1], v4), None);
     }
 
     #[test]
     fn groups_and_nobodies_are_no_neighbours() {
         for (a, b) in addresses() {
-            let mut asked = question([0xff; 6], a, b).unwrap();
+            let mut asked = question([0xff; 6], a, b, None).unwrap();
             let mac = hear(&asked).and_then(|heard| heard.mac);
             assert_eq!(mac, None, "{a}");
             asked.truncate(40);
             assert_eq!(hear(&asked), None);
         }
-        let nowhere = question(MACS[0], Ipv4Addr::UNSPECIFIED.into(), [10, 0, 0, 1].into());
+        let nowhere = question(
+            MACS[0],
+            Ipv4Addr::UNSPECIFIED.into(),
+            [10, 0, 0, 1].into(),
+            None,
+        );
         assert_eq!(hear(&nowhere.unwrap()), None);
+    }
+
+    #[test]
+    fn one_who_is_asked_itself_is_asked_alone() {
+        for (a, b) in addresses() {
+            let asked = question(MACS[0], a, b, Some(MACS[1])).unwrap();
+            assert_eq!(asked[..6], MACS[1]);
+            let heard = hear(&asked).unwrap();
+            assert_eq!((heard.mac, heard.asks_for), (Some(MACS[0]), Some(b)));
+        }
+    }
+
+    /// As the kernel asks whether somebody it knows is still there. In a question to a group it has to say where it is.
+    #[test]
+    fn a_neighbour_that_does_not_say_where_it_is_is_answered_there() {
+        let [_, (a, b)] = addresses();
+        for (known, mac) in [(Some(MACS[1]), Some(MACS[0])), (None, None)] {
+            let mut asked = question(MACS[0], a, b, known).unwrap();
+            asked.truncate(ETHER_BYTES + IPV6_BYTES + ND_BYTES);
+            asked[ETHER_BYTES + 5] = ND_BYTES as u8;
+            let (head, body) = asked.split_at_mut(ETHER_BYTES + IPV6_BYTES);
+            body[2..4].fill(0);
+            let (from, to) = (ip6_at(head, 22).unwrap(), ip6_at(head, 38).unwrap());
+            let sum = checksum(from, to, body);
+            body[2..4].copy_from_slice(&sum.to_be_bytes());
+            let heard = hear(&asked).unwrap();
+            assert_eq!((heard.ip, heard.mac, heard.asks_for), (a, mac, Some(b)));
+        }
     }
 
     proptest! {
@@ -302,7 +350,7 @@ mod tests {
             let (a, b) = addresses()[usize::from(v6)];
             let mut packet = match answers {
                 true => answer(MACS[0], a, MACS[1], b),
-                false => question(MACS[0], a, b),
+                false => question(MACS[0], a, b, None),
             }.unwrap();
             if let Some(byte) = packet.get_mut(at) {
                 *byte ^= 1 << bit;

@@ -5,9 +5,12 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::error::DpdkError;
 use super::ffi;
+use super::frames;
 use super::options::DpdkOptions;
 
-/// Memory of DPDK's own where there are no huge pages, MiB: the least, and per million frames.
+/// Huge pages that are to be free, at least, before any are used.
+const LEAST_HUGE_PAGES: u64 = 64;
+/// Memory of DPDK's own where there are no huge pages, MiB: the least, per million frames, and what sending needs.
 const LEAST_MIB: u64 = 256;
 const MIB_PER_MILLION_FRAMES: u64 = 512;
 
@@ -28,14 +31,20 @@ pub(super) fn text(code: i32) -> String {
     words.to_string_lossy().into_owned()
 }
 
-/// Whether the kernel has huge pages to spare.
-fn has_huge_pages() -> bool {
+/// Whether the kernel has huge pages to spare for so much.
+fn has_huge_pages(mib: u64) -> bool {
     let Ok(text) = std::fs::read_to_string("/proc/meminfo") else {
         return false;
     };
-    text.lines()
-        .filter_map(|line| line.strip_prefix("HugePages_Free:"))
-        .any(|count| count.trim().parse::<u64>().is_ok_and(|count| count >= 64))
+    let number = |name: &str| {
+        let mut values = text.lines().filter_map(|line| line.strip_prefix(name));
+        let first = values.next()?.split_whitespace().next()?;
+        first.parse::<u64>().ok()
+    };
+    let (Some(free), Some(kib)) = (number("HugePages_Free:"), number("Hugepagesize:")) else {
+        return false;
+    };
+    free >= LEAST_HUGE_PAGES && free * kib / 1024 >= mib
 }
 
 fn arguments(options: &DpdkOptions, frames: u32) -> Vec<String> {
@@ -55,14 +64,16 @@ fn arguments(options: &DpdkOptions, frames: u32) -> Vec<String> {
     for port in pci {
         list.extend(["-a".to_owned(), port.clone()]);
     }
+    let rings = options.ports.len() as u32 * options.queues;
+    let needed = u64::from(frames) * MIB_PER_MILLION_FRAMES / 1_000_000
+        + frames::send_mib(rings, options.packet_bytes());
     match &options.eal {
         Some(given) => list.extend(given.split_whitespace().map(str::to_owned)),
         // Nothing is left in the file system, and no second process shares any of it.
-        None if has_huge_pages() => list.push("--in-memory".to_owned()),
+        None if has_huge_pages(needed) => list.push("--in-memory".to_owned()),
         None => {
-            let mib = LEAST_MIB + u64::from(frames) * MIB_PER_MILLION_FRAMES / 1_000_000;
             list.extend(["--no-huge", "--no-shconf", "-m"].map(str::to_owned));
-            list.push(mib.to_string());
+            list.push((LEAST_MIB + needed).to_string());
         }
     }
     list

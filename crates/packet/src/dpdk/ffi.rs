@@ -4,6 +4,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// Packets sent with one call at most.
 pub(super) const BURST: usize = 64;
+/// Descriptors of lent payloads for each buffer of headers.
+pub(super) const LENT_PER_HEADER: u32 = 4;
 /// Bytes that a loan can carry.
 pub(super) const TOKEN_BYTES: usize = 32;
 
@@ -17,7 +19,7 @@ pub(super) type Sent = unsafe extern "C" fn(*mut c_void);
 
 /// What a port says of itself.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct PortInfo {
     pub(super) mac: [u8; 6],
     pub(super) mtu: u16,
@@ -26,7 +28,7 @@ pub(super) struct PortInfo {
     pub(super) most_pieces: u16,
     pub(super) most_queues: u16,
     pub(super) gated: bool,
-    pub(super) driver: [u8; 64],
+    pub(super) copies: bool,
 }
 
 /// A piece of a received packet: bytes of a frame.
@@ -47,8 +49,6 @@ unsafe extern "C" {
         base: *mut c_void,
         frame_bytes: u32,
         count: u32,
-        header_bytes: u32,
-        header_count: u32,
         context: *mut c_void,
         take: Take,
         give: Give,
@@ -56,6 +56,11 @@ unsafe extern "C" {
         sent: Sent,
         error: *mut c_int,
     ) -> *mut RawFrames;
+    pub(super) fn cy_frames_send(
+        frames: *mut RawFrames,
+        header_bytes: u32,
+        header_count: u32,
+    ) -> c_int;
     pub(super) fn cy_frames_destroy(frames: *mut RawFrames);
     pub(super) fn cy_port_find(
         name: *const c_char,
@@ -68,6 +73,7 @@ unsafe extern "C" {
         queues: u16,
         mtu: u16,
         receive_slots: u16,
+        send_slots: u16,
         info: *mut PortInfo,
     ) -> c_int;
     pub(super) fn cy_port_start(port: u16) -> c_int;
@@ -100,5 +106,6 @@ unsafe extern "C" {
     pub(super) fn cy_discard(outbox: *mut RawOutbox);
     pub(super) fn cy_ready(outbox: *mut RawOutbox) -> c_uint;
     pub(super) fn cy_send(port: u16, queue: u16, outbox: *mut RawOutbox, gated: bool) -> c_uint;
+    pub(super) fn cy_reclaim(port: u16, queues: u16);
     pub(super) fn cy_drop(outbox: *mut RawOutbox) -> c_uint;
 }

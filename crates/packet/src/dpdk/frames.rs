@@ -18,12 +18,47 @@ use super::eal;
 use super::error::DpdkError;
 use super::ffi::{self, RawFrames};
 
-/// Headers, and payloads that lie elsewhere, are put together in so many buffers.
-const HEADERS: u32 = 2047;
+/// Slots for sending of one ring at most, and at least.
+const MOST_SEND_SLOTS: u32 = 4096;
+const LEAST_SEND_SLOTS: u32 = 1024;
+/// Slots for sending of all rings, while each has the least: their buffers cost memory.
+const MOST_SEND_SLOTS_IN_ALL: u32 = 16_384;
+/// Buffers beyond those that rings keep: for a burst in the making, whose packets have 16 pieces at most.
+const SPARE_BUFFERS: u32 = 1023;
+/// DPDK's own bytes for each buffer, and for each descriptor of a lent payload, about.
+const BUFFER_BYTES: u64 = 256;
+const LENT_BYTES: u64 = 384;
 /// Fewer frames than this are of no use.
 const LEAST_FRAMES: u32 = 64;
 
 const _: () = assert!(size_of::<Frame>() <= ffi::TOKEN_BYTES);
+
+/// Slots for sending that each of so many rings is to have: room for the datagrams of a long message.
+pub(super) fn send_slots(rings: u32) -> u16 {
+    let most = MOST_SEND_SLOTS_IN_ALL / rings.max(1);
+    // Some cards want powers of two.
+    1 << most.clamp(LEAST_SEND_SLOTS, MOST_SEND_SLOTS).ilog2()
+}
+
+/// Buffers in which headers, and payloads that lie elsewhere, are put together. A card gives a buffer back only when its
+/// slot is used again, so each slot of each ring may keep one for as long as nothing is sent by it.
+fn send_buffers(slots: u32) -> u32 {
+    slots + SPARE_BUFFERS
+}
+
+/// Bytes of such a buffer: a whole packet, with the headroom and more, so that drivers which copy never begin a second one.
+fn buffer_bytes(packet_bytes: u32) -> u32 {
+    packet_bytes + 256
+}
+
+/// Memory for sending by so many rings, MiB.
+pub(super) fn send_mib(rings: u32, packet_bytes: u32) -> u64 {
+    let buffers = u64::from(send_buffers(rings * u32::from(send_slots(rings))));
+    let each = u64::from(buffer_bytes(packet_bytes))
+        + BUFFER_BYTES
+        + u64::from(ffi::LENT_PER_HEADER) * LENT_BYTES;
+    (buffers * each).div_ceil(1 << 20)
+}
 
 /// What DPDK's hooks are given.
 struct Context {
@@ -75,11 +110,11 @@ unsafe extern "C" fn sent(token: *mut c_void) {
 }
 
 impl Frames {
-    /// Describes a pool's frames to DPDK. `packet_bytes`: of the largest packet.
+    /// Describes a pool's frames to DPDK.
     ///
     /// # Errors
     /// Frames of a size or at a place that DPDK cannot use, or no memory for their descriptors.
-    pub(super) fn new(pool: &Pool, packet_bytes: u32) -> Result<Frames, DpdkError> {
+    pub(super) fn new(pool: &Pool) -> Result<Frames, DpdkError> {
         let (bytes, number) = (pool.frame_bytes(), pool.count());
         let (address, _) = pool.span();
         let on_page = (address as usize).is_multiple_of(4096);
@@ -103,9 +138,6 @@ impl Frames {
                 address.cast(),
                 bytes,
                 number,
-                // A whole packet, with the headroom and more, so that drivers which copy never begin a second buffer.
-                packet_bytes + 256,
-                HEADERS,
                 (&raw mut *context).cast(),
                 take,
                 give,
@@ -119,6 +151,26 @@ impl Frames {
             return Err(DpdkError::Memory(eal::text(error)));
         }
         Ok(Frames { raw, context })
+    }
+
+    /// Makes the buffers for sending by rings of so many slots in all. `packet_bytes`: of the largest packet.
+    ///
+    /// # Errors
+    /// No memory for them.
+    pub(super) fn prepare_sending(
+        &mut self,
+        slots: u32,
+        packet_bytes: u32,
+    ) -> Result<(), DpdkError> {
+        let one_at_a_time = eal::CREATION.lock();
+        let (bytes, count) = (buffer_bytes(packet_bytes), send_buffers(slots));
+        // SAFETY: alive, and called once.
+        let rc = unsafe { ffi::cy_frames_send(self.raw, bytes, count) };
+        drop(one_at_a_time);
+        match rc {
+            0 => Ok(()),
+            code => Err(DpdkError::Memory(eal::text(code))),
+        }
     }
 
     pub(super) fn raw(&self) -> *mut RawFrames {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! DpdkDriver    what is sent and received, by which port           mod.rs
-//!   Card        a port: its queues, what is on its way out         card.rs
+//!   Card        a port: its queues, what is on its way out         card.rs, outgoing.rs, pace.rs
 //!   Frames      the pool's frames as DPDK's packet buffers         frames.rs
 //!   Neighbours  ports and Ethernet addresses by destination        neighbours.rs, discovery.rs (ARP, ND)
 //!   Timer       wakes who waits: cards are polled                  timer.rs
@@ -21,6 +21,10 @@ mod ffi;
 mod frames;
 mod neighbours;
 mod options;
+mod outgoing;
+mod pace;
+#[cfg(test)]
+mod tests;
 mod timer;
 
 use std::io;
@@ -38,23 +42,44 @@ pub use self::options::DpdkOptions;
 use self::card::Card;
 use self::ffi::Piece;
 use self::frames::Frames;
-use self::neighbours::{Call, Neighbours};
+use self::neighbours::{Call, Neighbours, share, spread};
+use self::pace::Patience;
 use self::timer::Timer;
 use crate::driver::{Datagram, Driver, DriverStats};
 use crate::headers::{self, Template};
 
-/// Parts shorter than this are copied behind the headers: a descriptor of their own costs more.
-const LEND_BYTES: usize = 256;
 /// Pieces of a received packet at most, and room for those of a burst.
 const MOST_PIECES: usize = 40;
 /// Datagrams received with one call at most.
 const MOST_BURST: usize = 32;
 /// Frames of a pool of the driver's own.
 const OWN_POOL_FRAMES: u64 = 8192;
+/// Bytes of a datagram in each frame at least, as [`Driver::scatters`] promises.
+const LEAST_PIECE: usize = 512;
 /// Longest datagram over IP, bytes, whatever a port says.
 const MOST_DATAGRAM: usize = 65_000;
 /// Ports are looked at once in so many calls.
 const LOOK_EVERY: u32 = 256;
+
+/// Who is looked at first: each queue of each card in turn, so that none starves behind one that is always full.
+#[derive(Default)]
+struct Rotation {
+    first: usize,
+}
+
+impl Rotation {
+    /// All cards and queues, in the order of the next look.
+    fn next(&mut self, cards: usize, queues: u16) -> impl Iterator<Item = (usize, u16)> + use<> {
+        let count = cards * usize::from(queues);
+        self.first = (self.first + 1) % count.max(1);
+        let first = self.first;
+        (0..count).map(move |turn| {
+            let place = (first + turn) % count;
+            // Next to each other in time are queues of different cards.
+            (place % cards, (place / cards) as u16)
+        })
+    }
+}
 
 /// Ports under DPDK as a [`Driver`].
 pub struct DpdkDriver {
@@ -72,8 +97,7 @@ pub struct DpdkDriver {
     epoch: Instant,
     pieces: Vec<Piece>,
     calls: Vec<Call>,
-    /// Port that is looked at first, so that none starves.
-    first: usize,
+    rotation: Rotation,
     turns: u32,
     stats: DriverStats,
 }
@@ -116,24 +140,42 @@ fn own_pool(frame_bytes: u32) -> Result<Pool, DpdkError> {
     }
 }
 
-fn open_cards(options: &DpdkOptions, pool: &Pool) -> Result<(Vec<Card>, Frames), DpdkError> {
-    let frames = Frames::new(pool, options.packet_bytes())?;
-    let share = pool.count() / options.ports.len() as u32;
-    let mut cards: Vec<Card> = Vec::new();
+/// Finds the ports and sets them up; those that were found are in `cards` whatever becomes of the others.
+fn add_cards(
+    options: &DpdkOptions,
+    pool: &Pool,
+    frames: &mut Frames,
+    cards: &mut Vec<Card>,
+) -> Result<(), DpdkError> {
+    let rings = options.ports.len() as u32 * options.queues.max(1);
+    let slots = card::receive_slots(pool.count(), pool.free(), rings);
     for port in &options.ports {
-        match Card::open(port, options, &frames, share) {
-            Ok(card) => cards.push(card),
-            Err(error) => {
-                close_cards(cards, &frames);
-                return Err(error);
-            }
-        }
+        let mut card = Card::find(port, options)?;
+        let done = card.set_up(options, pool, frames, slots, rings);
+        cards.push(card);
+        done?;
     }
-    Ok((cards, frames))
+    let send_slots = cards.iter().map(|card| card.send_slots).sum();
+    frames.prepare_sending(send_slots, options.packet_bytes())
 }
 
-fn close_cards(cards: Vec<Card>, frames: &Frames) {
+fn open_cards(options: &DpdkOptions, pool: &Pool) -> Result<(Vec<Card>, Frames), DpdkError> {
+    let mut frames = Frames::new(pool)?;
+    let mut cards: Vec<Card> = Vec::new();
+    match add_cards(options, pool, &mut frames, &mut cards) {
+        Ok(()) => Ok((cards, frames)),
+        Err(error) => {
+            close_cards(cards, &frames);
+            Err(error)
+        }
+    }
+}
+
+fn close_cards(mut cards: Vec<Card>, frames: &Frames) {
     let _one_at_a_time = eal::CREATION.lock();
+    for card in &mut cards {
+        card.stop();
+    }
     for card in cards {
         card.close(frames);
     }
@@ -188,10 +230,15 @@ impl DpdkDriver {
             epoch: Instant::now(),
             pieces: vec![Piece::default(); MOST_BURST * MOST_PIECES],
             calls: Vec::new(),
-            first: 0,
+            rotation: Rotation::default(),
             turns: 0,
             stats: DriverStats::default(),
         })
+    }
+
+    /// Packets received by each port, of whatever kind, in the order of the ports.
+    pub fn received_by_port(&self) -> Vec<u64> {
+        self.cards.iter().map(|card| card.received).collect()
     }
 
     /// Whether all ports have somebody at their other end.
@@ -212,31 +259,56 @@ impl DpdkDriver {
     }
 
     /// Sends questions and answers about neighbours, which are no datagrams and are not counted. What is ready goes first.
-    fn call(&mut self) {
+    fn call(&mut self, patience: &mut Patience) {
         if self.calls.is_empty() {
             return;
         }
-        self.flush();
+        self.flush(patience);
+        let epoch = self.epoch;
         let Some(frames) = &self.frames else { return };
         for (number, packet) in self.calls.drain(..) {
             let card = &mut self.cards[number];
             if let Some(place) = card.copy(0, frames, packet.len()) {
                 place.copy_from_slice(&packet);
                 card.ready(0);
-                card.send(0);
+                card.send(0, patience, || epoch.elapsed().as_micros() as u64);
             }
         }
     }
 
-    fn flush(&mut self) {
+    fn flush(&mut self, patience: &mut Patience) {
+        let epoch = self.epoch;
+        let now_us = || epoch.elapsed().as_micros() as u64;
         for card in &mut self.cards {
             for queue in 0..card.queues() {
-                let (sent, dropped, calls) = card.send(queue);
+                let (sent, dropped, calls) = card.send(queue, patience, now_us);
                 self.stats.sent += sent;
                 self.stats.send_calls += calls;
                 self.stats.send_full += u64::from(dropped > 0);
                 self.stats.send_errors += dropped;
             }
+        }
+    }
+
+    /// Puts a datagram together in a card's queue. False: no buffer is free.
+    fn put(&mut self, number: usize, queue: u16, template: &Template, parts: &[&[u8]]) -> bool {
+        let Some(frames) = &self.frames else {
+            return false;
+        };
+        let card = &mut self.cards[number];
+        let bytes = outgoing::put(card, queue, frames, template, parts);
+        if let Some((copied, lent)) = bytes {
+            self.stats.copied_bytes += copied;
+            self.stats.lent_bytes += lent;
+        }
+        bytes.is_some()
+    }
+
+    /// Gets back what buffers the cards can do without, of those that they all share.
+    fn reclaim(&mut self, patience: &mut Patience) {
+        self.flush(patience);
+        for card in &mut self.cards {
+            card.reclaim();
         }
     }
 
@@ -333,67 +405,10 @@ impl Found {
     }
 }
 
-/// Puts a datagram together: headers and what lies elsewhere in buffers of DPDK's, what lies in the pool from there.
-/// False: no buffer is free.
-fn put(
-    card: &mut Card,
-    queue: u16,
-    frames: &Frames,
-    template: &Template,
-    parts: &[&[u8]],
-    stats: &mut DriverStats,
-) -> bool {
-    let (mut at, mut pieces) = (0, 0);
-    let mut with_headers = template.len();
-    let mut good = true;
-    while good && (at < parts.len() || with_headers > 0) {
-        let begin = at;
-        let mut lent = None;
-        while at < parts.len() && lent.is_none() {
-            // Its own piece, what is to be copied before it, and all that follows it.
-            let before = usize::from(with_headers > 0 || at > begin);
-            let after = usize::from(at + 1 < parts.len());
-            let room = pieces + before + 1 + after <= card.most_pieces;
-            if room && parts[at].len() >= LEND_BYTES {
-                lent = frames.share(parts[at]);
-            }
-            at += usize::from(lent.is_none());
-        }
-        let copied: usize = parts[begin..at].iter().map(|part| part.len()).sum();
-        if copied + with_headers > 0 {
-            match card.copy(queue, frames, copied + with_headers) {
-                Some(place) => {
-                    if with_headers > 0 {
-                        template.write(parts, place);
-                    }
-                    let mut to = with_headers;
-                    for part in &parts[begin..at] {
-                        place[to..to + part.len()].copy_from_slice(part);
-                        to += part.len();
-                    }
-                    stats.copied_bytes += copied as u64;
-                    pieces += 1;
-                    with_headers = 0;
-                }
-                None => good = false,
-            }
-        }
-        if let Some(frame) = lent.filter(|_| good) {
-            stats.lent_bytes += frame.len() as u64;
-            good = card.lend(queue, frames, frame);
-            pieces += 1;
-            at += 1;
-        }
-    }
-    if !good {
-        card.discard(queue);
-    }
-    good
-}
-
 impl Driver for DpdkDriver {
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
         let now_us = self.now_us();
+        let mut patience = Patience::default();
         let mut taken: usize = 0;
         for datagram in datagrams {
             if datagram.len() > self.max_datagram {
@@ -402,33 +417,30 @@ impl Driver for DpdkDriver {
                 continue;
             }
             let found = self.neighbours.find(now_us, datagram.to, &mut self.calls);
-            let (Some((number, template)), Some(frames)) = (found, &self.frames) else {
+            let Some((number, template)) = found else {
                 // Its neighbour has just been asked for; whoever wants an answer sends again.
                 self.stats.send_errors += 1;
                 taken += 1;
                 continue;
             };
-            let card = &mut self.cards[number];
             // Datagrams of one destination keep their order: always the same queue.
-            let queue = datagram.to.port() % card.queues();
-            if !put(
-                card,
-                queue,
-                frames,
-                &template,
-                datagram.parts,
-                &mut self.stats,
-            ) {
-                self.stats.send_full += 1;
-                break;
+            let (_, place) = share(spread(datagram.to), self.cards.len());
+            let (queue, _) = share(place, self.cards[number].queues().into());
+            let queue = queue as u16;
+            if !self.put(number, queue, &template, datagram.parts) {
+                self.reclaim(&mut patience);
+                if !self.put(number, queue, &template, datagram.parts) {
+                    self.stats.send_full += 1;
+                    break;
+                }
             }
             taken += 1;
-            if card.ready(queue) || taken.is_multiple_of(self.burst) {
-                self.flush();
+            if self.cards[number].ready(queue) || taken.is_multiple_of(self.burst) {
+                self.flush(&mut patience);
             }
         }
-        self.flush();
-        self.call();
+        self.flush(&mut patience);
+        self.call(&mut patience);
         if taken > 0 {
             self.timer.busy(now_us);
         }
@@ -448,18 +460,14 @@ impl Driver for DpdkDriver {
             self.look(now_us);
         }
         let max = max.min(self.burst);
-        let count = self.cards.len();
-        self.first = (self.first + 1) % count;
-        for turn in 0..count {
-            let number = (self.first + turn) % count;
-            for queue in 0..self.cards[number].queues() {
-                let left = max - (out.len() - before);
-                if left > 0 {
-                    self.receive(now_us, number, queue, left, out);
-                }
+        let queues = self.cards.first().map_or(0, Card::queues);
+        for (number, queue) in self.rotation.next(self.cards.len(), queues) {
+            let left = max - (out.len() - before);
+            if left > 0 {
+                self.receive(now_us, number, queue, left, out);
             }
         }
-        self.call();
+        self.call(&mut Patience::default());
         if out.len() > before {
             self.timer.busy(now_us);
         } else {
@@ -476,8 +484,10 @@ impl Driver for DpdkDriver {
         self.max_datagram
     }
 
-    fn scatters(&self) -> bool {
-        true
+    fn scatters(&self) -> Option<usize> {
+        // Behind DPDK's headroom, and in the first of them the headers.
+        let room = self.cards.iter().map(|card| card.room).min()?;
+        Some(room.saturating_sub(headers::MOST_BYTES).max(LEAST_PIECE))
     }
 
     fn pool(&self) -> Option<Pool> {
@@ -523,25 +533,5 @@ impl Drop for DpdkDriver {
         if let Some(frames) = self.frames.take() {
             close_cards(std::mem::take(&mut self.cards), &frames);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::IpAddr;
-
-    use super::*;
-
-    #[test]
-    fn clients_need_an_address() {
-        let options = DpdkOptions::parse("net_null0").unwrap();
-        let any = SocketAddr::from(([0, 0, 0, 0], 0));
-        assert_eq!(local_address(any, &options), Err(DpdkError::NoAddress(any)));
-        let options = DpdkOptions::parse("net_null0;address=10.0.0.3").unwrap();
-        let local = local_address(any, &options).unwrap();
-        assert_eq!(local.ip(), IpAddr::from([10, 0, 0, 3]));
-        assert!(local.port() >= 0xc000);
-        let six = SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0));
-        assert_eq!(local_address(six, &options), Err(DpdkError::NoAddress(six)));
     }
 }

@@ -3,6 +3,9 @@
 //! A destination outside our own network is reached by the gateway, if there is one. What is known is good for half a
 //! minute after it was last heard, and asked for again before that is over. No clock: `now_us` comes with each call.
 //!
+//! With several ports a machine is asked every second by each: a cable that dies behind a switch leaves our link up, and
+//! only the silence of one beside the others tells.
+//!
 //! Anybody can make us answer to an address that is not theirs, so strangers, machines never heard, may cost little: so
 //! many questions a second, and when there is no room, strangers go before any machine that has been heard.
 
@@ -17,6 +20,10 @@ const KEPT_US: u64 = 30_000_000;
 const STALE_US: u64 = 15_000_000;
 /// Time between two questions for the same machine, µs.
 const ASK_EVERY_US: u64 = 20_000;
+/// With several ports: time between two questions for a machine that is written to, µs, and by how much the last word
+/// by one port may be older than that by another.
+const PROBE_EVERY_US: u64 = 1_000_000;
+const SILENT_US: u64 = 3_000_000;
 /// Machines kept. A network segment has fewer.
 const MOST_MACHINES: usize = 4096;
 /// Questions for strangers: at most this many at once...
@@ -37,19 +44,29 @@ struct Machine {
 }
 
 impl Machine {
-    /// The ports by which it can be reached now.
+    fn last_heard(&self) -> Option<u64> {
+        self.heard.iter().flatten().map(|(_, at)| *at).max()
+    }
+
+    /// The ports by which it can be reached now: those that have not been silent for long, while it was heard by others.
     fn ports(&self, now_us: u64) -> impl Iterator<Item = (usize, Mac)> + '_ {
         let known = self.heard.iter().enumerate();
+        let freshest = self.last_heard().unwrap_or(0);
         known.filter_map(move |(port, heard)| {
             let (mac, at) = (*heard)?;
-            (now_us < at + KEPT_US).then_some((port, mac))
+            let good = now_us < at + KEPT_US && freshest <= at + SILENT_US;
+            good.then_some((port, mac))
         })
     }
 
+    /// Its address by this port, if it was heard a moment ago: to be asked there, and nobody else disturbed.
+    fn near(&self, port: usize, now_us: u64) -> Option<Mac> {
+        let (mac, at) = (*self.heard.get(port)?)?;
+        (now_us < at + SILENT_US).then_some(mac)
+    }
+
     fn is_stale(&self, now_us: u64) -> bool {
-        let fresh =
-            |heard: &Option<(Mac, u64)>| heard.is_some_and(|(_, at)| now_us < at + STALE_US);
-        !self.heard.iter().any(fresh)
+        self.last_heard().is_none_or(|at| now_us >= at + STALE_US)
     }
 
     fn is_stranger(&self) -> bool {
@@ -58,8 +75,14 @@ impl Machine {
 
     /// Whether it is to be asked for.
     fn is_due(&self, now_us: u64) -> bool {
-        let asked = |asked| now_us < asked + ASK_EVERY_US;
-        self.is_stale(now_us) && !self.asked_us.is_some_and(asked)
+        let every_us = if self.is_stale(now_us) {
+            ASK_EVERY_US
+        } else if self.heard.iter().flatten().count() > 1 {
+            PROBE_EVERY_US
+        } else {
+            return false;
+        };
+        self.asked_us.is_none_or(|at| now_us >= at + every_us)
     }
 }
 
@@ -77,6 +100,23 @@ pub(super) struct Neighbours {
     stranger_credit: u64,
     credited_us: u64,
     ways: HashMap<SocketAddr, (usize, Template, u64)>,
+}
+
+/// Where a destination stands among all, as a fraction of 2^32: evenly for machines with one port number, for ports of one
+/// machine, and for both counted up together.
+pub(super) fn spread(to: SocketAddr) -> u32 {
+    let end = match to.ip() {
+        IpAddr::V4(ip) => u32::from(ip) & 0xffff,
+        IpAddr::V6(ip) => u32::from(ip.segments()[7]),
+    };
+    // Multiples of the golden ratio keep away from each other; so do those of six times it, and of seven times.
+    (end + 6 * u32::from(to.port())).wrapping_mul(0x9e37_79b1)
+}
+
+/// Which of so many ways are its; and where it stands among those who have the same.
+pub(super) fn share(place: u32, ways: usize) -> (usize, u32) {
+    let scaled = u64::from(place) * ways as u64;
+    ((scaled >> 32) as usize, scaled as u32)
 }
 
 /// Whether two addresses begin with the same bits.
@@ -141,13 +181,14 @@ impl Neighbours {
         if ask {
             machine.asked_us = Some(now_us);
             for (port, mac) in self.macs.iter().enumerate() {
-                let question = discovery::question(*mac, self.local.ip(), hop);
+                let near = machine.near(port, now_us);
+                let question = discovery::question(*mac, self.local.ip(), hop, near);
                 calls.extend(question.map(|packet| (port, packet)));
             }
         }
         // Of several ways each destination has its own, so that its datagrams stay in order.
-        let ways = machine.ports(now_us).count().max(1);
-        let (port, mac) = machine.ports(now_us).nth(usize::from(to.port()) % ways)?;
+        let (way, _) = share(spread(to), machine.ports(now_us).count());
+        let (port, mac) = machine.ports(now_us).nth(way)?;
         let headers = Template::new(self.macs[port], self.local, mac, to)?;
         if self.ways.len() >= MOST_WAYS {
             self.ways.clear();
@@ -188,11 +229,10 @@ impl Neighbours {
         if self.drop_stranger() {
             return;
         }
-        let last = |machine: &Machine| machine.heard.iter().flatten().map(|(_, at)| *at).max();
         let oldest = self
             .machines
             .iter()
-            .min_by_key(|(ip, machine)| (last(machine), **ip));
+            .min_by_key(|(ip, machine)| (machine.last_heard(), **ip));
         if let Some(ip) = oldest.map(|(ip, _)| *ip) {
             self.machines.remove(&ip);
         }
@@ -258,217 +298,4 @@ impl Neighbours {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MAC: [Mac; 4] = [
-        [2, 0, 0, 0, 0, 1],
-        [2, 0, 0, 0, 0, 2],
-        [2, 0, 0, 0, 0, 3],
-        [2, 0, 0, 0, 0, 4],
-    ];
-
-    fn at(text: &str) -> SocketAddr {
-        text.parse().unwrap()
-    }
-
-    /// Carries calls to and fro between two ends, port by port, until nobody has more to say.
-    fn carry(now_us: u64, mut calls: Vec<Call>, a: &mut Neighbours, b: &mut Neighbours) {
-        let mut at_b = true;
-        for _ in 0..4 {
-            let mut more = Vec::new();
-            for (port, packet) in calls {
-                let to = if at_b { &mut *b } else { &mut *a };
-                assert!(to.hear(now_us, port, &packet, &mut more));
-            }
-            (calls, at_b) = (more, !at_b);
-        }
-        assert!(calls.is_empty());
-    }
-
-    #[test]
-    fn asked_once_then_known_both_ways_until_it_is_old() {
-        for (one, other) in [("10.0.0.1:1", "10.0.0.2:2"), ("[fd77::1]:1", "[fd77::2]:2")] {
-            let (one, other) = (at(one), at(other));
-            let mut a = Neighbours::new(one, None, vec![MAC[0]]);
-            let mut b = Neighbours::new(other, None, vec![MAC[1]]);
-            let mut calls = Vec::new();
-            assert_eq!(a.find(0, other, &mut calls), None);
-            assert_eq!(a.find(1, other, &mut calls), None);
-            assert_eq!(calls.len(), 1, "not asked twice at once");
-            carry(2, calls, &mut a, &mut b);
-            let mut calls = Vec::new();
-            let (port, headers) = a.find(3, other, &mut calls).unwrap();
-            assert_eq!(
-                (port, headers),
-                (0, Template::new(MAC[0], one, MAC[1], other).unwrap())
-            );
-            assert!(b.find(3, one, &mut calls).is_some(), "who asked is known");
-            assert!(calls.is_empty());
-            // Old, but good: asked for again meanwhile.
-            assert!(a.find(STALE_US + 5, other, &mut calls).is_some());
-            assert_eq!(calls.len(), 1);
-            assert_eq!(a.find(KEPT_US + WAY_US + 5, other, &mut calls), None);
-        }
-    }
-
-    #[test]
-    fn several_ports_are_used_in_turn_and_dead_ones_are_not() {
-        let peer = |port: u16| SocketAddr::from(([10, 0, 0, 2], port));
-        let mut a = Neighbours::new(at("10.0.0.1:1"), None, vec![MAC[0], MAC[1]]);
-        let mut b = Neighbours::new(at("10.0.0.2:1"), None, vec![MAC[2], MAC[3]]);
-        let mut calls = Vec::new();
-        assert_eq!(a.find(0, peer(1), &mut calls), None);
-        assert_eq!(calls.len(), 2, "asked by every port");
-        carry(0, calls, &mut a, &mut b);
-        let used = |a: &mut Neighbours, port| a.find(1, peer(port), &mut Vec::new()).unwrap().0;
-        assert_ne!(used(&mut a, 1), used(&mut a, 2));
-        assert_eq!(used(&mut a, 3), used(&mut a, 5));
-        a.forget(0);
-        assert_eq!((used(&mut a, 1), used(&mut a, 2)), (1, 1));
-    }
-
-    #[test]
-    fn strangers_are_reached_by_the_gateway() {
-        let gateway = Some(([10, 0, 0, 254].into(), 24));
-        let mut a = Neighbours::new(at("10.0.0.1:1"), gateway, vec![MAC[0]]);
-        let mut router = Neighbours::new(at("10.0.0.254:1"), None, vec![MAC[1]]);
-        let mut calls = Vec::new();
-        assert_eq!(a.find(0, at("192.0.2.9:7"), &mut calls), None);
-        carry(0, calls, &mut a, &mut router);
-        let (_, headers) = a.find(1, at("192.0.2.9:7"), &mut Vec::new()).unwrap();
-        let wanted = Template::new(MAC[0], at("10.0.0.1:1"), MAC[1], at("192.0.2.9:7"));
-        assert_eq!(Some(headers), wanted);
-        let mut calls = Vec::new();
-        assert_eq!(
-            a.find(1, at("10.0.0.9:7"), &mut calls),
-            None,
-            "a neighbour that nobody has heard"
-        );
-        assert_eq!(calls.len(), 1);
-        assert_eq!(
-            a.find(1, at("[fd77::1]:7"), &mut calls),
-            None,
-            "the other family"
-        );
-    }
-
-    #[test]
-    fn unasked_news_is_not_kept() {
-        let mut a = Neighbours::new(at("10.0.0.1:1"), None, vec![MAC[0]]);
-        let mut calls = Vec::new();
-        for number in 0..=255u8 {
-            let news = discovery::answer(
-                MAC[1],
-                [10, 0, 9, number].into(),
-                MAC[0],
-                [10, 0, 0, 1].into(),
-            );
-            assert!(a.hear(0, 0, &news.unwrap(), &mut calls));
-        }
-        assert!(a.machines.is_empty() && calls.is_empty());
-        // Nor is anybody believed who claims our own address.
-        let lie = discovery::answer(MAC[1], [10, 0, 0, 1].into(), MAC[0], [10, 0, 0, 1].into());
-        assert!(a.hear(0, 0, &lie.unwrap(), &mut calls));
-        assert!(a.machines.is_empty());
-    }
-
-    /// The machine with this number, not one of those that the tests name.
-    fn numbered(number: u32) -> SocketAddr {
-        SocketAddr::from((0x0b00_0000_u32.wrapping_add(number).to_be_bytes(), 9))
-    }
-
-    #[test]
-    fn strangers_push_out_strangers_only() {
-        let (own, peer, late) = (at("10.0.0.1:1"), at("10.0.0.2:2"), at("10.0.0.3:3"));
-        let mut a = Neighbours::new(own, None, vec![MAC[0], MAC[1]]);
-        let mut b = Neighbours::new(peer, None, vec![MAC[2], MAC[3]]);
-        let mut c = Neighbours::new(late, None, vec![MAC[2], MAC[3]]);
-        let mut calls = Vec::new();
-        assert_eq!(a.find(0, peer, &mut calls), None);
-        carry(0, calls, &mut a, &mut b);
-        let mut questions = 0;
-        for number in 0..50_000u32 {
-            let now_us = u64::from(number) * 1000;
-            let mut calls = Vec::new();
-            assert_eq!(a.find(now_us, numbered(number), &mut calls), None);
-            questions += calls.len();
-            assert!(a.machines.len() <= MOST_MACHINES && a.strangers.len() <= MOST_MACHINES);
-            let mut calls = Vec::new();
-            assert!(a.find(now_us, peer, &mut calls).is_some(), "{number}");
-            carry(now_us, calls, &mut a, &mut b);
-            // Somebody new is found all the same, and who asks is known.
-            if number == 20_000 {
-                let mut calls = Vec::new();
-                assert_eq!(a.find(now_us, late, &mut calls), None);
-                carry(now_us, calls, &mut a, &mut c);
-            }
-            if number == 30_000 {
-                let mut calls = Vec::new();
-                let asks = discovery::question(MAC[2], [10, 0, 0, 4].into(), own.ip());
-                assert!(a.hear(now_us, 0, &asks.unwrap(), &mut calls));
-                assert_eq!(calls.len(), 1);
-            }
-        }
-        assert_eq!(questions, 100_000, "each was asked for by both ports");
-        for known in [peer, late, at("10.0.0.4:4")] {
-            assert!(!a.machines[&known.ip()].is_stranger());
-        }
-        // A cable that is out for a while makes nobody a stranger.
-        a.forget(0);
-        a.forget(1);
-        for number in 50_000..60_000 {
-            let now_us = u64::from(number) * 1000;
-            a.find(now_us, numbered(number), &mut Vec::new());
-        }
-        assert!(a.machines.contains_key(&peer.ip()));
-    }
-
-    #[test]
-    fn questions_for_strangers_are_few_and_known_machines_are_not_counted() {
-        let (own, peer) = (at("10.0.0.1:1"), at("10.0.0.2:2"));
-        let mut a = Neighbours::new(own, None, vec![MAC[0]]);
-        let mut b = Neighbours::new(peer, None, vec![MAC[1]]);
-        let mut calls = Vec::new();
-        assert_eq!(a.find(0, peer, &mut calls), None);
-        carry(0, calls, &mut a, &mut b);
-        let mut asked = Vec::new();
-        for number in 0..100_000u32 {
-            // In a second, new ones and the same again.
-            let now_us = u64::from(number) * 10;
-            a.find(now_us, numbered(number % 5000), &mut asked);
-        }
-        let most = STRANGERS_BURST + 1_000_000 / STRANGER_EVERY_US;
-        assert!(asked.len() as u64 <= most, "{} questions", asked.len());
-        // Whoever is known is asked for again although the strangers have used up theirs.
-        let stale_us = STALE_US + 5;
-        for number in 0..1000 {
-            a.find(stale_us, numbered(number), &mut Vec::new());
-        }
-        let mut calls = Vec::new();
-        assert!(a.find(stale_us, peer, &mut calls).is_some());
-        assert_eq!(calls.len(), 1);
-    }
-
-    #[test]
-    fn of_too_many_machines_the_one_not_heard_for_the_longest_time_goes() {
-        let own = at("10.0.0.1:1");
-        let mut a = Neighbours::new(own, None, vec![MAC[0]]);
-        let machines = MOST_MACHINES as u32;
-        let asks = |number| discovery::question(MAC[1], numbered(number).ip(), own.ip()).unwrap();
-        for number in 0..machines + 10 {
-            // The second asks first. Those for whom there is no room are answered, and not kept.
-            let mut calls = Vec::new();
-            assert!(a.hear((number ^ 1).into(), 0, &asks(number), &mut calls));
-            assert_eq!(calls.len(), 1);
-        }
-        assert_eq!(a.machines.len(), MOST_MACHINES);
-        for number in 0..1000 {
-            let now_us = 10_000 + u64::from(number) * STRANGER_EVERY_US;
-            a.find(now_us, numbered(machines + 20 + number), &mut Vec::new());
-        }
-        assert_eq!(a.machines.len(), MOST_MACHINES);
-        let gone = (0..machines).filter(|n| !a.machines.contains_key(&numbered(*n).ip()));
-        assert_eq!(gone.collect::<Vec<u32>>(), [1]);
-    }
-}
+mod tests;

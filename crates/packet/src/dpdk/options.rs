@@ -8,11 +8,12 @@ use super::error::DpdkError;
 const USUAL_MTU: u16 = 1500;
 const LEAST_MTU: u16 = 576;
 const MOST_MTU: u16 = 16_000;
-/// Left free by DPDK before each packet, and by frames of the usual size for it.
+/// Left free by DPDK before each packet.
 pub(super) const HEADROOM_BYTES: u32 = 128;
 /// Ethernet header with a tag, and checksum.
 const ETHERNET_BYTES: u32 = 22;
-const SMALL_FRAME: u32 = 2048;
+/// Room for a packet in a frame, at least.
+const LEAST_ROOM: u32 = 2048;
 
 /// How to open the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,13 +90,9 @@ impl DpdkOptions {
 
     /// The frame size that suits these ports: one packet in each frame.
     pub fn frame_bytes(&self) -> u32 {
-        let packet = u32::from(self.mtu) + ETHERNET_BYTES + HEADROOM_BYTES;
-        if packet <= SMALL_FRAME {
-            SMALL_FRAME
-        } else {
-            // Cards count in KiB what a buffer takes behind the headroom.
-            (packet - HEADROOM_BYTES).next_multiple_of(1024) + HEADROOM_BYTES
-        }
+        let packet = u32::from(self.mtu) + ETHERNET_BYTES;
+        // Cards count in KiB what a buffer takes behind the headroom.
+        packet.next_multiple_of(1024).max(LEAST_ROOM) + HEADROOM_BYTES
     }
 
     /// Bytes of the largest Ethernet packet, rounded up.
@@ -146,11 +143,11 @@ mod tests {
         );
         assert_eq!(options.frame_bytes(), 9344);
         assert!(DpdkOptions::is_pci(&options.ports[1]) && !DpdkOptions::is_pci(&options.ports[0]));
-        assert_eq!(DpdkOptions::parse("a").unwrap().frame_bytes(), 2048);
-        assert_eq!(
-            DpdkOptions::parse("a;mtu=9000").unwrap().frame_bytes() % 64,
-            0
-        );
+        for (mtu, bytes) in [(576, 2176), (1500, 2176), (2026, 2176), (2027, 3200)] {
+            let options = DpdkOptions::parse(&format!("a;mtu={mtu}")).unwrap();
+            assert_eq!(options.frame_bytes(), bytes, "{mtu}");
+            assert_eq!(bytes % 64, 0);
+        }
     }
 
     #[test]

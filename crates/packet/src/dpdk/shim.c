@@ -33,8 +33,10 @@ typedef void (*cy_lent_fn)(void *token);
 
 #define CY_TOKEN_BYTES 32
 #define CY_BURST 64
+#define CY_LENT_PER_HEADER 4
 
 struct cy_frames {
+	unsigned int id;
 	struct rte_mempool *mbufs;   /* one for each frame */
 	struct rte_mempool *headers; /* memory of their own: headers, and what is copied behind them */
 	struct rte_mempool *lent;    /* no memory: name a payload where it lies */
@@ -163,8 +165,7 @@ void cy_frames_destroy(struct cy_frames *frames)
 	free(frames);
 }
 
-static int make_pools(struct cy_frames *frames, unsigned int id, uint32_t frame_bytes, uint32_t count,
-		      uint32_t header_bytes, uint32_t header_count)
+static int describe_frames(struct cy_frames *frames, uint32_t frame_bytes, uint32_t count)
 {
 	struct rte_pktmbuf_extmem memory = {
 		.buf_ptr = frames->base,
@@ -174,7 +175,7 @@ static int make_pools(struct cy_frames *frames, unsigned int id, uint32_t frame_
 	};
 	char name[RTE_MEMPOOL_NAMESIZE];
 
-	snprintf(name, sizeof(name), "cyclone%u-frames", id);
+	snprintf(name, sizeof(name), "cyclone%u-frames", frames->id);
 	if (rte_mbuf_set_user_mempool_ops(frame_ops.name) < 0)
 		return -rte_errno;
 	being_created = frames;
@@ -185,30 +186,38 @@ static int make_pools(struct cy_frames *frames, unsigned int id, uint32_t frame_
 	if (frames->mbufs == NULL)
 		return -rte_errno;
 	rte_mempool_obj_iter(frames->mbufs, bind_frame, frames);
-
-	snprintf(name, sizeof(name), "cyclone%u-headers", id);
-	frames->headers = rte_pktmbuf_pool_create_by_ops(name, header_count, 0, 0, header_bytes, SOCKET_ID_ANY,
-							 RTE_MBUF_DEFAULT_MEMPOOL_OPS);
-	snprintf(name, sizeof(name), "cyclone%u-lent", id);
-	frames->lent = rte_pktmbuf_pool_create_by_ops(name, 4 * header_count, 0,
-						      RTE_ALIGN(sizeof(struct cy_loan), RTE_MBUF_PRIV_ALIGN), 0,
-						      SOCKET_ID_ANY, RTE_MBUF_DEFAULT_MEMPOOL_OPS);
-	return frames->headers == NULL || frames->lent == NULL ? -rte_errno : 0;
+	return 0;
 }
 
-/* Makes pools of mbufs over `count` frames that begin at `base`. NULL and a positive `error` when it fails. */
-struct cy_frames *cy_frames_create(unsigned int id, void *base, uint32_t frame_bytes, uint32_t count,
-				   uint32_t header_bytes, uint32_t header_count, void *context, cy_take_fn take,
-				   cy_give_fn give, cy_count_fn counted, cy_lent_fn sent, int *error)
+/* Makes the buffers for sending; before that, none is free. Zero, or negative. */
+int cy_frames_send(struct cy_frames *frames, uint32_t header_bytes, uint32_t header_count)
+{
+	char name[RTE_MEMPOOL_NAMESIZE];
+
+	snprintf(name, sizeof(name), "cyclone%u-headers", frames->id);
+	frames->headers = rte_pktmbuf_pool_create_by_ops(name, header_count, 0, 0, header_bytes, SOCKET_ID_ANY,
+							 RTE_MBUF_DEFAULT_MEMPOOL_OPS);
+	if (frames->headers == NULL)
+		return -rte_errno;
+	snprintf(name, sizeof(name), "cyclone%u-lent", frames->id);
+	frames->lent = rte_pktmbuf_pool_create_by_ops(name, CY_LENT_PER_HEADER * header_count, 0,
+						      RTE_ALIGN(sizeof(struct cy_loan), RTE_MBUF_PRIV_ALIGN), 0,
+						      SOCKET_ID_ANY, RTE_MBUF_DEFAULT_MEMPOOL_OPS);
+	return frames->lent == NULL ? -rte_errno : 0;
+}
+
+/* Makes a pool of mbufs over `count` frames that begin at `base`. NULL and a positive `error` when it fails. */
+struct cy_frames *cy_frames_create(unsigned int id, void *base, uint32_t frame_bytes, uint32_t count, void *context,
+				   cy_take_fn take, cy_give_fn give, cy_count_fn counted, cy_lent_fn sent, int *error)
 {
 	struct cy_frames *frames = calloc(1, sizeof(*frames));
 	const size_t huge = (size_t)2 << 20;
 	int rc;
 
-	if (frames == NULL) {
-		*error = ENOMEM;
+	*error = ENOMEM;
+	if (frames == NULL)
 		return NULL;
-	}
+	frames->id = id;
 	frames->base = base;
 	frames->len = RTE_ALIGN_CEIL((size_t)frame_bytes * count, 4096);
 	frames->page_bytes = (uintptr_t)base % huge == 0 && frames->len % huge == 0 ? huge : 4096;
@@ -219,7 +228,6 @@ struct cy_frames *cy_frames_create(unsigned int id, void *base, uint32_t frame_b
 	frames->sent = sent;
 	frames->of = calloc(count, sizeof(*frames->of));
 	if (frames->of == NULL) {
-		*error = ENOMEM;
 		cy_frames_destroy(frames);
 		return NULL;
 	}
@@ -229,7 +237,7 @@ struct cy_frames *cy_frames_create(unsigned int id, void *base, uint32_t frame_b
 		return NULL;
 	}
 	frames->registered = true;
-	rc = make_pools(frames, id, frame_bytes, count, header_bytes, header_count);
+	rc = describe_frames(frames, frame_bytes, count);
 	if (rc != 0) {
 		*error = -rc;
 		cy_frames_destroy(frames);
@@ -249,7 +257,7 @@ struct cy_port_info {
 	uint16_t most_pieces; /* of a packet to send; 1: it cannot be in pieces */
 	uint16_t most_queues;
 	bool gated; /* bursts lock the gate */
-	char driver[64];
+	bool copies; /* whoever sends gets the buffers back at once, and whoever receives fills them to the last byte */
 };
 
 /* Finds a device by its name, or makes it known (a PCI address, a virtual device with its arguments). The port's
@@ -269,22 +277,23 @@ int cy_port_find(const char *name, const char *device, bool *made)
 	return rte_eth_dev_get_port_by_name(name, &port) == 0 ? port : -ENODEV;
 }
 
-/* Configures a port; `queues` of each kind. Zero, or negative. */
+/* Configures a port; `queues` of each kind, of so many slots if it has them. Zero, or negative. */
 int cy_port_setup(uint16_t port, struct cy_frames *frames, uint16_t queues, uint16_t mtu, uint16_t receive_slots,
-		  struct cy_port_info *info)
+		  uint16_t send_slots, struct cy_port_info *info)
 {
 	struct rte_eth_conf conf = {0};
 	struct rte_eth_dev_info device;
 	struct rte_ether_addr mac;
-	uint16_t send_slots = 1024;
 	bool memif;
 	int rc = rte_eth_dev_info_get(port, &device);
 
 	if (rc != 0)
 		return rc;
 	memif = strcmp(device.driver_name, "net_memif") == 0;
+	info->copies = memif || strcmp(device.driver_name, "net_af_packet") == 0;
+	/* These keep no buffers, and have slots of their own. */
+	send_slots = info->copies ? RTE_MIN(send_slots, 1024) : send_slots;
 	info->most_queues = RTE_MIN(device.max_rx_queues, device.max_tx_queues);
-	strncpy(info->driver, device.driver_name, sizeof(info->driver) - 1);
 	if (queues > info->most_queues)
 		return -ERANGE;
 	/* The card reads and writes the frames. Virtual devices do not, and their buses cannot map memory. */
@@ -493,7 +502,7 @@ static void add_piece(struct cy_outbox *box, struct rte_mbuf *mbuf)
 	box->last = mbuf;
 }
 
-/* A new piece of `len` bytes in memory of its own, for the caller to fill. NULL: none is free. */
+/* A new piece of `len` bytes in memory of its own, for the caller to fill. NULL: none is free, or it does not fit. */
 void *cy_copy(struct cy_frames *frames, struct cy_outbox *box, uint16_t len)
 {
 	struct rte_mbuf *mbuf = rte_pktmbuf_alloc(frames->headers);
@@ -502,11 +511,10 @@ void *cy_copy(struct cy_frames *frames, struct cy_outbox *box, uint16_t len)
 		return NULL;
 	void *data = rte_pktmbuf_append(mbuf, len);
 
-	if (data == NULL) {
+	if (data == NULL)
 		rte_pktmbuf_free(mbuf);
-		return NULL;
-	}
-	add_piece(box, mbuf);
+	else
+		add_piece(box, mbuf);
 	return data;
 }
 
@@ -572,6 +580,13 @@ unsigned int cy_send(uint16_t port, uint16_t queue, struct cy_outbox *box, bool 
 	box->count -= sent;
 	memmove(box->ready, box->ready + sent, box->count * sizeof(box->ready[0]));
 	return sent;
+}
+
+/* Takes back the buffers that the card has read but not let go of, where it can be asked for them. */
+void cy_reclaim(uint16_t port, uint16_t queues)
+{
+	for (uint16_t queue = 0; queue < queues; queue++)
+		rte_eth_tx_done_cleanup(port, queue, 0);
 }
 
 /* Gives up what is ready; answers how many packets. */

@@ -5,15 +5,12 @@ use cyclone_pmem::pool::Pool;
 use crate::driver::{Driver, HEADROOM};
 use crate::header::DATA_BYTES;
 
-/// Bytes of each frame that a driver which scatters may leave empty, at most.
-const SCATTER_LOSS: usize = 384;
-
 /// The largest datagram that can be received.
 pub(super) fn largest_datagram(driver: &dyn Driver, pool: &Pool) -> usize {
     let most = driver.max_datagram();
     match driver.scatters() {
-        true => most,
-        false => most.min((pool.frame_bytes() as usize).saturating_sub(HEADROOM)),
+        Some(_) => most,
+        None => most.min((pool.frame_bytes() as usize).saturating_sub(HEADROOM)),
     }
 }
 
@@ -25,10 +22,6 @@ pub(super) fn chunk_of(max_datagram: usize) -> usize {
 /// Payload bytes per frame of a message of many datagrams, at least.
 pub(super) fn chunk_per_frame(driver: &dyn Driver, pool: &Pool) -> usize {
     let most = largest_datagram(driver, pool);
-    let frame_bytes = pool.frame_bytes() as usize;
-    let frames = match driver.scatters() {
-        true => most.div_ceil(frame_bytes.saturating_sub(SCATTER_LOSS).max(1)),
-        false => 1,
-    };
+    let frames = driver.scatters().map_or(1, |bytes| most.div_ceil(bytes));
     chunk_of(most) / frames.max(1)
 }

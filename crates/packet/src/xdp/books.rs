@@ -82,6 +82,12 @@ impl Shared {
         self.is_short.load(Ordering::Relaxed)
     }
 
+    /// One of the sockets goes, and has brought what it had: somebody else is to offer the frames that are missing now.
+    pub(super) fn note_gone(&self, books: &Books) {
+        self.is_short.store(true, Ordering::Relaxed);
+        self.is_sending.store(books.pieces > 0, Ordering::Relaxed);
+    }
+
     /// Offers the kernel as many frames as it should have; false when the pool had too few. `socket`: any of the queue's.
     pub(super) fn refill(&self, books: &mut Books, pool: &Pool, socket: &Socket) -> bool {
         let full = books.refill(pool, socket);
@@ -168,6 +174,12 @@ impl Books {
             self.rings.completion.publish();
             self.pieces -= done.min(self.pieces);
         }
+    }
+
+    /// The kernel was given this piece to send and will never take it.
+    pub(super) fn take_back(&mut self, address: u64) {
+        self.release(address);
+        self.pieces = self.pieces.saturating_sub(1);
     }
 
     /// One descriptor's part in its frame is over.

@@ -2,11 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use super::program::Instruction;
 
 const MAP_CREATE: i32 = 0;
 const MAP_UPDATE_ELEM: i32 = 2;
+const MAP_DELETE_ELEM: i32 = 3;
 const PROG_LOAD: i32 = 5;
 #[cfg(test)]
 const PROG_TEST_RUN: i32 = 10;
@@ -27,6 +29,8 @@ pub(crate) const MODE_GENERIC: u32 = 1 << 1;
 
 /// What our program is called in the kernel; at most 15 bytes.
 pub(crate) const PROGRAM_NAME: &[u8] = b"cyclone_packets";
+/// How long programs are waited for where the kernel does not tell.
+const PROGRAMS_PAUSE: Duration = Duration::from_millis(50);
 const LICENSE: &[u8] = b"Apache-2.0\0";
 
 /// An argument block of bpf(2), as far as any command here reads it.
@@ -119,6 +123,25 @@ pub(crate) fn set_socket(map: &OwnedFd, place: u32, socket: &OwnedFd) -> io::Res
         .u64(16, address(&value));
     // SAFETY: key and value are four bytes each, as the map was made, and live for the call.
     unsafe { call(MAP_UPDATE_ELEM, &mut attributes).map(|_| ()) }
+}
+
+/// From now on packets that the program sends to this place go to the kernel. Nothing can be done about a refusal: there is no
+/// socket at this place then.
+pub(crate) fn clear_socket(map: &OwnedFd, place: u32) {
+    let mut attributes = Attributes::new().u32(0, raw(map)).u64(8, address(&place));
+    // SAFETY: the key is four bytes, as the map was made, and lives for the call.
+    let _ = unsafe { call(MAP_DELETE_ELEM, &mut attributes) };
+}
+
+/// Returns when programs that may have seen a map as it was are through with their packets.
+pub(crate) fn wait_for_programs() {
+    // The kernel lets all CPUs finish what they are at, received packets among it, before it answers.
+    // SAFETY: no memory is passed.
+    let rc = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if rc != 0 {
+        // Not where CPUs run without ticks. A turn of receiving takes two ticks at most.
+        std::thread::sleep(PROGRAMS_PAUSE);
+    }
 }
 
 /// Has the kernel check and take a program. `frags`: one that understands packets in several buffers, if the kernel does;

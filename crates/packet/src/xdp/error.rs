@@ -77,6 +77,19 @@ pub enum XdpError {
         "another Cyclone process uses AF_XDP on interface {0}; each needs an interface of its own"
     )]
     InUse(String),
+    /// Several ports where the kernel cannot keep them apart.
+    #[error(
+        "{ports} ports on interface {interface} need Linux 6.15 or later, since its driver runs no XDP programs; \
+         this is Linux {kernel}: use one thread for all logs, or --transport udp"
+    )]
+    OldKernel {
+        /// The interface.
+        interface: String,
+        /// Ports asked for.
+        ports: u16,
+        /// The kernel's version.
+        kernel: String,
+    },
     /// The pool has too few frames, or of a size that cannot be used.
     #[error("{count} frames of {bytes} bytes are too few or too small for AF_XDP")]
     Frames {
@@ -130,7 +143,7 @@ impl From<XdpError> for io::Error {
             XdpError::NoRight { .. } => io::ErrorKind::PermissionDenied,
             XdpError::NoInterface(_) => io::ErrorKind::NotFound,
             XdpError::InUse(_) | XdpError::Occupied { .. } => io::ErrorKind::ResourceBusy,
-            XdpError::NoSupport { .. } => io::ErrorKind::Unsupported,
+            XdpError::NoSupport { .. } | XdpError::OldKernel { .. } => io::ErrorKind::Unsupported,
             _ => io::ErrorKind::Other,
         };
         io::Error::new(kind, error)

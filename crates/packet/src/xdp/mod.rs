@@ -3,6 +3,7 @@
 //! ```text
 //! XdpDriver   what is sent and received, by which way                    mod.rs, open.rs, interface.rs
 //!   Queue     one port's part in a receive queue                         queue.rs
+//!     bind    in which way sockets are bound, and how many frames they have     bind.rs
 //!     Books   frames lent to the kernel and taken back                   books.rs
 //!     Socket  its rings and the registered memory                        socket.rs, ring.rs
 //!   Routes    headers by destination, from the kernel's tables           routes.rs, netlink.rs
@@ -13,6 +14,7 @@
 //! ```
 //! //= cyclone §4.1, §4.2
 
+mod bind;
 mod books;
 mod bpf;
 mod error;
@@ -22,6 +24,7 @@ mod netlink;
 mod open;
 mod program;
 mod queue;
+mod release;
 mod ring;
 mod routes;
 mod socket;
@@ -56,7 +59,7 @@ const KERNEL_BURST: usize = 8;
 struct Card {
     _attached: OwnedFd,
     _program: OwnedFd,
-    _map: OwnedFd,
+    map: OwnedFd,
     /// Its first among each driver's queues.
     first_queue: usize,
 }
@@ -75,6 +78,8 @@ pub struct XdpDriver {
     own_pool: bool,
     local: SocketAddr,
     max_datagram: usize,
+    /// Bytes of a received datagram that its first frame holds; the others hold more.
+    frame_room: usize,
     burst: usize,
     description: String,
     /// Queue that is looked at first, so that none starves.
@@ -152,6 +157,22 @@ impl XdpDriver {
     }
 }
 
+impl Drop for XdpDriver {
+    /// Where other ports go on, no packet comes to this one's sockets any more when their rings are looked at for the last time.
+    fn drop(&mut self) {
+        if Arc::strong_count(&self.cards) == 1 {
+            return;
+        }
+        let each = (self.queues.len() / self.cards.len()).max(1);
+        for (card, queues) in self.cards.iter().zip(self.queues.chunks(each)) {
+            for queue in queues {
+                bpf::clear_socket(&card.map, queue.place());
+            }
+        }
+        bpf::wait_for_programs();
+    }
+}
+
 impl Driver for XdpDriver {
     /// One full queue does not keep the others' datagrams back: what finds its queue full is counted and skipped. Only those
     /// skipped at the end are not among the taken.
@@ -185,9 +206,10 @@ impl Driver for XdpDriver {
         let before = out.len();
         let max = max.min(self.burst);
         self.calls = self.calls.wrapping_add(1);
-        let looks = self.calls.is_multiple_of(KERNEL_EVERY) || (self.kernel_is_readable && max > 1);
-        // Full queues leave the kernel's socket a part of its burst.
-        let kept = match looks {
+        let looks = self.calls.is_multiple_of(KERNEL_EVERY) || self.kernel_is_readable;
+        // Full queues leave the kernel's socket a part of its burst. Of one datagram there are no parts: then it has its turn when
+        // they have nothing.
+        let kept = match looks && max > 1 {
             true => KERNEL_BURST.min(max.div_ceil(4)),
             false => 0,
         };
@@ -234,8 +256,8 @@ impl Driver for XdpDriver {
             .min(self.max_datagram)
     }
 
-    fn scatters(&self) -> bool {
-        true
+    fn scatters(&self) -> Option<usize> {
+        Some(self.frame_room)
     }
 
     fn pool(&self) -> Option<Pool> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use cyclone_pmem::Region;
 use cyclone_pmem::pool::Pool;
 
+use super::bind::{self, Offer, Wanted};
 use super::error::XdpError;
 use super::interface::{Fit, attach, find_link, look, open_netlink};
 use super::kernel::KernelSocket;
@@ -15,7 +16,7 @@ use super::netlink::Netlink;
 use super::queue::{Queue, QueueOptions};
 use super::routes::Routes;
 use super::socket::{self, BUSY_TRIES, Binding, QueueRings, Sizes, Socket, Umem};
-use super::{Card, XdpDriver, bpf, program};
+use super::{Card, XdpDriver, bpf, program, release};
 use crate::driver::{DriverStats, HEADROOM};
 use crate::header::DATA_BYTES;
 use crate::headers;
@@ -27,9 +28,8 @@ const SMALL_CHUNK: u32 = 2048;
 const LARGE_CHUNK: u32 = 4096;
 /// Descriptors in a socket's send ring.
 const SEND_RING: u32 = 4096;
-/// Frames for headers, and offered to receive into, per queue at most.
+/// Frames for headers per queue at most.
 const MOST_OWN: u32 = 1024;
-const MOST_OFFERED: u32 = 2048;
 /// Fewer frames than this are of no use.
 const LEAST_FRAMES: u32 = 64;
 /// Frames of a pool of the driver's own.
@@ -87,7 +87,7 @@ impl XdpOptions {
 }
 
 /// The memory of a pool as the kernel is told it.
-fn umem(pool: &Pool, ip: IpAddr) -> Result<Umem, XdpError> {
+pub(super) fn umem(pool: &Pool, ip: IpAddr) -> Result<Umem, XdpError> {
     let (bytes, count) = (pool.frame_bytes(), pool.count());
     let (address, len) = pool.span();
     // A frame that is a chunk begins on a multiple of its size; the whole begins on a page.
@@ -138,22 +138,25 @@ struct Shared<'a> {
     first: Option<OwnedFd>,
     /// Of each port.
     queues: Vec<Vec<Queue>>,
-    /// Frames per queue.
+    /// Frames per queue, and those of them to receive into.
     share: u32,
+    offer: Offer,
     /// The first port.
     port: u16,
     /// Whether packets may lie in several buffers. The first socket to be bound decides for all.
     multi_buffer: bool,
     /// Whether an interface's longest packet needs that.
     long_packets: bool,
+    /// Whether the program runs in the card's driver.
+    native: bool,
 }
 
 impl Shared<'_> {
     /// Binds a socket to a queue for each port.
     fn bind(&mut self, fit: &Fit, queue: u32) -> Result<(), XdpError> {
-        let offer = (self.share / 4).clamp(16, MOST_OFFERED);
         let sizes = Sizes {
-            receive: offer.next_power_of_two(),
+            fill: self.offer.fill,
+            receive: self.offer.receive,
             send: SEND_RING,
         };
         let index = fit.link.index;
@@ -170,13 +173,15 @@ impl Shared<'_> {
             chunk_bytes: self.umem.chunk_bytes,
             multi_buffer: self.multi_buffer,
             own: (self.share / 8).clamp(8, MOST_OWN),
-            offer,
+            offer: self.offer.frames,
             port: self.port,
             interface: index,
+            place: queue * self.queues.len() as u32,
         };
         let first = Queue::new(socket, rings, self.pool, &options);
         for queues in &mut self.queues[1..] {
             options.port += 1;
+            options.place += 1;
             let beside = bind_beside(first.socket(), index, queue, sizes);
             queues.push(first.beside(beside.map_err(cannot)?, &options));
         }
@@ -192,45 +197,50 @@ impl Shared<'_> {
         queue: u32,
         sizes: Sizes,
     ) -> io::Result<(Socket, QueueRings)> {
-        let mut patience = BUSY_TRIES;
-        let mut bind = |socket: &Socket, multi_buffer, zero_copy| {
-            let binding = Binding::Own {
-                multi_buffer,
-                zero_copy,
-            };
-            socket.bind(index, queue, binding, &mut patience)
-        };
         let ringed = |fd| {
             let socket = Socket::new(fd, sizes)?;
             let rings = QueueRings::new(&socket, sizes)?;
             Ok::<_, io::Error>((socket, rings))
         };
-        let (socket, rings) = ringed(fd)?;
-        if self.multi_buffer {
-            if bind(&socket, true, true).is_ok() {
-                return Ok((socket, rings));
-            }
-            // Zero-copy for packets in one buffer, where that is all that the card knows. A socket of its own: what was
-            // refused has left its mark on the other one's memory.
-            if !self.long_packets
-                && let Ok(fd) = register(&self.umem)
-            {
-                let (single, its_rings) = ringed(fd)?;
-                if bind(&single, false, true).is_ok() {
-                    self.multi_buffer = false;
-                    return Ok((single, its_rings));
+        let ways = bind::ways(Wanted {
+            several_ports: self.queues.len() > 1,
+            unaligned: self.umem.unaligned,
+            native: self.native,
+            long_packets: self.long_packets,
+            multi_buffer: self.multi_buffer,
+        });
+        let (mut socket, mut rings) = ringed(fd)?;
+        let mut patience = BUSY_TRIES;
+        let mut is_marked = false;
+        let mut refusal = io::Error::from(io::ErrorKind::Unsupported);
+        for way in ways {
+            // What was refused with several buffers has left its mark on the socket's memory, so another one is needed.
+            if is_marked && !way.multi_buffer {
+                match register(&self.umem) {
+                    Ok(fd) => (socket, rings) = ringed(fd)?,
+                    Err(error) if way.zero_copy => {
+                        refusal = error;
+                        continue;
+                    }
+                    // No room for both. The kernel takes this way all the same; the program leaves it packets in one buffer only.
+                    Err(_) => {}
                 }
             }
-            match bind(&socket, true, false) {
-                Ok(()) => return Ok((socket, rings)),
-                // A kernel before 6.6.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-                Err(error) => return Err(error),
+            refusal = match socket.bind(index, queue, Binding::Own(way), &mut patience) {
+                Ok(()) => {
+                    self.multi_buffer = way.multi_buffer;
+                    return Ok((socket, rings));
+                }
+                Err(error) => error,
+            };
+            is_marked = way.multi_buffer;
+            // What the card cannot, the kernel may; and a kernel before 6.6 knows no packets in several buffers.
+            let no_buffers = way.multi_buffer && refusal.raw_os_error() == Some(libc::EINVAL);
+            if !way.zero_copy && !no_buffers {
+                break;
             }
-            self.multi_buffer = false;
         }
-        bind(&socket, false, false)?;
-        Ok((socket, rings))
+        Err(refusal)
     }
 
     /// Binds the first socket of one more queue, as the first of all is bound.
@@ -247,7 +257,8 @@ impl Shared<'_> {
     fn longest_datagram(&self) -> usize {
         let sent = self.queues[0].iter().map(Queue::longest_packet).min();
         let received = match self.multi_buffer {
-            true => usize::MAX,
+            // All pieces of a packet come into the ring, or none.
+            true => packet_room(&self.umem) * self.offer.receive as usize,
             false => packet_room(&self.umem),
         };
         let packet = sent.unwrap_or(0).min(received);
@@ -264,8 +275,13 @@ fn bind_beside(first: &Socket, index: u32, queue: u32, sizes: Sizes) -> io::Resu
 }
 
 /// Bytes of a received packet in a frame.
-fn packet_room(umem: &Umem) -> usize {
+pub(super) fn packet_room(umem: &Umem) -> usize {
     (umem.chunk_bytes - KERNEL_HEADROOM - umem.headroom) as usize
+}
+
+/// Bytes of a received datagram in its first frame: behind the headers. The others have none.
+pub(super) fn payload_room(umem: &Umem, ip: IpAddr) -> usize {
+    packet_room(umem) - headers::ETHER_BYTES - headers::ip_udp_bytes(ip)
 }
 
 impl XdpDriver {
@@ -313,6 +329,13 @@ impl XdpDriver {
 
         bpf::lift_memory_limit();
         let (pool, fd, umem, own_pool) = memory(pool, address.ip(), options)?;
+        let share = pool.count() / (queues * fits.len() as u32);
+        let Some(offer) = bind::offer(share, ports) else {
+            return Err(XdpError::Frames {
+                count: pool.count(),
+                bytes: pool.frame_bytes(),
+            });
+        };
         let kernels = kernel_sockets(address, ports)?;
         let local = kernels[0].local_addr();
         let mut shared = Shared {
@@ -320,10 +343,12 @@ impl XdpDriver {
             umem,
             first: Some(fd),
             queues: (0..ports).map(|_| Vec::new()).collect(),
-            share: pool.count() / (queues * fits.len() as u32),
+            share,
+            offer,
             port: local.port(),
             multi_buffer: !options.single_buffer,
             long_packets: most_mtu + headers::ETHER_BYTES > packet_room(&umem),
+            native: true,
         };
         let mut cards = Vec::new();
         let mut all_native = true;
@@ -333,10 +358,14 @@ impl XdpDriver {
             all_native &= native;
         }
         let max_datagram = max_datagram.min(shared.longest_datagram());
+        let buffers = match shared.multi_buffer {
+            true => "several buffers",
+            false => "one buffer",
+        };
         let opened = shared.queues;
         let zero_copy = opened[0].iter().all(|queue| queue.socket().is_zero_copy());
         let description = format!(
-            "AF_XDP on {}, {queues} of {} queues, {}, {}{}",
+            "AF_XDP on {}, {queues} of {} queues, {}, {} with {buffers} a packet{}",
             options.interfaces.join(", "),
             fits[0].link.queues,
             if all_native { "native" } else { "generic" },
@@ -361,6 +390,7 @@ impl XdpDriver {
                 own_pool,
                 local,
                 max_datagram,
+                frame_room: payload_room(&umem, address.ip()),
                 burst: options.burst.max(1),
                 description: description.clone(),
                 first: 0,
@@ -408,6 +438,8 @@ fn open_card(
     shared.multi_buffer &= frags;
     let (mut attached, mut native) =
         attach(netlink, &program, &fit.link, &fit.name, options.generic)?;
+    may_share(native, ports, &fit.name)?;
+    shared.native = native;
     let first_queue = shared.queues[0].len();
     for queue in 0..queues {
         shared.bind(fit, queue)?;
@@ -423,14 +455,29 @@ fn open_card(
         drop(attached);
         program = load(false)?.0;
         (attached, native) = attach(netlink, &program, &fit.link, &fit.name, options.generic)?;
+        may_share(native, ports, &fit.name)?;
     }
     let card = Card {
         _attached: attached,
         _program: program,
-        _map: map,
+        map,
         first_queue,
     };
     Ok((card, native))
+}
+
+/// Refuses several ports where the kernel would mix up their frames.
+fn may_share(native: bool, ports: u16, interface: &str) -> Result<(), XdpError> {
+    let kernel = release::running();
+    if native || ports == 1 || release::shares_in_stack(kernel) {
+        return Ok(());
+    }
+    let (major, minor) = kernel.unwrap_or_default();
+    Err(XdpError::OldKernel {
+        interface: interface.to_owned(),
+        ports,
+        kernel: format!("{major}.{minor}"),
+    })
 }
 
 /// The pool to use, a socket that its memory is registered with, and whether it is not the caller's.

@@ -5,11 +5,14 @@
 //! send      headers, and parts that lie elsewhere, in a frame of the queue's own; then parts that lie in the pool,
 //!           from where they are: one descriptor each (tx ring) -> done (completion ring)
 //! ```
+//! A port may go before the others of its queue do (its thread has ended): then it brings back what lies in its rings.
+//!
 //! A frame's handle stays in the queue's books while the kernel has it, so that nobody else gets its memory. //= cyclone §4.1
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cyclone_pmem::payload::Payload;
 use cyclone_pmem::pool::{Frame, FrameMut, Pool};
@@ -28,6 +31,13 @@ const MOST_PIECES: usize = 16;
 /// Where the card reads the memory itself: what all such drivers take.
 const MOST_PIECES_ZERO_COPY: usize = 4;
 
+/// Descriptors that the kernel takes with one call where it copies.
+const CALL_PIECES: u32 = 32;
+/// Calls to the kernel for what a port has left, when it goes; where the card reads the memory itself, looks at what it does.
+const LAST_CALLS: u32 = 8192;
+const LAST_LOOKS: u32 = 100;
+const LAST_PAUSE: Duration = Duration::from_micros(100);
+
 /// What became of a datagram to send.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
@@ -39,6 +49,19 @@ pub(crate) enum Pushed {
     TooLong,
 }
 
+/// What the kernel has made of a call to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Woken {
+    /// It has taken all that was there, or the card will.
+    Through,
+    /// There may be more than it takes with one call.
+    Again,
+    /// The card, or a queue, is busy, or a packet was refused.
+    Busy,
+    /// It has not looked: the interface is down.
+    Away,
+}
+
 /// A socket, and the frames that go through it.
 pub(crate) struct Queue {
     // First the socket goes, then the frames that the kernel has.
@@ -46,6 +69,13 @@ pub(crate) struct Queue {
     shared: Arc<Shared>,
     chunk_bytes: usize,
     most_pieces: usize,
+    /// Whether the card reads the memory itself.
+    zero_copy: bool,
+    /// The kernel's counter of the send ring is as far as the kernel is. Not so if its last call ended early: it may have taken
+    /// more than it says.
+    in_step: bool,
+    /// Descriptors put into the send ring since the last flush.
+    fresh: u32,
     /// Frames that its books keep, if it is the first of its queue.
     kept: u32,
     /// Datagrams received so far.
@@ -55,6 +85,7 @@ pub(crate) struct Queue {
     descriptors: Vec<Descriptor>,
     port: u16,
     interface: u32,
+    place: u32,
 }
 
 /// How a queue uses its socket and the pool.
@@ -71,6 +102,8 @@ pub(crate) struct QueueOptions {
     pub(crate) port: u16,
     /// The interface's number.
     pub(crate) interface: u32,
+    /// Where the program's map has the socket.
+    pub(crate) place: u32,
 }
 
 impl Queue {
@@ -83,10 +116,9 @@ impl Queue {
     ) -> Queue {
         let shared = Shared::new(Books::new(rings, pool, options));
         shared.refill(&mut shared.lock(), pool, &socket);
-        Queue {
-            kept: options.own + options.offer,
-            ..Queue::over(socket, Arc::new(shared), options)
-        }
+        let mut queue = Queue::over(socket, Arc::new(shared), options);
+        queue.kept = options.own + options.offer;
+        queue
     }
 
     /// Another port's part in the same queue, by a socket of its own.
@@ -95,7 +127,8 @@ impl Queue {
     }
 
     fn over(socket: Socket, shared: Arc<Shared>, options: &QueueOptions) -> Queue {
-        let most_pieces = match (options.multi_buffer, socket.is_zero_copy()) {
+        let zero_copy = socket.is_zero_copy();
+        let most_pieces = match (options.multi_buffer, zero_copy) {
             (false, _) => 1,
             (true, true) => MOST_PIECES_ZERO_COPY,
             (true, false) => MOST_PIECES,
@@ -105,13 +138,22 @@ impl Queue {
             shared,
             chunk_bytes: options.chunk_bytes as usize,
             most_pieces,
+            zero_copy,
+            in_step: !zero_copy,
+            fresh: 0,
             kept: 0,
             received: 0,
             pieces: Vec::new(),
             descriptors: Vec::with_capacity(MOST_PIECES),
             port: options.port,
             interface: options.interface,
+            place: options.place,
         }
+    }
+
+    /// Where the program's map has the socket.
+    pub(crate) fn place(&self) -> u32 {
+        self.place
     }
 
     pub(crate) fn socket(&self) -> &Socket {
@@ -221,6 +263,7 @@ impl Queue {
             return Pushed::TooLong;
         }
         self.shared.note_sending(&mut books, self.descriptors.len());
+        self.fresh += self.descriptors.len() as u32;
         let last = self.descriptors.len() - 1;
         for (at, mut piece) in self.descriptors.drain(..).enumerate() {
             piece.options = if at < last { CONTINUED } else { 0 };
@@ -237,34 +280,68 @@ impl Queue {
         self.socket.tx.publish();
         let mut pending = self.socket.tx.pending();
         let mut tries = 0;
+        // Kernels from 6.6 to 6.16 take a call's worth and do not say so before they have taken all that was there.
+        let mut patience = std::mem::take(&mut self.fresh).div_ceil(CALL_PIECES).max(1);
         while pending > 0 && self.socket.tx.needs_wakeup() && tries < MOST_WAKEUPS {
-            stats.send_calls += 1;
             tries += 1;
-            match self.socket.wake_send() {
-                Ok(()) => {}
-                Err(error) => match error.raw_os_error() {
-                    // More than one call's worth; the card or its queue is busy; the interface is down.
-                    Some(
-                        libc::EAGAIN
-                        | libc::EBUSY
-                        | libc::ENOBUFS
-                        | libc::EINTR
-                        | libc::ENETDOWN
-                        | libc::ENXIO,
-                    ) => {}
-                    // A packet that the kernel refused; it has gone on behind it.
-                    Some(libc::EOVERFLOW | libc::EINVAL) => stats.send_errors += 1,
-                    _ => return Err(error),
-                },
-            }
+            let woken = self.wake(stats)?;
             self.complete();
             let now = self.socket.tx.pending();
             if now == pending {
-                break;
+                if woken != Woken::Again || patience == 0 {
+                    break;
+                }
+                patience -= 1;
             }
             pending = now;
         }
         Ok(())
+    }
+
+    /// Has the kernel look at the send ring.
+    fn wake(&mut self, stats: &mut DriverStats) -> io::Result<Woken> {
+        stats.send_calls += 1;
+        let in_step = std::mem::replace(&mut self.in_step, false);
+        let Err(error) = self.socket.wake_send() else {
+            self.in_step = !self.zero_copy;
+            return Ok(Woken::Through);
+        };
+        match error.raw_os_error() {
+            Some(libc::EAGAIN) => Ok(Woken::Again),
+            Some(libc::EBUSY | libc::ENOBUFS | libc::EINTR) => Ok(Woken::Busy),
+            // A packet that the kernel refused; it has gone on behind it.
+            Some(libc::EOVERFLOW | libc::EINVAL) => {
+                stats.send_errors += 1;
+                Ok(Woken::Busy)
+            }
+            Some(libc::ENETDOWN | libc::ENXIO) => {
+                self.in_step = in_step;
+                Ok(Woken::Away)
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Sends what was pushed, as far as that goes without waiting for others.
+    fn send_the_last(&mut self) {
+        self.socket.tx.publish();
+        let most = match self.zero_copy {
+            true => LAST_LOOKS,
+            false => LAST_CALLS,
+        };
+        for _ in 0..most {
+            if self.socket.tx.pending() == 0 {
+                break;
+            }
+            if self.zero_copy {
+                std::thread::sleep(LAST_PAUSE);
+            }
+            let woken = self.wake(&mut DriverStats::default());
+            self.complete();
+            if !matches!(woken, Ok(Woken::Through | Woken::Again | Woken::Busy)) {
+                break;
+            }
+        }
     }
 
     /// Frames for headers, and offered to receive into; counted once for all that share them.
@@ -285,6 +362,35 @@ impl Queue {
     /// Frames that the kernel has to send from; for tests and statistics.
     pub(crate) fn sending(&self) -> usize {
         self.shared.lock().sending()
+    }
+}
+
+impl Drop for Queue {
+    /// The others of the queue go on, with the frames that this one's rings hold. Whoever drops it has seen to it that no packet
+    /// comes any more. It is done before anything is closed: the rings' mappings keep the socket, and those of the fill and completion rings, which
+    /// the books have, keep the first one's until the last port goes.
+    fn drop(&mut self) {
+        if Arc::strong_count(&self.shared) == 1 {
+            // The last one: all frames go with the books.
+            return;
+        }
+        self.send_the_last();
+        let mut books = self.shared.lock();
+        while self.socket.rx.usable(1) > 0 {
+            let piece = self.socket.rx.take();
+            books.gather(piece, &mut self.pieces, &mut DriverStats::default());
+            self.pieces.clear();
+        }
+        self.socket.rx.publish();
+        books.complete();
+        // Where it is not known how far the kernel is, it gives back what it has taken; the rest stays with it for as long as
+        // the books do, rather than be sent from by one and written to by another.
+        while self.in_step && self.socket.tx.pending() > 0 {
+            let piece = self.socket.tx.put_back();
+            books.take_back(piece.address);
+        }
+        self.socket.tx.publish();
+        self.shared.note_gone(&books);
     }
 }
 

@@ -141,6 +141,15 @@ impl<T: Copy> Ring<T> {
         unsafe { self.entries.add(at as usize).write_volatile(entry) }
     }
 
+    /// Takes the last entry back (producer). The caller knows that there is one which the other side has not taken, and will not
+    /// take any more.
+    pub(crate) fn put_back(&mut self) -> T {
+        self.mine = self.mine.wrapping_sub(1);
+        let at = self.mine & (self.size - 1);
+        // SAFETY: as for `take`.
+        unsafe { self.entries.add(at as usize).read_volatile() }
+    }
+
     /// Hands what was put or taken to the other side.
     #[inline]
     pub(crate) fn publish(&mut self) {

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use super::bind::Way;
 use super::ring::{Offsets, Ring};
 
 const SOL_XDP: i32 = 283;
@@ -23,6 +24,7 @@ const PAGE_FILL: i64 = 0x1_0000_0000;
 const PAGE_COMPLETION: i64 = 0x1_8000_0000;
 
 const BIND_SHARED_UMEM: u16 = 1;
+const BIND_COPY: u16 = 2;
 const BIND_ZERO_COPY: u16 = 4;
 const BIND_NEED_WAKEUP: u16 = 8;
 /// Known from Linux 6.6 on.
@@ -117,7 +119,11 @@ pub(crate) struct Umem {
 /// Sizes of a socket's rings; powers of two.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
+    /// Frames offered by all sockets of a queue.
+    pub(crate) fill: u32,
+    /// Each socket's own.
     pub(crate) receive: u32,
+    /// Likewise; the completion ring is as large.
     pub(crate) send: u32,
 }
 
@@ -127,12 +133,30 @@ pub(crate) enum Binding {
     /// With the memory of another socket, and as that one is bound. With its fill and completion rings too if it is of the same queue.
     Shared(RawFd),
     /// With memory of its own.
-    Own {
-        /// Packets may lie in several buffers.
-        multi_buffer: bool,
-        /// Only if the card reads and writes the memory itself. Otherwise the kernel copies where the card cannot.
-        zero_copy: bool,
-    },
+    Own(Way),
+}
+
+impl Binding {
+    /// What the kernel is told.
+    pub(super) fn flags(self) -> u16 {
+        match self {
+            Binding::Shared(_) => BIND_SHARED_UMEM,
+            Binding::Own(way) => {
+                let several = if way.multi_buffer {
+                    BIND_MULTI_BUFFER
+                } else {
+                    0
+                };
+                // Never neither: the kernel would choose zero-copy where the card knows it.
+                let copying = if way.zero_copy {
+                    BIND_ZERO_COPY
+                } else {
+                    BIND_COPY
+                };
+                BIND_NEED_WAKEUP | several | copying
+            }
+        }
+    }
 }
 
 /// A socket and its own rings.
@@ -156,11 +180,11 @@ impl QueueRings {
     /// When the system refuses.
     pub(crate) fn new(socket: &Socket, sizes: Sizes) -> io::Result<QueueRings> {
         let fd = &socket.fd;
-        set(fd, UMEM_FILL_RING, &sizes.receive)?;
+        set(fd, UMEM_FILL_RING, &sizes.fill)?;
         set(fd, UMEM_COMPLETION_RING, &sizes.send)?;
         let offsets: AllOffsets = get(fd, MMAP_OFFSETS)?;
         Ok(QueueRings {
-            fill: Ring::map(fd, PAGE_FILL, offsets.fill, sizes.receive, true)?,
+            fill: Ring::map(fd, PAGE_FILL, offsets.fill, sizes.fill, true)?,
             completion: Ring::map(fd, PAGE_COMPLETION, offsets.completion, sizes.send, false)?,
         })
     }
@@ -270,20 +294,13 @@ impl Socket {
         binding: Binding,
         patience: &mut u32,
     ) -> io::Result<()> {
-        let (flags, shared) = match binding {
-            Binding::Shared(owner) => (BIND_SHARED_UMEM, owner as u32),
-            Binding::Own {
-                multi_buffer,
-                zero_copy,
-            } => {
-                let several = if multi_buffer { BIND_MULTI_BUFFER } else { 0 };
-                let only = if zero_copy { BIND_ZERO_COPY } else { 0 };
-                (BIND_NEED_WAKEUP | several | only, 0)
-            }
+        let shared = match binding {
+            Binding::Shared(owner) => owner as u32,
+            Binding::Own(_) => 0,
         };
         let address = SockaddrXdp {
             family: libc::AF_XDP as u16,
-            flags,
+            flags: binding.flags(),
             interface,
             queue,
             shared,

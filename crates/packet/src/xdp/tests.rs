@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::bpf;
 use super::netlink::Netlink;
+use super::open::{packet_room, payload_room, umem};
 use super::program::{self, Verdict, XDP_PASS};
 use super::{XdpDriver, XdpError, XdpOptions};
 use crate::headers::{self, Template};
@@ -226,6 +227,46 @@ fn stale_programs_are_replaced_and_foreign_ones_respected() {
         }
     }
     assert_eq!(pool.free(), pool.count());
+}
+
+/// Frames of the longest datagram: the packet's bytes, headers and all, in frames that each hold so many, is what the
+/// receiver of a message reckons from [`crate::Driver::scatters`].
+#[test]
+fn frames_of_the_longest_datagram_are_counted_right() {
+    let (v4, v6): (IpAddr, IpAddr) = (
+        [10, 77, 0, 1].into(),
+        "fd77::1".parse().expect("an address"),
+    );
+    for (frame_bytes, mtu, frames) in [
+        (2048, 1500, 1),
+        (2048, 9000, 6),
+        (4096, 1500, 1),
+        (4096, 9000, 3),
+        (9216, 1500, 1),
+        (9216, 9000, 3),
+    ] {
+        let region = Region::anonymous(128 * u64::from(frame_bytes)).expect("memory");
+        let pool = Pool::new(
+            region.take(0, region.len()).expect("first taker"),
+            frame_bytes,
+        );
+        for ip in [v4, v6] {
+            let umem = umem(&pool, ip).expect("frames that will do");
+            let (packet, payload) = (packet_room(&umem), payload_room(&umem, ip));
+            assert_eq!(umem.unaligned, frame_bytes == 9216);
+            assert!(payload >= 512);
+            let longest = mtu - headers::ip_udp_bytes(ip);
+            assert_eq!((mtu + headers::ETHER_BYTES).div_ceil(packet), frames);
+            assert_eq!(
+                longest.div_ceil(payload),
+                frames,
+                "{frame_bytes}, {mtu}, {ip}"
+            );
+            // With single buffers, as [`XdpDriver::open`] bounds it.
+            let longest = longest.min(packet - headers::MOST_BYTES);
+            assert_eq!(longest.div_ceil(payload), 1, "{frame_bytes}, {mtu}, {ip}");
+        }
+    }
 }
 
 fn ours_v4() -> Vec<IpAddr> {

@@ -189,6 +189,53 @@ fn several_queues_serve_one_port() {
     b.close();
 }
 
+/// More rings for sending than fit a pool of fixed size, and all of them in use for many rounds.
+#[test]
+fn many_queues_of_several_ports_go_on_sending() {
+    let _alone = alone();
+    let (one, one_peer) = memif();
+    let (two, two_peer) = memif();
+    let pools = (pool(8192, 2176), pool(8192, 2176));
+    let options = |text: &str| DpdkOptions {
+        queues: 4,
+        ..DpdkOptions::parse(text).unwrap()
+    };
+    let (at, peer) = ("10.77.0.1:7101", "10.77.0.2:7102");
+    let mut a = open_with(at, &options(&format!("{one};{two}")), &pools.0);
+    let mut b = open_with(peer, &options(&format!("{one_peer};{two_peer}")), &pools.1);
+    let text = pools.0.alloc().unwrap().freeze(0..1000);
+    let parts: [&[u8]; 2] = [&[1; 40], &text];
+    let mut out = Vec::new();
+    let since = Instant::now();
+    // To its own port, and to others of the same machine: these it counts, and drops.
+    let burst: Vec<cyclone_packet::Datagram<'_>> = (7102..7134)
+        .map(|port| cyclone_packet::Datagram {
+            to: ([10, 77, 0, 2], port).into(),
+            parts: &parts,
+        })
+        .collect();
+    while b.received_by_port().iter().any(|&count| count < 10_000) {
+        assert!(
+            since.elapsed() < PATIENCE,
+            "{:?} {:?} {:?}",
+            a.stats(),
+            b.stats(),
+            b.received_by_port()
+        );
+        assert_eq!(a.send(&burst).unwrap(), burst.len());
+        for _ in 0..8 {
+            b.recv(&pools.1, &mut out, 32).unwrap();
+        }
+        a.recv(&pools.0, &mut out, 32).unwrap();
+        out.clear();
+    }
+    assert!(b.stats().received > 0);
+    drop((a, b, text));
+    for frames in [pools.0, pools.1] {
+        assert_eq!(frames.free(), frames.count());
+    }
+}
+
 /// What arrives in frames is sent on from them, and reaches the receiver's frames, without a copy in either program:
 /// the way of a log entry. //= cyclone §4.2
 #[test]

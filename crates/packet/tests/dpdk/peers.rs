@@ -61,6 +61,71 @@ fn two_cables_to_one_peer() {
     a.close();
 }
 
+/// While both cables are there both are used: by one machine's ports, and by machines that have one port number.
+#[test]
+fn two_cables_are_both_used() {
+    let _alone = alone();
+    let (one, one_peer) = memif();
+    let (two, two_peer) = memif();
+    let frames = pool(4096, 2176);
+    let mut a = open("10.77.0.1:7101", &format!("{one};{two}"), &frames);
+    let ports = format!("{one_peer};{two_peer}");
+    let text = [5u8; 700];
+    let parts: [&[u8]; 1] = [&text];
+    let mut out = Vec::new();
+    let mut run = |a: &mut DpdkDriver, b: &mut DpdkDriver, to: &[std::net::SocketAddr]| {
+        let since = Instant::now();
+        let before = b.received_by_port();
+        loop {
+            assert!(since.elapsed() < PATIENCE, "{:?} {:?}", a.stats(), to);
+            let burst: Vec<cyclone_packet::Datagram<'_>> = to
+                .iter()
+                .map(|&to| cyclone_packet::Datagram { to, parts: &parts })
+                .collect();
+            a.send(&burst).unwrap();
+            for driver in [&mut *a, &mut *b] {
+                driver.recv(&frames, &mut out, 32).unwrap();
+            }
+            out.clear();
+            let counts = b.received_by_port();
+            // More than the questions about neighbours.
+            if counts.iter().zip(&before).all(|(now, old)| now - old > 100) {
+                break;
+            }
+        }
+    };
+    let mut b = open("10.77.0.2:7102", &ports, &frames);
+    let to: Vec<_> = (7102..7110)
+        .map(|port| ([10, 77, 0, 2], port).into())
+        .collect();
+    run(&mut a, &mut b, &to);
+    drop(b);
+    // Machines 3 and 4, one after the other at the same cables, by the same port number: each has its cable.
+    let mut used = Vec::new();
+    for last in [3, 4] {
+        let at = std::net::SocketAddr::from(([10, 77, 0, last], 7000));
+        let mut b = open(&at.to_string(), &ports, &frames);
+        let since = Instant::now();
+        let mut got = Vec::new();
+        while got.len() < 200 {
+            assert!(since.elapsed() < PATIENCE, "{last}: {:?}", a.stats());
+            let datagram = cyclone_packet::Datagram {
+                to: at,
+                parts: &parts,
+            };
+            a.send(&[datagram; 8]).unwrap();
+            for driver in [&mut a, &mut b] {
+                driver.recv(&frames, &mut got, 32).unwrap();
+            }
+        }
+        let counts = b.received_by_port();
+        used.push(usize::from(counts[1] > counts[0]));
+    }
+    assert_ne!(used[0], used[1], "{used:?}");
+    drop((a, out));
+    assert_eq!(frames.free(), frames.count());
+}
+
 /// What leaves together with a question for a stranger is counted like everything else.
 #[test]
 fn datagrams_that_leave_with_questions_are_counted() {

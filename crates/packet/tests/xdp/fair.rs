@@ -125,3 +125,60 @@ fn full_bursts_do_not_starve_the_kernel_s_socket() {
     got.clear();
     assert_eq!(driver.recv(&pool, &mut got, 32).expect("received"), 32);
 }
+
+/// Bursts of one datagram: each look finds one while there are any, and the kernel's socket has its turn when there are none.
+#[test]
+fn bursts_of_one_datagram_find_what_is_there() {
+    let Some(cable) = Cable::new(1500, 1) else {
+        return;
+    };
+    let pool = pool(2048, 2048);
+    cable.a.enter();
+    let options = XdpOptions {
+        burst: 1,
+        ..XdpOptions::new("va")
+    };
+    let mut driver = open("10.77.0.1:7101", &pool, &options);
+    let neighbour = UdpSocket::bind("10.77.0.1:0").expect("a socket");
+    cable.b.enter();
+    let far = UdpSocket::bind("10.77.0.2:0").expect("a socket");
+    let mut got = Vec::new();
+    // Until nothing waits for the neighbour to be found any more.
+    let since = Instant::now();
+    while got.is_empty() {
+        assert!(since.elapsed() < PATIENCE, "{:?}", driver.stats());
+        far.send_to(b"from afar", driver.local_addr())
+            .expect("sent");
+        std::thread::sleep(Duration::from_millis(20));
+        driver.recv(&pool, &mut got, 32).expect("received");
+    }
+    for _ in 0..200 {
+        driver.recv(&pool, &mut got, 32).expect("received");
+    }
+    for round in 0..3 {
+        for _ in 0..200 {
+            far.send_to(b"from afar", driver.local_addr())
+                .expect("sent");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        neighbour
+            .send_to(b"from here", driver.local_addr())
+            .expect("sent");
+        let kernel = *driver.fds().last().expect("the kernel's socket");
+        if round > 0 {
+            driver.note_readable(kernel);
+        }
+        got.clear();
+        for look in 1..=200 {
+            driver.recv(&pool, &mut got, 32).expect("received");
+            assert_eq!(got.len(), look, "look {look} of round {round}");
+        }
+        assert!(got.iter().all(|(_, bytes)| bytes.to_vec() == b"from afar"));
+        // Its turn has come meanwhile, or it was known to be readable.
+        got.clear();
+        assert_eq!(driver.recv(&pool, &mut got, 32).expect("received"), 1);
+        assert_eq!(got[0].1.to_vec(), b"from here");
+        got.clear();
+        assert_eq!(driver.recv(&pool, &mut got, 32).expect("received"), 0);
+    }
+}

@@ -1,5 +1,6 @@
 //! AF_XDP between two machines that the tests make: needs root, skips without. Nothing outside their network namespaces is touched.
 
+mod apart;
 #[path = "../common/cable.rs"]
 mod cable;
 #[path = "../common/mod.rs"]

@@ -5,9 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use super::*;
 
 /// Ports of each machine.
-const PORTS: u16 = 3;
+pub(crate) const PORTS: u16 = 3;
 
-fn open_ports(address: &str, interface: &str, pool: &Pool, queues: u32) -> Vec<XdpDriver> {
+pub(crate) fn open_ports(
+    address: &str,
+    interface: &str,
+    pool: &Pool,
+    queues: u32,
+) -> Vec<XdpDriver> {
     let options = XdpOptions {
         queues,
         ..XdpOptions::new(interface)

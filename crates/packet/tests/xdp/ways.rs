@@ -141,3 +141,44 @@ fn lesser_ways_work_too() {
     drop(a);
     assert_eq!(own.free(), own.count());
 }
+
+/// What is said at the start tells in which way packets go.
+#[test]
+fn the_way_is_said() {
+    let Some(cable) = Cable::new(1500, 1) else {
+        return;
+    };
+    cable.a.enter();
+    for (frame_bytes, single_buffer, generic, said) in [
+        (
+            2048,
+            false,
+            false,
+            "native, copy with several buffers a packet",
+        ),
+        (
+            2176,
+            false,
+            false,
+            "native, copy with several buffers a packet",
+        ),
+        (4096, true, false, "native, copy with one buffer a packet"),
+        (9216, true, true, "generic, copy with one buffer a packet"),
+    ] {
+        let frames = pool(1024, frame_bytes);
+        let options = XdpOptions {
+            single_buffer,
+            generic,
+            ..XdpOptions::new("va")
+        };
+        let driver = open("10.77.0.1:7101", &frames, &options);
+        let described = driver.describe();
+        assert_eq!(
+            described,
+            format!("AF_XDP on va, 1 of 1 queues, {said}"),
+            "{frame_bytes}"
+        );
+        assert!(!driver.is_zero_copy());
+        close(driver, &frames, 0);
+    }
+}
