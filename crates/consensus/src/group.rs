@@ -52,6 +52,8 @@ pub struct Group {
     pub(crate) failed: bool,
     pub(crate) windows: Windows,
     pub(crate) rest: Rest,
+    /// Its leader has been heard since [`Group::take_heard`].
+    pub(crate) heard: bool,
 }
 
 impl Group {
@@ -74,9 +76,11 @@ impl Group {
     ) -> Result<Group, ConsensusError> {
         config.check()?;
         let mut state = ring.hard_state().clone();
-        if config.applied > ring.last_index() {
+        let (applied, term) = (config.applied, config.applied_term);
+        // Entries of another history, which nobody will ever commit, may reach as far as the store.
+        let is_foreign = term != 0 && ring.term(applied).is_some_and(|known| known != term);
+        if applied > ring.last_index() || is_foreign {
             // A checkpoint was installed and the crash came before the ring was reset to it.
-            let (applied, term) = (config.applied, config.applied_term);
             if term == 0 {
                 return Err(ConsensusError::AppliedBeyondLog {
                     applied,
@@ -149,6 +153,7 @@ impl Group {
             failed: false,
             windows: Windows::default(),
             rest: Rest::default(),
+            heard: false,
         };
         group.settle();
         Ok(group)
@@ -329,6 +334,7 @@ impl Group {
         self.raw
             .step(message::to_raft(&message))
             .map_err(|_| StepError::Refused)?;
+        self.heard |= self.leader() == Some(message.from);
         self.learn_of_path(&message, standing);
         self.note_rest(&message);
         if let Some(new) = new {

@@ -26,6 +26,11 @@ impl Group {
         !self.is_leader() && self.raw.raft.election_elapsed == 0 && !self.has_rested()
     }
 
+    /// Whether its leader has said something since this was asked last.
+    pub fn take_heard(&mut self) -> bool {
+        std::mem::take(&mut self.heard)
+    }
+
     /// Whether leadership is being handed over: proposals are refused meanwhile.
     pub fn is_transferring(&self) -> bool {
         self.raw.raft.lead_transferee.is_some()
@@ -53,10 +58,11 @@ impl Group {
         })
     }
 
-    /// The store holds everything up to `index` by a checkpoint: entries up to there are not delivered. The log itself
-    /// is brought up by its leader.
+    /// The store holds everything up to `index` by a checkpoint, and nothing behind it: entries up to there are not delivered. The
+    /// log itself is brought up by its leader. It may be less than an earlier checkpoint held: what lies between was skipped for that
+    /// one's sake, and is to come.
     pub fn skip_to(&mut self, index: u64) {
-        self.skip_through = self.skip_through.max(index);
+        self.skip_through = index;
     }
 
     /// The first bytes of a payload, as many as `bytes` takes; `false` if the log does not hold so many.

@@ -199,12 +199,13 @@ fn run(acts: Vec<Act>) {
                 drain(&mut cluster);
                 let node = &mut cluster.nodes[0];
                 node.flushed = node.flushed.max(node.applied);
+                let applied_term = node.group.entry_term(node.applied).unwrap_or(1);
                 let image = node.sim.take().unwrap().sampled(3);
                 let (region, sim) = cyclone_pmem::Region::from_image(&image).unwrap();
                 let area = region.take(0, support::AREA_BYTES).unwrap();
                 let (ring, _) = cyclone_wal::Ring::open(area, SPEC, None).unwrap();
                 let mut config = support::config(1, &[1, 2, 3], 1);
-                (config.applied, config.applied_term) = (node.applied, 1);
+                (config.applied, config.applied_term) = (node.applied, applied_term);
                 node.group = cyclone_consensus::Group::open(config, ring).unwrap();
                 node.sim = Some(sim);
             }

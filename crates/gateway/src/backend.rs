@@ -163,6 +163,9 @@ pub trait Backend {
         self.submit_read(ticket, query);
     }
 
+    /// Nobody waits for the answers to these reads any more. They may be answered all the same.
+    fn forget_reads(&mut self, _tickets: &[u64]) {}
+
     /// Whether this node may show what it has of a slot that another node serves.
     fn reads_stale(&self, _slot: u16) -> bool {
         false
@@ -194,6 +197,17 @@ pub trait Backend {
 
     /// Who serves a slot (below 16384). Asked for every command with a key: keep it cheap.
     fn route(&self, slot: u16) -> Route;
+
+    /// Who answers what concerns all keys (DBSIZE, KEYS, SCAN, FLUSHALL): where one node serves all of them, that one; where each node
+    /// shows its own, this one.
+    fn route_of_all(&self) -> Route {
+        self.route(0)
+    }
+
+    /// Whether all keys can be removed at once (FLUSHALL).
+    fn flushes(&self) -> bool {
+        true
+    }
 
     /// Whether two slots may be named by one command; otherwise it is refused with `-CROSSSLOT`.
     fn same_owner(&self, _a: u16, _b: u16) -> bool {

@@ -85,6 +85,17 @@ impl GatewayConfig {
         self.passwords.is_empty() && self.users.is_empty()
     }
 
+    /// How many clients fit into the open files that this process may have; raises their limit as far as needed and
+    /// allowed, as opening a gateway does.
+    pub fn clients_allowed(&self) -> usize {
+        clients_allowed(self.max_clients)
+    }
+
+    /// Open files that `max_clients` need.
+    pub fn files_needed(&self) -> u64 {
+        files_for(self.max_clients)
+    }
+
     pub(crate) fn limits(&self) -> Limits {
         Limits {
             max_bulk: self.max_value_bytes.max(self.max_key_bytes),
@@ -93,7 +104,11 @@ impl GatewayConfig {
         }
     }
 
-    pub(crate) fn check(&self) -> Result<(), GatewayError> {
+    /// Whether a gateway can be opened with these settings, as far as can be told without opening it.
+    ///
+    /// # Errors
+    /// The first setting that is out of range.
+    pub fn check(&self) -> Result<(), GatewayError> {
         let least_query = self
             .max_key_bytes
             .saturating_add(self.max_value_bytes)
@@ -183,9 +198,20 @@ pub(crate) fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     Ok(TcpListener::from_std(std::net::TcpListener::from(socket)))
 }
 
+/// Open files that so many clients need, with those for everything else.
+fn files_for(clients: usize) -> u64 {
+    (clients as u64).saturating_add(RESERVED_FILES)
+}
+
+/// How many of the clients wanted fit into so many open files.
+fn fitting(wanted: usize, files: u64) -> usize {
+    let fits = files.saturating_sub(RESERVED_FILES).max(1);
+    wanted.min(usize::try_from(fits).unwrap_or(usize::MAX))
+}
+
 /// Raises the limit on open files as far as needed and allowed; answers how many clients fit.
 pub(crate) fn clients_allowed(wanted: usize) -> usize {
-    let need = wanted as u64 + RESERVED_FILES;
+    let need = files_for(wanted);
     let limit = getrlimit(Resource::Nofile);
     let mut current = limit.current.unwrap_or(u64::MAX);
     if current < need {
@@ -206,6 +232,29 @@ pub(crate) fn clients_allowed(wanted: usize) -> usize {
             }
         }
     }
-    let fits = current.saturating_sub(RESERVED_FILES).max(1);
-    wanted.min(usize::try_from(fits).unwrap_or(usize::MAX))
+    fitting(wanted, current)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_fit_into_the_files_that_there_are() {
+        assert_eq!(fitting(20_000, files_for(20_000)), 20_000);
+        assert_eq!(fitting(20_000, 1024), 768);
+        assert_eq!(fitting(20_000, 10), 1, "one can always be told of it");
+        let config = GatewayConfig::new(SocketAddr::from(([127, 0, 0, 1], 0)));
+        assert_eq!(config.files_needed(), 20_256);
+    }
+
+    #[test]
+    fn settings_out_of_range_are_named() {
+        let mut config = GatewayConfig::new(SocketAddr::from(([127, 0, 0, 1], 0)));
+        assert!(config.check().is_ok());
+        config.max_clients = 0;
+        let refused = config.check().map_err(|error| error.to_string());
+        let told = refused.expect_err("no clients");
+        assert!(told.starts_with("max_clients = 0 is not"), "{told}");
+    }
 }

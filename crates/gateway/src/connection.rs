@@ -12,12 +12,20 @@ use crate::backend::{Backend, Outcome, Route};
 use crate::command::transaction::{Extra, Multi, Watches, encode_parts};
 use crate::config::GatewayConfig;
 use crate::login::Checking;
+use crate::rest::Rest;
 use crate::slab::{SEQ_MASK, ticket};
 use crate::stream::Stream;
 
 /// A buffer that grew beyond this is given back once empty.
 pub(crate) const KEPT_BUFFER: usize = 64 * 1024;
 const KEPT_PENDING: usize = 64;
+/// A reply longer than this is encoded a portion at a time.
+const PORTION: usize = 64 * 1024;
+/// Encoded bytes that wait for the socket, at which no further reply is encoded.
+const ENCODED_AHEAD: usize = 256 * 1024;
+
+/// In place of a slot: all keys.
+pub(crate) const ALL_SLOTS: u16 = u16::MAX;
 
 /// How a reply of the state machine looks to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +53,8 @@ enum State {
     Done(Outcome),
     /// Answered by the gateway itself; the encoded reply.
     Local(Vec<u8>),
+    /// A part of the reply is encoded.
+    Begun(Rest),
 }
 
 /// A command whose reply has not been handed to the socket's buffer.
@@ -58,6 +68,8 @@ pub(crate) struct Pending {
     slot: u16,
     /// Bytes of the request, counted against the connection's limit.
     bytes: usize,
+    /// Bytes that the answer occupies, once it is there.
+    held: usize,
     extra: Option<Extra>,
 }
 
@@ -215,12 +227,14 @@ impl Session {
             quiet,
             slot,
             bytes,
+            held: 0,
         });
     }
 
     /// Notes a reply that must wait for earlier ones.
     pub(crate) fn push_local(&mut self, reply: Vec<u8>) {
-        self.held_bytes += reply.len();
+        let held = reply.len();
+        self.held_bytes += held;
         let bytes = 0;
         let (shape, protocol) = (Shape::Plain, self.protocol);
         self.push(Pending {
@@ -232,6 +246,7 @@ impl Session {
             quiet: false,
             slot: 0,
             bytes,
+            held,
         });
     }
 
@@ -254,38 +269,88 @@ impl Session {
             Some(Extra::Watch { keys, epoch }) => self.watches.learn(keys, *epoch, outcome),
             _ => outcome,
         };
-        self.held_bytes += held(&outcome);
+        pending.held = held(&outcome);
+        self.held_bytes += pending.held;
         pending.state = State::Done(outcome);
         offset == 0
     }
 
-    /// Encodes the replies that are due, in order.
-    pub(crate) fn settle(&mut self, backend: &dyn Backend) -> bool {
-        let before = self.pending.len();
-        while let Some(front) = self
-            .pending
-            .pop_front_if(|front| !matches!(front.state, State::Waiting))
+    /// Whether the oldest command is answered and its reply not encoded.
+    pub(crate) fn is_due(&self) -> bool {
+        let front = self.pending.front();
+        front.is_some_and(|front| !matches!(front.state, State::Waiting))
+    }
+
+    /// The long replies that nobody takes any more.
+    pub(crate) fn leftovers(&mut self) -> impl Iterator<Item = Rest> + '_ {
+        self.pending.drain(..).filter_map(|it| match it.state {
+            State::Begun(rest) => Some(rest),
+            State::Done(outcome) if it.held > PORTION => Rest::left_over(outcome),
+            _ => None,
+        })
+    }
+
+    /// Tickets of the reads that the backend has not answered.
+    pub(crate) fn unanswered_reads(&self) -> impl Iterator<Item = u64> + '_ {
+        let waiting = |(_, it): &(u32, &Pending)| it.is_read && matches!(it.state, State::Waiting);
+        let pending = (0..).zip(&self.pending).filter(waiting);
+        pending.map(|(at, _)| ticket(self.generation, self.index, self.head + at))
+    }
+
+    /// Encodes the replies that are due, in order: so much that the socket has something to take, and no more in all than about
+    /// `most` bytes, which become fewer.
+    pub(crate) fn settle(&mut self, backend: &dyn Backend, most: &mut usize) {
+        while self.out.len() - self.sent < ENCODED_AHEAD
+            && *most > 0
+            && let Some(mut front) = self
+                .pending
+                .pop_front_if(|front| !matches!(front.state, State::Waiting))
         {
-            match &front.state {
-                State::Waiting => {}
+            let before = self.out.len();
+            let state = std::mem::replace(&mut front.state, State::Waiting);
+            let rest = match state {
+                State::Waiting => None,
                 State::Local(reply) => {
-                    self.held_bytes -= reply.len();
-                    self.out.extend_from_slice(reply);
+                    self.out.extend_from_slice(&reply);
+                    None
+                }
+                State::Done(Outcome::Done(reply)) if front.held > PORTION => {
+                    let (shape, protocol) = (front.shape, front.protocol);
+                    Some(match (front.extra.take(), reply) {
+                        (Some(Extra::Exec(parts)), Reply::Array(replies)) => {
+                            Rest::of_parts(&mut self.out, parts, replies, protocol)
+                        }
+                        (_, reply) => Rest::new(reply, shape, protocol),
+                    })
                 }
                 State::Done(outcome) => {
-                    self.held_bytes -= held(outcome);
                     if !front.quiet {
-                        encode_outcome(&mut self.out, outcome, &front, backend);
+                        encode_outcome(&mut self.out, &outcome, &front, backend);
                     }
+                    None
                 }
+                State::Begun(rest) => Some(rest),
+            };
+            let left = rest.and_then(|mut rest| {
+                let is_whole = rest.encode(&mut self.out, PORTION);
+                (!is_whole).then_some(rest)
+            });
+            *most = most.saturating_sub(self.out.len() - before);
+            if front.quiet {
+                self.out.truncate(before);
             }
+            if let Some(rest) = left {
+                front.state = State::Begun(rest);
+                self.pending.push_front(front);
+                continue;
+            }
+            self.held_bytes -= front.held;
             self.request_bytes -= front.bytes;
             self.head = (self.head + 1) & SEQ_MASK;
         }
         if self.pending.is_empty() && self.pending.capacity() > KEPT_PENDING {
             self.pending = VecDeque::new();
         }
-        self.pending.len() < before
     }
 
     /// Whether the connection may not begin another command for now.
@@ -343,7 +408,7 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
             }
             _ => encode_reply(out, reply, pending.shape, pending.protocol),
         },
-        Outcome::NotLeader => match backend.route(pending.slot) {
+        Outcome::NotLeader => match route_to(backend, pending.slot) {
             Route::Local => encode::error(out, "TRYAGAIN not done: leadership changed, retry"),
             elsewhere => refuse_route(out, pending.slot, &elsewhere),
         },
@@ -361,8 +426,18 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
     }
 }
 
+/// Who serves a slot, or all keys.
+pub(crate) fn route_to(backend: &dyn Backend, slot: u16) -> Route {
+    match slot {
+        ALL_SLOTS => backend.route_of_all(),
+        slot => backend.route(slot),
+    }
+}
+
 /// `-MOVED` or `-CLUSTERDOWN`; nothing for a local route.
 pub(crate) fn refuse_route(out: &mut Vec<u8>, slot: u16, route: &Route) {
+    // Where all keys are somewhere else, any slot leads there.
+    let slot = if slot == ALL_SLOTS { 0 } else { slot };
     match route {
         Route::Local => {}
         Route::Moved { addr } => encode::error(out, format!("MOVED {slot} {addr}")),

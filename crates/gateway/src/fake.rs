@@ -39,6 +39,12 @@ pub struct MemoryBackend {
     pub submitted: Vec<(u64, bool)>,
     /// Whether to note them.
     pub record: bool,
+    /// Tickets of reads that nobody waits for any more.
+    pub forgotten: Vec<u64>,
+    /// Who answers what concerns all keys, if not who serves all slots.
+    pub route_of_all: Option<Route>,
+    /// Whether all keys can be removed at once.
+    pub flushes: bool,
     outcomes: VecDeque<(u64, Outcome)>,
     /// Which write changed a key last.
     versions: BTreeMap<Vec<u8>, u64>,
@@ -73,6 +79,9 @@ impl Default for MemoryBackend {
             },
             submitted: Vec::new(),
             record: false,
+            forgotten: Vec::new(),
+            route_of_all: None,
+            flushes: true,
             outcomes: VecDeque::new(),
             versions: BTreeMap::new(),
             writes: 0,
@@ -346,6 +355,19 @@ impl Backend for MemoryBackend {
 
     fn route(&self, _slot: u16) -> Route {
         self.route.clone()
+    }
+
+    fn route_of_all(&self) -> Route {
+        let of_all = self.route_of_all.as_ref();
+        of_all.unwrap_or(&self.route).clone()
+    }
+
+    fn flushes(&self) -> bool {
+        self.flushes
+    }
+
+    fn forget_reads(&mut self, tickets: &[u64]) {
+        self.forgotten.extend_from_slice(tickets);
     }
 
     fn same_owner(&self, a: u16, b: u16) -> bool {

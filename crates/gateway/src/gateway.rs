@@ -16,6 +16,7 @@ use crate::backend::{Backend, Outcome};
 use crate::config::{GatewayConfig, GatewayError, clients_allowed, listen};
 use crate::connection::{Connection, Flushed, KEPT_BUFFER, Session};
 use crate::login::Logins;
+use crate::rest::Rest;
 use crate::slab::{MAX_CONNECTIONS, Slab};
 use crate::stream::Stream;
 use pressure::Pressure;
@@ -33,6 +34,10 @@ const SCRATCH_BYTES: usize = 32 * 1024;
 /// Commands after which a step reads from no further connection: a step is short, however much is asked, because
 /// heartbeats and acknowledgements wait for its end.
 const COMMANDS_PER_STEP: u64 = 256;
+/// Bytes of replies after which a step encodes no further ones, for the same reason.
+const ENCODED_PER_STEP: usize = 4 * 1024 * 1024;
+/// Bytes of replies that nobody takes any more, whose memory a step gives back.
+const DISCARDED_PER_STEP: usize = 16 * 1024 * 1024;
 const ACCEPT_RETRY_US: u64 = 100_000;
 const LINGER_US: u64 = 1_000_000;
 /// Time for agreeing on keys.
@@ -102,6 +107,12 @@ pub struct Gateway {
     pub(crate) shaking: VecDeque<u32>,
     /// How many handshakes this step may still move.
     pub(crate) handshakes_left: usize,
+    /// How many bytes of replies this step may still encode.
+    encode_left: usize,
+    /// Tickets of reads that nobody waits for any more.
+    gone: Vec<u64>,
+    /// Replies that nobody takes any more.
+    leftovers: Vec<Rest>,
     drained: Vec<(u64, Outcome)>,
     accept_ready: bool,
     accept_retry_us: Option<u64>,
@@ -160,6 +171,9 @@ impl Gateway {
             spare: Vec::new(),
             shaking: VecDeque::new(),
             handshakes_left: 0,
+            encode_left: ENCODED_PER_STEP,
+            gone: Vec::new(),
+            leftovers: Vec::new(),
             drained: Vec::new(),
             accept_ready: true,
             accept_retry_us: None,
@@ -231,7 +245,11 @@ impl Gateway {
     /// Whether a step would do something though no event comes: the loop must not block.
     pub fn has_work(&self) -> bool {
         let may_read = !self.ready.is_empty() && !self.pressure.is_on();
-        self.accept_ready || may_read || !self.dirty.is_empty() || !self.shaking.is_empty()
+        self.accept_ready
+            || may_read
+            || !self.dirty.is_empty()
+            || !self.shaking.is_empty()
+            || !self.leftovers.is_empty()
     }
 
     /// Microseconds from `now_us` until [`Gateway::step`] is due even without events.
@@ -264,6 +282,12 @@ impl Gateway {
         }
         let commands_before = self.shared.stats.commands;
         self.handshakes_left = HANDSHAKES_PER_STEP;
+        self.encode_left = ENCODED_PER_STEP;
+        if !self.gone.is_empty() {
+            backend.forget_reads(&self.gone);
+            self.gone.clear();
+        }
+        self.discard_leftovers();
         let mut work = self.accept(now_us) + self.answer_logins(backend);
         for _ in 0..HANDSHAKES_PER_STEP {
             if let Some(index) = self.shaking.pop_front() {
@@ -328,10 +352,23 @@ impl Gateway {
     /// ignored. The reply leaves with the next [`Gateway::flush`] or [`Gateway::step`].
     pub fn complete(&mut self, ticket: u64, outcome: Outcome) {
         let Some((index, seq, connection)) = self.slab.by_ticket(ticket) else {
-            return;
+            return self.leftovers.extend(Rest::left_over(outcome));
         };
-        if connection.session.complete(seq, outcome) || connection.stalled.is_some() {
+        let is_due = connection.session.complete(seq, outcome);
+        // Who does not take the replies before this one is to be found out before there are many.
+        let is_much = connection.session.unsent() > self.shared.config.output_limit_bytes;
+        if is_due || is_much || connection.stalled.is_some() {
             self.list_dirty(index);
+        }
+    }
+
+    /// Gives some memory back.
+    fn discard_leftovers(&mut self) {
+        let mut most = DISCARDED_PER_STEP;
+        while let Some(rest) = self.leftovers.last_mut()
+            && rest.discard(&mut most)
+        {
+            self.leftovers.pop();
         }
     }
 
@@ -340,7 +377,7 @@ impl Gateway {
         for at in 0..self.dirty.len() {
             let index = self.dirty[at];
             if let Some(connection) = self.slab.get_mut(index) {
-                connection.session.settle(backend);
+                connection.session.settle(backend, &mut self.encode_left);
                 if connection.may_resume(&self.shared.config) {
                     self.list_ready(index);
                 }
@@ -403,6 +440,10 @@ impl Gateway {
                 }
             }
         }
+        // A blocked socket says when it takes more.
+        if flushed == Flushed::All && connection.session.is_due() {
+            self.list_dirty_taken(connection);
+        }
         if connection.may_resume(&self.shared.config) {
             self.list_ready_taken(connection);
         }
@@ -449,6 +490,8 @@ impl Gateway {
         if connection.session.waiting.is_some() {
             self.shared.waiting.retain(|place| *place != index);
         }
+        self.gone.extend(connection.session.unanswered_reads());
+        self.leftovers.extend(connection.session.leftovers());
         self.slab.free(index);
         self.shared.connected = self.slab.len();
     }

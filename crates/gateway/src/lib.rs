@@ -24,6 +24,7 @@ mod gateway;
 mod info;
 mod login;
 mod pump;
+mod rest;
 mod slab;
 mod stream;
 

@@ -334,10 +334,111 @@ fn server_commands() {
             .starts_with("*2\r\n$3\r\nget\r\n*6\r\n")
     );
     c.ask("COMMAND GETKEYS del a b", "*2\r\n$1\r\na\r\n$1\r\nb\r\n");
+    for keyless in ["ping", "dbsize and more"] {
+        c.ask(
+            &format!("COMMAND GETKEYS {keyless}"),
+            "-ERR The command has no key arguments\r\n",
+        );
+    }
+    c.ask(
+        "COMMAND GETKEYS get",
+        "-ERR Invalid number of arguments specified for command\r\n",
+    );
+    let names = c.exchange("COMMAND LIST\r\n");
+    assert_eq!(
+        names.split("\r\n").next().unwrap()[1..],
+        count.trim_end()[1..]
+    );
+    c.ask(
+        "COMMAND LIST FILTERBY pattern SETE*",
+        "*1\r\n$5\r\nsetex\r\n",
+    );
+    let gs = c.exchange("COMMAND LIST FILTERBY PATTERN g*\r\n");
+    assert!(gs.starts_with("*5\r\n$3\r\nget\r\n"), "{gs}");
+    c.ask("COMMAND LIST FILTERBY MODULE json", "*0\r\n");
+    c.ask("COMMAND LIST FILTERBY ACLCAT read", "*0\r\n");
+    for wrong in ["FILTERBY", "FILTERBY PATTERN", "FILTERBY NAME g*", "g*"] {
+        c.ask(&format!("COMMAND LIST {wrong}"), "-ERR syntax error\r\n");
+    }
     c.ask(
         "COMMAND FOO",
         "-ERR unknown subcommand 'FOO'. Try COMMAND HELP.\r\n",
     );
+}
+
+/// Whoever is told to try HELP gets help.
+#[test]
+fn help_is_what_the_errors_say_it_is() {
+    let server = Server::plain();
+    let mut c = server.client();
+    let helped = [
+        ("CLIENT", "READMODE ["),
+        ("CLUSTER", "+SLOTS"),
+        ("COMMAND", "+GETKEYS"),
+        ("CONFIG", "+GET <pattern>"),
+        ("CYCLONE", "MEMBER MOVE"),
+        ("DEBUG", "+DIGEST"),
+    ];
+    for (command, part) in helped {
+        c.ask(
+            &format!("{command} FOO"),
+            &format!("-ERR unknown subcommand 'FOO'. Try {command} HELP.\r\n"),
+        );
+        let help = c.exchange(format!("{command} help\r\n"));
+        let title = format!("+{command} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:");
+        assert!(help.contains(&title) && help.contains(part), "{help}");
+        assert!(
+            help.ends_with("+HELP\r\n+    Print this help.\r\n"),
+            "{help}"
+        );
+        c.ask(
+            &format!("{command} HELP me"),
+            &format!(
+                "-ERR wrong number of arguments for '{}|help' command\r\n",
+                command.to_lowercase()
+            ),
+        );
+    }
+}
+
+/// Nodes that show their own keys do so whoever serves the first slot.
+#[test]
+fn all_keys_may_be_served_elsewhere_than_a_slot() {
+    let server = Server::plain();
+    let mut c = server.client();
+    c.ask("SET a 1", "+OK\r\n");
+    let elsewhere = Route::Moved {
+        addr: "127.0.0.1:7002".to_owned(),
+    };
+    server.backend().route = elsewhere.clone();
+    for command in ["DBSIZE", "KEYS *", "SCAN 0", "FLUSHALL"] {
+        c.ask(command, "-MOVED 0 127.0.0.1:7002\r\n");
+    }
+    {
+        let mut backend = server.backend();
+        (backend.route_of_all, backend.flushes) = (Some(Route::Local), false);
+    }
+    c.ask("DBSIZE", ":1\r\n");
+    c.ask("KEYS *", "*1\r\n$1\r\na\r\n");
+    c.ask("SCAN 0", "*2\r\n$1\r\n0\r\n*1\r\n$1\r\na\r\n");
+    for command in ["FLUSHALL", "FLUSHDB"] {
+        c.ask(
+            command,
+            "-ERR removing all keys at once is not supported by this engine\r\n",
+        );
+    }
+    // It has lost its place meanwhile.
+    {
+        let mut backend = server.backend();
+        backend.fail = Some(Outcome::NotLeader);
+    }
+    c.ask(
+        "DBSIZE",
+        "-TRYAGAIN not done: leadership changed, retry\r\n",
+    );
+    server.backend().route_of_all = Some(Route::NoLeader);
+    c.ask("DBSIZE", "-CLUSTERDOWN The cluster is down\r\n");
+    c.ask("GET a", "-MOVED 15495 127.0.0.1:7002\r\n");
 }
 
 #[test]

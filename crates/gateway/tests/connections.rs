@@ -157,6 +157,54 @@ fn large_values() {
     }
 }
 
+/// Long replies leave a portion at a time: in order, whole, and without anybody else waiting for their ends.
+#[test]
+fn long_replies_leave_in_portions() {
+    let mut config = config();
+    config.output_pause_bytes = 64 << 20;
+    let server = Server::start(config);
+    let value: Vec<u8> = (0..1_000_000).map(|n: u32| (n * 7) as u8).collect();
+    let short = b"short".to_vec();
+    server
+        .backend()
+        .data
+        .extend([(b"k".to_vec(), value.clone()), (b"s".to_vec(), short)]);
+    let mut c = server.client();
+    let keys = ["k", "none", "s"].repeat(10).join(" ");
+    c.send(format!("MGET {keys}\r\nPING\r\nGET k\r\nGET s\r\n"));
+    c.send(format!(
+        "MULTI\r\nGET k\r\nPING\r\nMGET {keys}\r\nGET none\r\nEXEC\r\n"
+    ));
+    // It takes nothing yet, and others do not notice.
+    server.until("encoded ahead", |server| server.stats().output_bytes > 0);
+    let mut other = server.client();
+    other.ask("GET s", "$5\r\nshort\r\n");
+    let of_k = || [&b"$1000000\r\n"[..], &value, b"\r\n"].concat();
+    let list = || {
+        let one = [&of_k()[..], b"$-1\r\n$5\r\nshort\r\n"].concat();
+        [&b"*30\r\n"[..], &one.repeat(10)].concat()
+    };
+    let queued = [&b"+OK\r\n"[..], &b"+QUEUED\r\n".repeat(4)].concat();
+    let wanted = [
+        &list()[..],
+        b"+PONG\r\n",
+        &of_k(),
+        b"$5\r\nshort\r\n",
+        &queued,
+        b"*4\r\n",
+        &of_k(),
+        b"+PONG\r\n",
+        &list(),
+        b"$-1\r\n",
+    ]
+    .concat();
+    assert!(c.take(wanted.len()) == wanted);
+    c.ask("PING", "+PONG\r\n");
+    // What nobody is to hear is not said, however long it is.
+    c.send(format!("CLIENT REPLY SKIP\r\nMGET {keys}\r\nPING\r\n"));
+    c.expect("+PONG\r\n");
+}
+
 #[test]
 fn half_closed_connections_get_their_answers() {
     let server = Server::plain();
@@ -183,6 +231,16 @@ fn outcomes_of_the_departed_reach_nobody() {
     rustix::net::sockopt::set_socket_linger(&c.stream, Some(Duration::ZERO)).unwrap();
     drop(c);
     server.until("closed", |server| server.connections() == 0);
+    // The backend learns that it need not read.
+    server.until("forgotten", |server| {
+        let backend = server.backend();
+        let submitted: Vec<u64> = backend
+            .submitted
+            .iter()
+            .map(|(ticket, _)| *ticket)
+            .collect();
+        backend.forgotten == submitted
+    });
     let mut next = server.client();
     next.send("PING\r\n");
     server.until("connected", |server| server.connections() == 1);

@@ -11,7 +11,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::area::Area;
 pub use crate::frame::{Frame, FrameMut};
 
-/// What is wrong with a frame's name.
+/// The smallest size of frames that is believed where it was read: a packet's headers and some of its content.
+const LEAST_FRAME_BYTES: u32 = 256;
+
+/// What is wrong with a frame's name, or a pool's frames.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
     /// The number is beyond the pool's frames.
@@ -35,6 +38,16 @@ pub enum PoolError {
     /// A writer holds the frame.
     #[error("frame {0} is being written")]
     Busy(u32),
+    /// Frames of a size that no pool has.
+    #[error(
+        "frames of {frame_bytes} bytes in {area_bytes}: expected a multiple of 64 from {LEAST_FRAME_BYTES} on that fits in"
+    )]
+    FrameBytes {
+        /// The size.
+        frame_bytes: u32,
+        /// Bytes to divide.
+        area_bytes: u64,
+    },
 }
 
 /// State of a frame: bit 31 says that it is on the free list (or about to be put there), the rest counts readers.
@@ -222,6 +235,22 @@ unsafe impl Send for Pool {}
 unsafe impl Sync for Pool {}
 
 impl Pool {
+    /// The same as [`Pool::new`] for a size that was read somewhere.
+    ///
+    /// # Errors
+    /// A size that no packet fits into, no multiple of 64, or more than there is.
+    pub fn checked(area: Area, frame_bytes: u32) -> Result<Pool, PoolError> {
+        let area_bytes = area.len();
+        let is_sane = frame_bytes >= LEAST_FRAME_BYTES && frame_bytes.is_multiple_of(64);
+        if !is_sane || u64::from(frame_bytes) > area_bytes {
+            return Err(PoolError::FrameBytes {
+                frame_bytes,
+                area_bytes,
+            });
+        }
+        Ok(Pool::new(area, frame_bytes))
+    }
+
     /// Divides `area` into frames of `frame_bytes` (a multiple of 64); a rest too short for a frame stays unused.
     ///
     /// # Panics

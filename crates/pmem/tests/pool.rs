@@ -367,3 +367,18 @@ fn adopting_many_frames_does_not_search_the_list() {
     drop(frames);
     assert_eq!(pool.free(), 400_000);
 }
+
+/// What stands in a region's head may be anything.
+#[test]
+fn sizes_that_were_read_are_checked() {
+    for wrong in [0, 64, 255, 257, 1000, u32::MAX, u32::MAX - 63, 4096] {
+        let refused = Pool::checked(area(10), wrong).map(|pool| pool.count());
+        assert!(
+            matches!(refused, Err(PoolError::FrameBytes { frame_bytes, .. }) if frame_bytes == wrong),
+            "{wrong}: {refused:?}"
+        );
+    }
+    assert_eq!(Pool::checked(area(10), FRAME).unwrap().count(), 10);
+    // All of it in one frame.
+    assert_eq!(Pool::checked(area(10), 2560 + 64).unwrap().count(), 1);
+}

@@ -40,6 +40,9 @@ pub struct Rules {
     pub copied_wait_us: u64,
 }
 
+/// The longest lease in microseconds, an hour: everything that is counted from it then fits, too.
+pub const MAX_LEASE_US: u64 = 3_600_000_000;
+
 impl Default for Rules {
     fn default() -> Self {
         Rules::with_lease(10_000)
@@ -47,15 +50,15 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// The default rules around a lease of `lease_us` microseconds.
+    /// The default rules around a lease of `lease_us` microseconds. Of any lease: [`Rules::check`] refuses those that are too long.
     pub fn with_lease(lease_us: u64) -> Rules {
         Rules {
             lease_us,
             renew_us: lease_us / 5,
-            suspect_us: lease_us * 4 / 5,
-            manager_lease_us: lease_us * 2,
+            suspect_us: lease_us.saturating_mul(4) / 5,
+            manager_lease_us: lease_us.saturating_mul(2),
             drift_ppm: 1000,
-            adopt_wait_us: lease_us * 100,
+            adopt_wait_us: lease_us.saturating_mul(100),
             return_wait_us: 10_000_000,
             resend_us: lease_us / 2,
             period_us: 500_000,
@@ -64,7 +67,7 @@ impl Rules {
             min_requests: 1000,
             backup_write_permille: 250,
             copies_per_server: 2,
-            copied_wait_us: lease_us * 20,
+            copied_wait_us: lease_us.saturating_mul(20),
         }
     }
 
@@ -92,8 +95,9 @@ impl Rules {
     pub fn check(&self) -> Result<(), RulesError> {
         let require = |holds: bool, what| holds.then_some(()).ok_or(RulesError(what));
         require(self.lease_us >= 100, "a lease of at least 100 us")?;
+        require(self.lease_us <= MAX_LEASE_US, "a lease of at most an hour")?;
         require(
-            self.renew_us > 0 && self.renew_us * 2 <= self.lease_us,
+            self.renew_us > 0 && self.renew_us <= self.lease_us / 2,
             "leases renewed at least twice in their time",
         )?;
         require(
@@ -103,6 +107,10 @@ impl Rules {
         require(
             self.manager_lease_us >= 100,
             "a manager's lease of at least 100 us",
+        )?;
+        require(
+            self.manager_lease_us <= 2 * MAX_LEASE_US,
+            "a manager's lease of at most two hours",
         )?;
         require(self.drift_ppm < 250_000, "a drift below 25 %")?;
         require(
@@ -132,5 +140,14 @@ mod tests {
         assert_eq!(Rules::for_cores(2).lease_us, 20_000);
         assert_eq!(Rules::for_cores(64).lease_us, 10_000);
         assert_eq!(Rules::default().trusted_us(10_000), 9_980);
+    }
+
+    #[test]
+    fn absurd_leases_are_refused() {
+        Rules::with_lease(MAX_LEASE_US).check().unwrap();
+        for lease_us in [0, 99, MAX_LEASE_US + 1, u64::MAX / 20, u64::MAX] {
+            let refused = Rules::with_lease(lease_us).check();
+            assert!(refused.is_err(), "{lease_us}");
+        }
     }
 }

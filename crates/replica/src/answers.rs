@@ -8,8 +8,6 @@
 //! | weak | nothing; waits for what is in the log (cyclone §2) | what its client was told, if the client's terms are no later |
 //! | stale | nothing; on followers | what was done up to a stated time ago |
 
-use std::sync::Arc;
-
 use cyclone_store::{ApplyError, Mode};
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::command::{Command, Operation, Query};
@@ -17,9 +15,10 @@ use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::Reply;
 
 use crate::logset::LogSet;
-use crate::node::{Done, Node, NodeError};
+use crate::node::{Node, NodeError};
 use crate::reads::{How, Read};
 use crate::requests::{Origin, Outcome, Ticket};
+use crate::slow::SlowRead;
 
 /// How long a weak read waits for the entries it must see, in microseconds; then it is refused as "busy".
 pub(crate) const WEAK_WAIT_US: u64 = 500_000;
@@ -119,34 +118,50 @@ impl Node {
         if log.is_some() && !matches!(read.how, How::Weak { .. }) && read.now_ms == 0 {
             read.now_ms = self.now.wall_ms;
         }
-        match self.store.query_at(&query, read.now_ms, Mode::NonBlocking) {
-            Ok(reply) => self.answered(log, read, reply, false),
+        let answer = match self.slow.portion(self.now.steady_us).is_spent() {
+            true => Err(ApplyError::WouldBlock),
+            false => (self.store).query_at(&query, read.now_ms, Mode::NonBlocking),
+        };
+        match answer {
+            Ok(reply) => {
+                self.slow.portion(self.now.steady_us).spend(&reply);
+                self.answered(log, read, reply, false);
+            }
             Err(ApplyError::WouldBlock) => {
-                let store = Arc::clone(&self.store);
-                self.counters.slow_reads += 1;
-                self.workers.run(move || {
-                    let result = match Query::decode(&read.query) {
-                        Ok(query) => store.query_at(&query, read.now_ms, Mode::Blocking),
-                        Err(_) => Err(ApplyError::WouldBlock),
-                    };
-                    Done::Read { log, read, result }
-                });
+                let is_strong = log.is_none() && !matches!(read.how, How::Weak { .. });
+                let terms = is_strong.then(|| self.terms());
+                self.read_slowly(SlowRead { log, read, terms });
             }
             Err(ApplyError::ClockBehind) => self.move_clock(log, read),
+            Err(ApplyError::NoSpace(_)) => self.answers.push((read.origin, Outcome::Busy)),
             Err(error) => return Err(error.into()),
         }
         Ok(())
     }
 
-    /// Takes back a read that a worker has carried out.
+    fn terms(&self) -> Vec<u64> {
+        self.logs.iter().map(|log| log.group.term()).collect()
+    }
+
+    /// Takes back a read that a worker has carried out. `terms`: those in which this replica led all logs when it was asked. If it has led them
+    /// until now, no other leader's entry has been applied that the worker may have seen: in one log, without what was
+    /// acknowledged before it in another.
     pub(crate) fn read_done(
         &mut self,
         log: Option<usize>,
         read: Read,
+        terms: Option<&[u64]>,
         result: Result<Reply, ApplyError>,
     ) -> Result<(), NodeError> {
+        self.slow_read_done();
+        if terms.is_some_and(|terms| self.terms() != terms || !self.leads()) {
+            let refusal = self.check_leadership().err().unwrap_or(Outcome::Busy);
+            self.answers.push((read.origin, refusal));
+            return Ok(());
+        }
         match result {
             Err(ApplyError::ClockBehind) => self.move_clock(log, read),
+            Err(ApplyError::NoSpace(_)) => self.answers.push((read.origin, Outcome::Busy)),
             result => self.answered(log, read, result?, true),
         }
         Ok(())

@@ -32,6 +32,8 @@ pub(crate) struct Fetching {
     pub(crate) from: u64,
     /// Per log, the index it was applied up to; learnt from file 0.
     pub(crate) applied: Vec<u64>,
+    /// Of this fetch, of all that this process has begun.
+    pub(crate) number: u64,
     pub(crate) id: u64,
     pub(crate) directory: PathBuf,
     /// Names of files 1, 2, …; learnt from file 0.

@@ -17,7 +17,7 @@ use crate::identity::Identity;
 use crate::node::{Node, NodeError};
 use crate::physical::PhysicalLog;
 use crate::platform::Platform;
-use crate::start::{Layout, Memory, StartError};
+use crate::start::{Layout, Memory, StartError, in_words};
 use crate::upkeep::{FLUSH_AT, LAGGARDS_UNTIL, TRIM_AT};
 
 /// How an entry becomes durable before it is acknowledged.
@@ -169,7 +169,8 @@ pub(crate) fn only_levels(
         ..known
     };
     if known != ours {
-        let what = format!("{known:x?} in the directory, {ours:x?} in the configuration");
+        let (there, here) = (in_words(&known), in_words(&ours));
+        let what = format!("{there} in the directory, {here} in the configuration");
         return Err(StartError::Mismatch { data, what });
     }
     let who = identity(config, known.incarnation);

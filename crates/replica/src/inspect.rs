@@ -4,12 +4,14 @@ use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-use cyclone_pmem::{Pool, Region, RegionError};
+use cyclone_pmem::{Pool, PoolError, Region, RegionError};
 use cyclone_wal::flash::{FlashLog, FlashMode, ThreadedFlash};
 use cyclone_wal::{HardState, Ring, superblock};
-use cyclone_wire::ring::{SUPERBLOCK_BYTES, Superblock};
+use cyclone_wire::gang::MAX_LOGS;
+use cyclone_wire::ring::{SUPERBLOCK_BYTES, Superblock, SuperblockFault, VERSION};
 use rustix::fs::FlockOperation;
 
+use crate::config::Config;
 use crate::flash::FlashConfig;
 use crate::start::Layout;
 
@@ -37,6 +39,24 @@ pub enum InspectError {
         path: String,
         /// What stands there.
         what: String,
+    },
+    /// It may be whole; another program has made it.
+    #[error(
+        "{path} has format version {found}, this program knows {VERSION}: use the newer program that has made it"
+    )]
+    Version {
+        /// The region.
+        path: String,
+        /// Its version.
+        found: u32,
+    },
+    /// The region's head is whole, and describes what no program of this version has made.
+    #[error("another program has made {path}, use that one or a newer one: {source}")]
+    Frames {
+        /// The region.
+        path: String,
+        /// What is wrong.
+        source: PoolError,
     },
     /// There is not enough memory for a copy of the region.
     #[error("a copy of the region: {0}")]
@@ -127,12 +147,28 @@ fn copy_region(path: &Path) -> Result<(Region, Owner), InspectError> {
     let head = image
         .get(..SUPERBLOCK_BYTES as usize)
         .ok_or_else(|| none(format!("it has {} bytes", image.len())))?;
-    let block = Superblock::decode(head).map_err(|fault| none(format!("{fault:?}")))?;
-    if block.region_bytes != image.len() as u64 || block.logs == 0 {
+    let block = Superblock::decode(head).map_err(|fault| match fault {
+        SuperblockFault::Blank => none("it has never been formatted".to_owned()),
+        SuperblockFault::Damaged => none("its header is damaged".to_owned()),
+        SuperblockFault::Version(found) => InspectError::Version {
+            path: path.display().to_string(),
+            found,
+        },
+    })?;
+    if block.region_bytes != image.len() as u64 {
         return Err(none(format!(
             "it says {} bytes and has {}",
             block.region_bytes,
             image.len()
+        )));
+    }
+    let least = Config::MIN_NVM_BYTES * u64::from(block.logs);
+    if block.logs == 0 || block.logs > MAX_LOGS || block.region_bytes < least {
+        return Err(none(format!(
+            "it says {} logs in {} bytes: expected 1 to {MAX_LOGS}, and {} bytes for each",
+            block.logs,
+            block.region_bytes,
+            Config::MIN_NVM_BYTES
         )));
     }
     let owner = Owner {
@@ -162,9 +198,9 @@ pub fn inspect(
         None => areas(flash),
     };
     let mut reports = Vec::new();
-    let pool = match &region {
-        Some((region, owner)) => Some(frames(region, owner.logs)?),
-        None => None,
+    let pool = match (&region, nvm) {
+        (Some((region, owner)), Some(path)) => Some(frames(path, region, owner.logs)?),
+        _ => None,
     };
     for log in 0..logs {
         let mut report = LogReport {
@@ -199,16 +235,16 @@ fn areas(flash: Option<&Path>) -> u16 {
     (0..1024).take_while(exists).count() as u16
 }
 
-fn frames(region: &Region, logs: u16) -> Result<Pool, InspectError> {
+fn frames(path: &Path, region: &Region, logs: u16) -> Result<Pool, InspectError> {
     let layout = Layout::divide(region.len(), logs);
     let area = region.take(layout.frames_at, layout.frames_bytes)?;
     let head = region.take(0, SUPERBLOCK_BYTES)?;
-    let none = || InspectError::NoRegion {
-        path: "the copied region".into(),
-        what: "its head is gone".into(),
+    let path = path.display().to_string();
+    let Some(frame_bytes) = superblock::frame_bytes(&head) else {
+        let what = "its head is gone".into();
+        return Err(InspectError::NoRegion { path, what });
     };
-    let frame_bytes = superblock::frame_bytes(&head).ok_or_else(none)?;
-    Ok(Pool::new(area, frame_bytes))
+    Pool::checked(area, frame_bytes).map_err(|source| InspectError::Frames { path, source })
 }
 
 fn hard(report: &mut LevelReport, state: &HardState) {

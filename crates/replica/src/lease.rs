@@ -14,7 +14,7 @@
 use crate::ticking::PAUSE_TICKS;
 
 /// What a loop that was held up counts at once, and one more for where in a tick a message came.
-const LOST_TICKS: u64 = PAUSE_TICKS + 1;
+pub(crate) const LOST_TICKS: u64 = PAUSE_TICKS + 1;
 
 /// The lease of one physical log.
 #[derive(Debug, Default)]

@@ -6,6 +6,7 @@
 //!     PhysicalLog    proposals, commitment, apply of one log             physical.rs, requests.rs
 //!     Gangs          operations over several logs                        gang.rs, logset.rs
 //!     Reads          one ReadIndex round per burst of reads              reads.rs, joined.rs
+//!     SlowReads      those that a worker carries out                     slow.rs
 //!     gather         one leader for all logs                             together.rs
 //!     Membership     who takes part, and changing it in all logs         membership.rs
 //!     send           one datagram per peer for all logs                  send.rs
@@ -55,6 +56,7 @@ mod requests;
 mod run;
 mod scattered;
 mod send;
+mod slow;
 mod snapshot;
 mod start;
 mod status;

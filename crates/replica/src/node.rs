@@ -35,6 +35,7 @@ use crate::physical::PhysicalLog;
 use crate::reads::{How, Read};
 use crate::requests::{BatchBuilder, Origin, Outcome, Ticket};
 use crate::send::{self, drop_superseded};
+use crate::slow::SlowReads;
 use crate::snapshot::Snapshots;
 use crate::status::Counters;
 use crate::ticking::Ticking;
@@ -66,6 +67,8 @@ pub(crate) enum Done {
     Read {
         log: Option<usize>,
         read: Read,
+        /// Of all logs when it was asked, where no other leader's entries may be seen meanwhile.
+        terms: Option<Vec<u64>>,
         result: Result<Reply, ApplyError>,
     },
     /// A directory that nobody needs any more is gone.
@@ -123,6 +126,7 @@ pub struct Node {
     pub(crate) pool: Pool,
     /// Reads under leases whose answers are to be checked by the next step's clock.
     pub(crate) unchecked: Vec<Unchecked>,
+    pub(crate) slow: SlowReads,
     /// Per log the last term in which this replica led.
     pub(crate) led: Vec<u64>,
     /// Per log where the last command of the replica's own lies.
@@ -139,6 +143,8 @@ pub struct Node {
     backlog: VecDeque<(u16, Peer, Payload)>,
     pub(crate) answers: Vec<(Origin, Outcome)>,
     pub(crate) flushing: bool,
+    /// The store is not asked to flush before.
+    pub(crate) flush_not_before_us: u64,
     pub(crate) completions: Vec<(Ticket, Outcome)>,
     pub(crate) next_handover_us: u64,
     pub(crate) ticking: Ticking,
@@ -181,6 +187,7 @@ impl Node {
             caught_up: false,
             wiped: None,
             unchecked: Vec::new(),
+            slow: SlowReads::default(),
             led: vec![0; logs.len()],
             own_work: vec![0; logs.len()],
             started_us: 0,
@@ -202,6 +209,7 @@ impl Node {
             region_description: region,
             pool,
             flushing: false,
+            flush_not_before_us: 0,
             clients,
             lending: Lending::new(Vec::new()),
             lanes: Vec::new(),
@@ -478,6 +486,20 @@ impl Node {
             work += 1;
             match done {
                 Done::Applied { .. } if planted::has(Bug::WorkerForgotten) => {}
+                // They are still at the front, and will be given to a worker again.
+                Done::Applied {
+                    log,
+                    result: Err(ApplyError::NoSpace(_)),
+                } => self.logs[log].release_front(),
+                Done::GangApplied {
+                    entries,
+                    result: Err(ApplyError::NoSpace(_)),
+                    ..
+                } => {
+                    for (log, _) in entries {
+                        self.logs[usize::from(log)].release_front();
+                    }
+                }
                 Done::Applied { log, result } => {
                     self.logs[log].finish_job(result?, &mut self.answers)
                 }
@@ -486,15 +508,21 @@ impl Node {
                     apply,
                     result,
                 } => self.gang_applied(&entries, apply, result?),
-                Done::Read { log, read, result } => self.read_done(log, read, result)?,
+                Done::Read {
+                    log,
+                    read,
+                    terms,
+                    result,
+                } => self.read_done(log, read, terms.as_deref(), result)?,
+                Done::Digest {
+                    ticket,
+                    result: Err(ApplyError::NoSpace(_)),
+                } => self.completions.push((ticket, Outcome::Busy)),
                 Done::Digest { ticket, result } => {
                     let reply = Reply::Bytes(result?.into_bytes());
                     self.completions.push((ticket, Outcome::Done(reply)));
                 }
-                Done::Flushed(result) => {
-                    self.flushing = false;
-                    result?;
-                }
+                Done::Flushed(result) => self.flushed(result)?,
                 Done::Snapshot(done) => self.snapshot_done(done)?,
                 Done::Backup(done) => self.backup_done(done),
                 Done::Discarded => {}

@@ -422,6 +422,11 @@ impl PhysicalLog {
         self.applying = 1;
     }
 
+    /// What a worker was to apply it could not, and may be tried again.
+    pub(crate) fn release_front(&mut self) {
+        self.applying = 0;
+    }
+
     /// The entry at the front has been applied with its gang. Answers who waits for it.
     pub(crate) fn pass_front(&mut self) -> Vec<Origin> {
         self.applying = 0;

@@ -1,7 +1,7 @@
 //! Mending a stopped node's log. Only what certainly loses nothing is done, unless told otherwise: damage among entries
 //! that the store holds durably. The node's identity, its votes and its store must be whole.
 
-use cyclone_pmem::{FlushPolicy, Pool, Region, RegionError, RegionOptions};
+use cyclone_pmem::{FlushPolicy, Pool, PoolError, Region, RegionError, RegionOptions};
 use cyclone_store::StateMachine;
 use cyclone_wal::{Finding, Ring, RingError, SuperblockError, superblock};
 
@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::flash::Durability;
 use crate::identity::{self, IdentityError};
 use crate::platform::{boot_id, open_store};
-use crate::start::{Layout, StartError};
+use crate::start::{Layout, StartError, advice, in_words};
 
 /// Why nothing can be mended. Nothing has been changed.
 #[derive(Debug, thiserror::Error)]
@@ -26,11 +26,22 @@ pub enum RepairError {
     /// The directory is no replica's.
     #[error("{0} belongs to no replica: there is nothing to mend")]
     NoReplica(String),
-    /// The region is not this replica's memory, or lost it all.
+    /// The region lost all that this replica knew.
     #[error(
-        "the log region is not mendable: {0}; this replica must not come back under its old id"
+        "this replica must not come back under its old id: the log region is not mendable: {0}"
     )]
-    Superblock(#[from] SuperblockError),
+    Lost(SuperblockError),
+    /// The region is whole, and not for this program or not of this replica.
+    #[error("there is nothing to mend: {why}{}", advice(.why))]
+    NotOurs {
+        /// Whose it is.
+        why: SuperblockError,
+    },
+    /// The region's head is whole, and describes what no program of this version has made.
+    #[error(
+        "there is nothing to mend: {0}. Another program has made this region: use that one, or a newer one"
+    )]
+    Frames(PoolError),
     /// Region and data directory belong to different lives.
     #[error("the data directory and the log region do not belong together: {0}")]
     Mismatch(String),
@@ -51,6 +62,21 @@ pub enum RepairError {
         /// What is wrong.
         source: RingError,
     },
+}
+
+impl From<SuperblockError> for RepairError {
+    fn from(error: SuperblockError) -> RepairError {
+        match error {
+            SuperblockError::NotFormatted
+            | SuperblockError::Damaged
+            | SuperblockError::Rebooted => RepairError::Lost(error),
+            // A healthy replica must not be thrown away for the wrong program or file.
+            SuperblockError::VersionUnknown { .. }
+            | SuperblockError::WrongCluster { .. }
+            | SuperblockError::WrongReplica { .. }
+            | SuperblockError::WrongShape { .. } => RepairError::NotOurs { why: error },
+        }
+    }
 }
 
 /// What was found in one log.
@@ -122,13 +148,14 @@ pub fn repair(config: &Config, apply: bool, accept_loss: bool) -> Result<Report,
         logs: config.logs,
     };
     if known != ours {
-        let what = format!("{known:x?} in the directory, {ours:x?} in the region");
+        let (there, here) = (in_words(&known), in_words(&ours));
+        let what = format!("{there} in the directory, {here} in the region");
         return Err(RepairError::Mismatch(what));
     }
     let layout = Layout::of(config);
     let frame_bytes = superblock::frame_bytes(&head).ok_or(SuperblockError::Damaged)?;
     let frames = region.take(layout.frames_at, layout.frames_bytes)?;
-    let pool = Pool::new(frames, frame_bytes);
+    let pool = Pool::checked(frames, frame_bytes).map_err(RepairError::Frames)?;
     let store = open_store(config, &config.data.join("store"))?;
     let mut logs = Vec::new();
     for log in 0..config.logs {
@@ -163,4 +190,63 @@ fn mend(
             .map_err(|source| RepairError::Ring { log, source })?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever is told that a replica must not come back throws it away.
+    #[test]
+    fn only_what_is_lost_is_given_up() {
+        let lost = "must not come back";
+        for error in [
+            SuperblockError::NotFormatted,
+            SuperblockError::Damaged,
+            SuperblockError::Rebooted,
+        ] {
+            let told = RepairError::from(error).to_string();
+            assert!(told.contains(lost), "{told}");
+        }
+        let version = SuperblockError::VersionUnknown { found: 2 };
+        let cluster = SuperblockError::WrongCluster {
+            found: 7,
+            expected: 8,
+        };
+        let replica = SuperblockError::WrongReplica {
+            found: 7,
+            expected: 8,
+        };
+        for (error, words) in [
+            (version, ["format version 2, this program knows 1", "newer"]),
+            (
+                cluster,
+                [
+                    "cluster 00000000000000000000000000000007",
+                    "Nothing is lost",
+                ],
+            ),
+            (replica, ["replica 7, not 8", "Nothing is lost"]),
+        ] {
+            let told = RepairError::from(error).to_string();
+            assert!(!told.contains(lost), "{told}");
+            for word in words {
+                assert!(told.contains(word), "{word:?} is missing in: {told}");
+            }
+        }
+    }
+
+    #[test]
+    fn identities_are_told_in_words() {
+        let identity = identity::Identity {
+            cluster: 0xab,
+            replica: 3,
+            incarnation: 0xcd,
+            logs: 1,
+        };
+        assert_eq!(
+            in_words(&identity),
+            "replica 3 of cluster 000000000000000000000000000000ab with 1 log (incarnation 00000000000000cd)"
+        );
+    }
 }

@@ -27,6 +27,9 @@ const PIECE_TIMEOUT_US: u64 = 60_000;
 /// A leader that answers nothing for this long is given up on.
 const LEADER_TIMEOUT_US: u64 = 1_500_000;
 
+/// Time until something is tried again that a full disk did not take, µs.
+pub(crate) const FULL_DISK_PAUSE_US: u64 = 2_000_000;
+
 /// What a worker brings back.
 pub(crate) enum Done {
     Made {
@@ -39,12 +42,12 @@ pub(crate) enum Done {
         chunk: SnapshotChunk,
     },
     Written {
-        id: u64,
+        fetch: u64,
         piece: usize,
         result: io::Result<()>,
     },
     Installed {
-        id: u64,
+        fetch: u64,
         result: Result<CheckpointMeta, ApplyError>,
     },
 }
@@ -55,6 +58,10 @@ pub(crate) struct Snapshots {
     making: bool,
     offered: Option<offering::Offered>,
     fetching: Option<Fetching>,
+    /// Fetches begun so far.
+    fetches: u64,
+    /// None is begun before.
+    not_before_us: u64,
     next_id: u64,
     /// Directories discarded so far.
     pub(crate) discarded: u64,
@@ -72,6 +79,8 @@ impl Snapshots {
             making: false,
             offered: None,
             fetching: None,
+            fetches: 0,
+            not_before_us: 0,
             next_id: salt << 16,
             discarded: 0,
         })
@@ -170,10 +179,14 @@ impl Node {
             return;
         }
         self.abandon_fetch();
-        let directory = self
-            .snapshots
-            .root
-            .join(format!("fetched-{}-{}", offer.from, meta.id));
+        if now_us < self.snapshots.not_before_us {
+            // It is offered again.
+            return;
+        }
+        // One that is given up may leave a worker that still writes: it must not be taken for one of the next, of the same checkpoint even.
+        self.snapshots.fetches += 1;
+        let number = self.snapshots.fetches;
+        let directory = self.snapshots.root.join(format!("fetched-{number}"));
         if fs::create_dir_all(&directory).is_err() {
             return;
         }
@@ -189,6 +202,7 @@ impl Node {
             offers: vec![offer],
             from,
             applied: Vec::new(),
+            number,
             id: meta.id,
             directory,
             files: Vec::new(),
@@ -204,6 +218,12 @@ impl Node {
         if let Some(fetching) = self.snapshots.fetching.take() {
             self.discard(&fetching.directory);
         }
+    }
+
+    /// As [`Node::abandon_fetch`], where another one at once would come to the same end.
+    fn give_up_fetching(&mut self) {
+        self.snapshots.not_before_us = self.now_us() + FULL_DISK_PAUSE_US;
+        self.abandon_fetch();
     }
 
     /// Follower: keeps the window of requests full; asks again for what got lost.
@@ -296,6 +316,7 @@ impl Node {
             return;
         }
         fetching.pieces[position].state = PieceState::Writing;
+        let number = fetching.number;
         let path = fetching
             .directory
             .join(&fetching.files[chunk.file as usize - 1].0);
@@ -307,7 +328,7 @@ impl Node {
                 .open(path);
             let result = open.and_then(|file| file.write_all_at(&chunk.bytes, chunk.offset));
             Done::Written {
-                id: chunk.id,
+                fetch: number,
                 piece: position,
                 result,
             }
@@ -344,10 +365,10 @@ impl Node {
             return;
         };
         fetching.installing = true;
-        let (id, directory) = (fetching.id, fetching.directory.clone());
+        let (fetch, directory) = (fetching.number, fetching.directory.clone());
         let store: Arc<dyn StateMachine> = Arc::clone(&self.store);
         self.spawn_snapshot(move || Done::Installed {
-            id,
+            fetch,
             result: store.install(&directory),
         });
     }
@@ -371,12 +392,16 @@ impl Node {
                 }
             }
             Done::Piece { to, chunk } => self.send_chunk(to, &chunk),
-            Done::Written { id, piece, result } => {
+            Done::Written {
+                fetch,
+                piece,
+                result,
+            } => {
                 let fetching = self
                     .snapshots
                     .fetching
                     .as_mut()
-                    .filter(|fetching| fetching.id == id);
+                    .filter(|fetching| fetching.number == fetch);
                 let Some(piece) = fetching.and_then(|fetching| fetching.pieces.get_mut(piece))
                 else {
                     return Ok(());
@@ -385,29 +410,38 @@ impl Node {
                     Ok(()) => piece.state = PieceState::Done,
                     Err(error) => {
                         tracing::warn!(%error, "a checkpoint's piece could not be written");
-                        self.abandon_fetch();
+                        self.give_up_fetching();
                     }
                 }
                 self.fetch_upkeep(now_us);
             }
-            Done::Installed { id, result } => self.installed(id, result)?,
+            Done::Installed { fetch, result } => self.installed(fetch, result)?,
         }
         Ok(())
     }
 
     fn installed(
         &mut self,
-        id: u64,
+        fetch: u64,
         result: Result<CheckpointMeta, ApplyError>,
     ) -> Result<(), NodeError> {
         let Some(fetching) = self
             .snapshots
             .fetching
-            .take_if(|fetching| fetching.id == id)
+            .take_if(|fetching| fetching.number == fetch)
         else {
             return Ok(());
         };
-        let meta = result?;
+        let meta = match result {
+            Err(ApplyError::NoSpace(error)) => {
+                // What was there before is as it was.
+                tracing::warn!(error, "a checkpoint could not be installed");
+                self.discard(&fetching.directory);
+                self.snapshots.not_before_us = self.now_us() + FULL_DISK_PAUSE_US;
+                return Ok(());
+            }
+            result => result?,
+        };
         self.counters.snapshots_installed += 1;
         for (log, &(index, term)) in self.logs.iter_mut().zip(&meta.applied) {
             log.skip_to(index, term, &mut self.answers);

@@ -14,8 +14,9 @@ use std::sync::Arc;
 
 use cyclone_consensus::{Config as GroupConfig, ConsensusError, Group};
 use cyclone_packet::PacketError;
-use cyclone_pmem::{Pool, Region, RegionError, Survives};
+use cyclone_pmem::{Pool, PoolError, Region, RegionError, Survives};
 use cyclone_store::ApplyError;
+use cyclone_wal::flash::FlashLog;
 use cyclone_wal::{HardState, Ring, RingError, RingSpec, SuperblockError, superblock};
 use mio::Waker;
 
@@ -53,12 +54,22 @@ pub enum StartError {
     #[error("log region: {0}")]
     Region(#[from] RegionError),
     /// The region is not this replica's memory.
-    #[error("log region {path}: {source}")]
+    #[error("log region {path}: {source}{}", advice(.source))]
     Superblock {
         /// The region.
         path: String,
         /// What is wrong.
         source: SuperblockError,
+    },
+    /// The region's head is whole, and describes what no program of this version has made.
+    #[error(
+        "log region {path}: {source}; nothing was changed. Another program has made it: start that one, or a newer one"
+    )]
+    Frames {
+        /// The region.
+        path: String,
+        /// What is wrong.
+        source: PoolError,
     },
     /// Nothing is there, and nobody said that this is a new cluster.
     #[error(
@@ -102,7 +113,7 @@ pub enum StartError {
     },
     /// The log does not read back.
     #[error(
-        "log {log}: {source}; this replica has lost memory and must not come back under its old id"
+        "this replica has lost memory and must not come back under its old id: log {log}: {source}"
     )]
     Ring {
         /// The physical log.
@@ -180,6 +191,36 @@ pub enum StartError {
     EngineMissing(&'static str),
 }
 
+/// What to do about a region that is not lost, but not for this program and configuration.
+pub(crate) fn advice(error: &SuperblockError) -> &'static str {
+    match error {
+        SuperblockError::VersionUnknown { .. } => {
+            ". Nothing is lost: use the newer program that has made it"
+        }
+        SuperblockError::WrongCluster { .. } | SuperblockError::WrongReplica { .. } => {
+            ". Nothing is lost: node.nvm names another replica's region, or this is another replica's configuration"
+        }
+        SuperblockError::WrongShape { .. } => {
+            ". Nothing is lost: set cluster.logs and node.nvm_bytes to these"
+        }
+        SuperblockError::NotFormatted | SuperblockError::Damaged | SuperblockError::Rebooted => "",
+    }
+}
+
+/// An identity in words.
+pub(crate) fn in_words(identity: &Identity) -> String {
+    let Identity {
+        cluster,
+        replica,
+        incarnation,
+        logs,
+    } = identity;
+    format!(
+        "replica {replica} of cluster {cluster:032x} with {logs} {} (incarnation {incarnation:016x})",
+        if *logs == 1 { "log" } else { "logs" }
+    )
+}
+
 pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StartError {
     let what = what.into();
     move |source| StartError::Io { what, source }
@@ -252,14 +293,20 @@ fn memory(
         frame_bytes: platform.frame_bytes(config)?,
     };
     let mut head = region.take(0, cyclone_wire::ring::SUPERBLOCK_BYTES)?;
-    let pool = Pool::new(
-        region.take(layout.frames_at, layout.frames_bytes)?,
-        superblock::frame_bytes(&head).unwrap_or(who.frame_bytes),
-    );
     let known = platform.identity(config)?;
     let nvm = config.nvm.display().to_string();
     let data = config.data.display().to_string();
     let opened = superblock::open(&head, &who);
+    // Of a region that is not ours the size says nothing.
+    let frame_bytes = match &opened {
+        Ok(_) => superblock::frame_bytes(&head).unwrap_or(who.frame_bytes),
+        Err(_) => who.frame_bytes,
+    };
+    let frames = region.take(layout.frames_at, layout.frames_bytes)?;
+    let pool = Pool::checked(frames, frame_bytes).map_err(|source| StartError::Frames {
+        path: nvm.clone(),
+        source,
+    })?;
     let incarnation = match (&opened, &known) {
         (Ok(incarnation), Some(_)) => *incarnation,
         // A bootstrap that was cut off before the identity file: the log must be untouched.
@@ -328,7 +375,8 @@ fn memory(
     match known {
         Some(known) if known == ours => {}
         Some(known) => {
-            let what = format!("{known:x?} in the directory, {ours:x?} in the region");
+            let (there, here) = (in_words(&known), in_words(&ours));
+            let what = format!("{there} in the directory, {here} in the region");
             return Err(StartError::Mismatch { data, what });
         }
         None if rings
@@ -437,6 +485,13 @@ impl Node {
         let tick_us = tick_us(config.heartbeat);
         let ticks =
             |time: std::time::Duration| (time.as_micros() as u64).div_ceil(tick_us).max(1) as u32;
+        let survives = match only {
+            None => region.survives(),
+            Some(_) if levels.iter().flatten().any(FlashLog::is_in_memory) => {
+                Survives::ProcessCrash
+            }
+            Some(_) => Survives::PowerLoss,
+        };
         let mut logs = Vec::new();
         for ((log, ring), level) in (0..config.logs).zip(rings).zip(levels) {
             let (applied, applied_term) = store.applied(log);
@@ -493,10 +548,7 @@ impl Node {
             tick_us,
             salt,
             election_ticks: ticks(config.election),
-            survives: match only {
-                Some(_) => Survives::PowerLoss,
-                None => region.survives(),
-            },
+            survives,
             region: region.describe(),
             pool,
         };
@@ -507,7 +559,7 @@ impl Node {
             config.cluster_id
         );
         if boot.survives != Survives::PowerLoss {
-            tracing::warn!(survives = %boot.survives, "the log region does not survive power loss; --durability flash would");
+            tracing::warn!(survives = %boot.survives, "what is acknowledged does not survive power loss; --durability flash on a disk would");
         }
         let workers = platform.workers().map_err(io("starting worker threads"))?;
         let archive = match platform.archive(&config)? {

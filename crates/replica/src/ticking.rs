@@ -51,6 +51,24 @@ impl Ticking {
     }
 }
 
+/// A pause of the whole process is no evidence against the leader: it counts as one heartbeat's time at most.
+fn noticed(passed: u64, missed: u64) -> u64 {
+    passed.min(passed - missed + PAUSE_TICKS - 1)
+}
+
+/// What of the ticks that have passed counts for a log. `is_fresh`: its leader was heard in this step, `has_heard`: and nothing has been counted
+/// since.
+fn counted(ticks: u64, is_fresh: bool, has_heard: bool) -> u64 {
+    match (is_fresh, has_heard) {
+        // The step's time was read before: all of them lie before what it heard. How long before nobody knows, so that the next pass
+        // may begin before it too.
+        (true, true) => 0,
+        // All but the last two lie before what it heard.
+        (false, true) => ticks.min(PAUSE_TICKS),
+        (_, false) => ticks,
+    }
+}
+
 impl Node {
     /// Longest time from one step to the next unless the machine keeps the loop waiting, while there is work.
     pub(crate) fn patience(&self) -> Duration {
@@ -64,7 +82,13 @@ impl Node {
 
     /// Lets time pass for the logs.
     pub(crate) fn tick(&mut self) {
-        let Some((passed, missed)) = self.ticking.pass(self.now.steady_us) else {
+        let passes = self.ticking.pass(self.now.steady_us);
+        if passes.is_none() {
+            self.logs.iter_mut().for_each(|log| {
+                log.group.take_heard();
+            });
+        }
+        let Some((passed, missed)) = passes else {
             return;
         };
         let gap_us = missed * self.ticking.tick_us;
@@ -75,14 +99,10 @@ impl Node {
             self.logs.iter_mut().for_each(|log| log.group.retire());
             return;
         }
-        // A pause of the whole process is no evidence against the leader: it counts as one heartbeat's time at most.
-        let ticks = passed.min(passed - missed + PAUSE_TICKS - 1);
+        let ticks = noticed(passed, missed);
         for log in &mut self.logs {
-            let of_log = match log.group.has_heard() {
-                // All but the last two lie before what it heard.
-                true => ticks.min(PAUSE_TICKS),
-                false => ticks,
-            };
+            let is_fresh = log.group.take_heard();
+            let of_log = counted(ticks, is_fresh, log.group.has_heard());
             log.group.tick(of_log as u32);
         }
         self.gather(ticks as u32);
@@ -110,6 +130,44 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A follower's loop that is held up anywhere, between reading the time and reading its messages above all.
+    #[test]
+    fn of_the_time_before_a_message_no_more_counts_than_a_lease_allows_for() {
+        const TICK: u64 = 5_000;
+        for seed in 0..2_000 {
+            let mut state = seed;
+            let mut draw = |below: u64| {
+                state = u64::wrapping_add(state, 0x9e37_79b9_7f4a_7c15);
+                let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                (mixed ^ mixed >> 27) % below
+            };
+            let mut ticking = Ticking::new(TICK);
+            let (mut now, mut heard_at, mut elapsed) = (1_000_000, 1_000_000, 0);
+            let mut next_message = now + draw(40_000);
+            for _ in 0..400 {
+                let held_up = [0, 0, 0, draw(3_000), draw(60_000)][draw(5) as usize];
+                let received = now + held_up;
+                let is_fresh = next_message <= received;
+                while next_message <= received {
+                    (heard_at, elapsed) = (next_message, 0);
+                    next_message += 1 + draw(40_000);
+                }
+                let has_heard = elapsed == 0;
+                if let Some((passed, missed)) = ticking.pass(now) {
+                    elapsed += counted(noticed(passed, missed), is_fresh, has_heard);
+                }
+                ticking.together = 1 + draw(4);
+                let allowed = received - heard_at + crate::lease::LOST_TICKS * TICK;
+                assert!(
+                    elapsed * TICK <= allowed,
+                    "seed {seed}: {elapsed} ticks {} us after it was heard",
+                    received - heard_at
+                );
+                now = received + 1 + [draw(200), draw(TICK), draw(2 * TICK)][draw(3) as usize];
+            }
+        }
+    }
 
     #[test]
     fn ticks_come_one_by_one_or_together_and_what_is_late_was_missed() {

@@ -5,12 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cyclone_packet::{DriverStats, Outgoing, Peer, PortStats};
+use cyclone_store::ApplyError;
 use cyclone_wire::envelope;
 use cyclone_wire::planted::{self, Bug};
 
 use crate::config::{Config, Member};
 use crate::node::{Done, Node, NodeError};
 use crate::requests::Ticket;
+use crate::snapshot::FULL_DISK_PAUSE_US;
 
 /// Fill of the log from which on it is trimmed.
 pub(crate) const TRIM_AT: f64 = 0.25;
@@ -179,12 +181,26 @@ impl Node {
             // Only what has been applied since the last flush can be freed by another one.
             flush |= (used >= FLUSH_AT || starved) && log.applied > flushed;
         }
-        if flush && !self.flushing {
+        if flush && !self.flushing && self.now.steady_us >= self.flush_not_before_us {
             self.flushing = true;
             let store = Arc::clone(&self.store);
             self.workers.run(move || Done::Flushed(store.flush()));
         }
         Ok(())
+    }
+
+    /// The store has flushed, or its disk is full: then it is asked again by and by. Until then the log keeps what the store may lose, and once
+    /// it is full says so to clients.
+    pub(crate) fn flushed(&mut self, result: Result<(), ApplyError>) -> Result<(), NodeError> {
+        self.flushing = false;
+        match result {
+            Err(ApplyError::NoSpace(error)) => {
+                tracing::warn!(error, "the store could not flush");
+                self.flush_not_before_us = self.now.steady_us + FULL_DISK_PAUSE_US;
+                Ok(())
+            }
+            result => Ok(result?),
+        }
     }
 
     /// Removes a checkpoint's directory. A worker does it: after a compaction these are the last links of many files,
@@ -378,7 +394,8 @@ impl Node {
     /// When the store refuses; nothing is lost, the log still has it.
     pub fn close(&mut self) -> Result<(), NodeError> {
         self.close_archive();
-        Ok(self.store.flush()?)
+        let flushed = self.store.flush();
+        self.flushed(flushed)
     }
 }
 

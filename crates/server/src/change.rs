@@ -128,6 +128,21 @@ fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) 
     )
 }
 
+/// Ids have 16 bits; a node would say of 0 that it was used before.
+fn check_ids(change: &Change) -> Result<()> {
+    let ids = match change {
+        Change::Add { id, .. }
+        | Change::Move { id, .. }
+        | Change::Promote { id }
+        | Change::Remove { id } => [*id, *id],
+        Change::Replace { old, id, .. } => [*old, *id],
+    };
+    match ids.iter().find(|id| !(1..=65_535).contains(*id)) {
+        Some(id) => bail!("id {id} is outside 1..=65535"),
+        None => Ok(()),
+    }
+}
+
 /// Makes a change of the members and waits until every log has come there.
 ///
 /// # Errors
@@ -138,6 +153,7 @@ pub fn run(
     change: &Change,
     patience: Duration,
 ) -> Result<()> {
+    check_ids(change)?;
     let until = Instant::now() + patience;
     carry(connect, access, change, until)?;
     match change {
@@ -158,4 +174,31 @@ pub fn run(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_have_16_bits() {
+        let packet = SocketAddr::from(([127, 0, 0, 1], 1));
+        let add = |id| Change::Add {
+            id,
+            packet,
+            redis: None,
+        };
+        for id in [0, 65_536, u64::MAX] {
+            let told = check_ids(&add(id)).expect_err("out of range").to_string();
+            assert_eq!(told, format!("id {id} is outside 1..=65535"));
+        }
+        assert!(check_ids(&add(1)).is_ok());
+        let replace = Change::Replace {
+            old: 0,
+            id: 4,
+            packet,
+            redis: None,
+        };
+        assert!(check_ids(&replace).is_err());
+    }
 }

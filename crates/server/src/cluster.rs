@@ -154,103 +154,137 @@ fn free_run(mut first: u16, count: usize) -> Result<Vec<u16>> {
     }
 }
 
-/// A directory for the regions: in memory where the machine has it.
+/// Where the regions of a new cluster go: in memory where the machine has it. Nothing is made yet.
 pub(crate) fn region_directory(directory: &Path) -> Result<PathBuf> {
     let shm = Path::new("/dev/shm");
-    let path = if shm.is_dir() {
-        shm.join(format!(
+    Ok(match shm.is_dir() {
+        true => shm.join(format!(
             "cyclone-{}-{}",
             std::process::id(),
             hex(&random_key()?[..4])
-        ))
-    } else {
-        directory.join("nvm")
+        )),
+        false => directory.join("nvm"),
+    })
+}
+
+/// Makes a directory of that name.
+pub(crate) fn make_directory(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
+}
+
+/// Whether nodes with these options would start, as far as can be told beforehand. Nothing is made.
+///
+/// # Errors
+/// What they would refuse.
+pub fn check(options: &Options) -> Result<()> {
+    let nowhere = Path::new("nowhere");
+    for file in files(nowhere, nowhere, options)? {
+        file.to_config(true)?;
+    }
+    Ok(())
+}
+
+/// The configurations of a new cluster, with keys and ports of its own.
+fn files(directory: &Path, regions: &Path, options: &Options) -> Result<Vec<File>> {
+    // Behind each packet port those of the logs, if they have loops of their own.
+    let behind = match options.log_threads {
+        0 => 0,
+        _ => usize::from(options.logs),
     };
-    fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
-    Ok(path)
+    let ports = free_run(options.first_port, (2 + behind) * options.replicas)?;
+    let loopback = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let members: Vec<MemberEntry> = (0..options.replicas)
+        .map(|n| MemberEntry {
+            id: n as u64 + 1,
+            redis: Some(loopback(ports[n])),
+            packet: loopback(ports[options.replicas + n * (1 + behind)]),
+        })
+        .collect();
+    let cluster = Cluster {
+        id: hex(&random_key()?[..16]),
+        logs: options.logs,
+        log_threads: options.log_threads,
+        node_key: hex(&random_key()?),
+        client_key: hex(&random_key()?),
+        security: options.security.clone(),
+        transport: options.transport.clone(),
+        restored_from: None,
+        members: members.clone(),
+    };
+    let file = |(position, member): (usize, &MemberEntry)| File {
+        cluster: cluster.clone(),
+        node: Node {
+            id: member.id,
+            data: directory.join(format!("node{}", member.id)),
+            nvm: regions.join(format!("node{}.nvm", member.id)),
+            nvm_bytes: options.nvm_bytes,
+            flash: options.durability.as_ref().map(|_| {
+                let below = options.flash_directory.as_deref().unwrap_or(directory);
+                below.join(format!("node{}", member.id)).join("flash")
+            }),
+            flash_bytes: options.flash_bytes,
+            archive: None,
+            archive_seal_ms: crate::config::ARCHIVE_SEAL_MS,
+            durability: options.durability.clone().unwrap_or_else(|| "nvm".into()),
+            engine: options.engine.clone(),
+            polling: options.polling.clone(),
+            interface: None,
+            queues: 1,
+            burst: options.burst,
+            pin_cpu: options.pin.get(position).copied(),
+            password: None,
+            redis_listen: None,
+        },
+        limits: Limits::default(),
+        timing: Timing {
+            election_ms: options.election_ms.unwrap_or(Timing::default().election_ms),
+            ..Timing::default()
+        },
+        reads: Reads {
+            lease: options.lease_reads,
+            ..Reads::default()
+        },
+        redis: RedisPort::default(),
+        metrics: Metrics::default(),
+    };
+    Ok(members.iter().enumerate().map(file).collect())
+}
+
+/// Writes the configurations; answers the nodes, which do not run yet.
+fn write(directory: &Path, files: &[File]) -> Result<Vec<Process>> {
+    let mut nodes = Vec::new();
+    for file in files {
+        let members = &file.cluster.members;
+        let own = members.iter().find(|member| member.id == file.node.id);
+        let member = own.context("a node is a member")?;
+        let config = directory.join(format!("node{}.toml", member.id));
+        fs::write(&config, toml::to_string(file)?)
+            .with_context(|| format!("cannot write {}", config.display()))?;
+        nodes.push(Process {
+            id: member.id,
+            config,
+            redis: member.redis.context("just set")?,
+            packet: member.packet,
+            child: None,
+        });
+    }
+    Ok(nodes)
 }
 
 impl LocalCluster {
     /// Writes the configurations of a new cluster; starts nothing.
     pub fn create(directory: &Path, options: &Options) -> Result<LocalCluster> {
-        fs::create_dir_all(directory)
-            .with_context(|| format!("cannot create {}", directory.display()))?;
+        make_directory(directory)?;
         let regions = region_directory(directory)?;
-        // Behind each packet port those of the logs, if they have loops of their own.
-        let behind = match options.log_threads {
-            0 => 0,
-            _ => usize::from(options.logs),
-        };
-        let ports = free_run(options.first_port, (2 + behind) * options.replicas)?;
-        let loopback = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let client_key = random_key()?;
-        let members: Vec<MemberEntry> = (0..options.replicas)
-            .map(|n| MemberEntry {
-                id: n as u64 + 1,
-                redis: Some(loopback(ports[n])),
-                packet: loopback(ports[options.replicas + n * (1 + behind)]),
-            })
-            .collect();
-        let cluster = Cluster {
-            id: hex(&random_key()?[..16]),
-            logs: options.logs,
-            log_threads: options.log_threads,
-            node_key: hex(&random_key()?),
-            client_key: hex(&client_key),
-            security: options.security.clone(),
-            transport: options.transport.clone(),
-            restored_from: None,
-            members: members.clone(),
-        };
-        let mut nodes = Vec::new();
-        for (position, member) in members.iter().enumerate() {
-            let file = File {
-                cluster: cluster.clone(),
-                node: Node {
-                    id: member.id,
-                    data: directory.join(format!("node{}", member.id)),
-                    nvm: regions.join(format!("node{}.nvm", member.id)),
-                    nvm_bytes: options.nvm_bytes,
-                    flash: options.durability.as_ref().map(|_| {
-                        let below = options.flash_directory.as_deref().unwrap_or(directory);
-                        below.join(format!("node{}", member.id)).join("flash")
-                    }),
-                    flash_bytes: options.flash_bytes,
-                    archive: None,
-                    archive_seal_ms: crate::config::ARCHIVE_SEAL_MS,
-                    durability: options.durability.clone().unwrap_or_else(|| "nvm".into()),
-                    engine: options.engine.clone(),
-                    polling: options.polling.clone(),
-                    interface: None,
-                    queues: 1,
-                    burst: options.burst,
-                    pin_cpu: options.pin.get(position).copied(),
-                    password: None,
-                    redis_listen: None,
-                },
-                limits: Limits::default(),
-                timing: Timing {
-                    election_ms: options.election_ms.unwrap_or(Timing::default().election_ms),
-                    ..Timing::default()
-                },
-                reads: Reads {
-                    lease: options.lease_reads,
-                    ..Reads::default()
-                },
-                redis: RedisPort::default(),
-                metrics: Metrics::default(),
-            };
-            let config = directory.join(format!("node{}.toml", member.id));
-            fs::write(&config, toml::to_string(&file)?)
-                .with_context(|| format!("cannot write {}", config.display()))?;
-            nodes.push(Process {
-                id: member.id,
-                config,
-                redis: member.redis.context("just set")?,
-                packet: member.packet,
-                child: None,
-            });
-        }
+        make_directory(&regions)?;
+        let written = files(directory, &regions, options)
+            .and_then(|files| Ok((write(directory, &files)?, files)));
+        let (nodes, files) = written.inspect_err(|_| {
+            // What is left behind is only in the way.
+            let _ = fs::remove_dir_all(&regions);
+        })?;
+        let first = files.first().context("a cluster has nodes")?;
+        let client_key = crate::config::parse_key("client_key", &first.cluster.client_key)?;
         let executable = match &options.executable {
             Some(path) => path.clone(),
             None => std::env::current_exe().context("own executable")?,

@@ -12,7 +12,13 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
+mod checks;
+mod digits;
+pub mod syntax;
 mod words;
+pub(crate) use checks::is_reachable;
+pub use digits::{hex, parse_key};
+pub(crate) use digits::{is_hex, parse_number};
 pub use words::{engine_name, parse_engine, parse_polling, parse_security, parse_transport};
 
 /// Default of [`Node::archive_seal_ms`].
@@ -363,11 +369,11 @@ fn default_nvm_bytes() -> u64 {
 }
 
 impl File {
-    /// Reads and checks a file's syntax.
+    /// Reads and checks a file's syntax. Errors never show the text: it holds keys.
     pub fn read(path: &Path) -> Result<File> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
-        toml::from_str(&text)
+        syntax::parse(&text)
             .with_context(|| format!("{} is not a valid node configuration", path.display()))
     }
 
@@ -473,9 +479,10 @@ impl File {
 
     /// Turns the text into a checked configuration for the replica.
     pub fn to_config(&self, bootstrap: bool) -> Result<Config> {
+        self.check()?;
         let config = Config {
             id: self.node.id,
-            cluster_id: parse_cluster_id(&self.cluster.id)?,
+            cluster_id: parse_number("cluster.id", &self.cluster.id)?,
             members: self
                 .cluster
                 .members
@@ -531,40 +538,4 @@ impl File {
         config.validate()?;
         Ok(config)
     }
-}
-
-fn parse_cluster_id(text: &str) -> Result<u128> {
-    parse_number("cluster.id", text)
-}
-
-/// Parses 32 hexadecimal digits.
-pub(crate) fn parse_number(field: &str, text: &str) -> Result<u128> {
-    if text.len() != 32 {
-        bail!(
-            "{field} must be 32 hexadecimal digits, not {} characters",
-            text.len()
-        );
-    }
-    u128::from_str_radix(text, 16).with_context(|| format!("{field} {text:?} is not hexadecimal"))
-}
-
-/// Parses 64 hexadecimal digits. The value is a secret and never part of the error.
-pub fn parse_key(field: &str, text: &str) -> Result<[u8; 32]> {
-    let mut key = [0; 32];
-    if text.len() != 64 || !text.is_ascii() {
-        bail!(
-            "{field} must be 64 hexadecimal digits, not {} characters",
-            text.len()
-        );
-    }
-    for (position, byte) in key.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * position..2 * position + 2], 16)
-            .map_err(|_| anyhow::anyhow!("{field} holds a character that is not hexadecimal"))?;
-    }
-    Ok(key)
-}
-
-/// Bytes as hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

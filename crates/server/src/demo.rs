@@ -4,6 +4,8 @@
 //! Each writer owns its keys and writes an increasing number to them, so what a key may hold at the end is known: the last
 //! acknowledged number, or a later one whose outcome the writer never learnt.
 
+mod place;
+
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -17,6 +19,8 @@ use hdrhistogram::Histogram;
 
 use crate::cluster::{LocalCluster, Options};
 use crate::resp;
+pub(crate) use place::Place;
+use place::check_options;
 
 /// Writers at once.
 pub(crate) const WRITERS: usize = 16;
@@ -232,26 +236,31 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
         begun: Instant::now(),
         terminal: std::io::stderr().is_terminal(),
     };
-    let directory = match &arguments.directory {
-        Some(directory) => directory.clone(),
-        None => std::env::temp_dir().join(format!("cyclone-demo-{}", std::process::id())),
-    };
-    progress.say(&format!("three replicas, data in {}", directory.display()));
     let options = Options {
         logs: arguments.logs,
         engine: arguments.engine.clone(),
         ..Options::default()
     };
-    let mut cluster = LocalCluster::create(&directory, &options)?;
-    cluster.end_with_us = !arguments.keep;
-    let outcome = play(&mut cluster, &progress, interrupted);
-    let report = match outcome {
-        Ok(report) => report,
-        Err(error) => {
-            drop(cluster);
-            return Err(error);
-        }
-    };
+    check_options(&options)?;
+    let place = Place::new(arguments.directory.as_deref(), "cyclone-demo");
+    progress.say(&format!(
+        "three replicas, data in {}",
+        place.directory.display()
+    ));
+    let played = LocalCluster::create(&place.directory, &options).and_then(|mut cluster| {
+        cluster.end_with_us = !arguments.keep;
+        let report = play(&mut cluster, &progress, interrupted)?;
+        Ok((cluster, report))
+    });
+    let (cluster, report) = played.inspect_err(|_| place.leave(true, interrupted))?;
+    let has_failed = report.lost > 0 || report.wrong > 0;
+    // What was found is printed when all is tidied up: whoever reads it may be gone.
+    if arguments.keep {
+        explain(cluster);
+    } else {
+        drop(cluster);
+        place.leave(has_failed, interrupted);
+    }
     if arguments.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -267,16 +276,7 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
             report.get_p50_us
         );
     }
-    if arguments.keep {
-        explain(cluster);
-    } else {
-        drop(cluster);
-        if arguments.directory.is_none() {
-            // What is left behind is only in the way.
-            let _ = std::fs::remove_dir_all(&directory);
-        }
-    }
-    if report.lost > 0 || report.wrong > 0 {
+    if has_failed {
         bail!(
             "{} acknowledged writes lost, {} wrong",
             report.lost,

@@ -9,7 +9,7 @@ use cyclone_replica::inspect::{self, EntryReport, LevelReport, LogReport, Owner}
 use cyclone_wire::batch;
 use serde::Serialize;
 
-use crate::config::{File, hex};
+use crate::config::{File, hex, parse_number};
 
 /// `cyclone log`.
 #[derive(Args)]
@@ -169,34 +169,101 @@ impl LogLine {
     }
 }
 
+/// Where a stopped node's log is, and whose it should be.
+struct Whereabouts {
+    nvm: Option<PathBuf>,
+    flash: Option<PathBuf>,
+    /// Cluster and replica, where a configuration says them.
+    expected: Option<(u128, u64)>,
+}
+
+/// What was found.
+struct Found {
+    owner: Option<Owner>,
+    logs: Vec<LogReport>,
+    /// That the region is another replica's, where it is.
+    foreign: Option<String>,
+}
+
+/// That a region is not this replica's, if it is not.
+fn foreign(owner: &Owner, (cluster, replica): (u128, u64)) -> Option<String> {
+    if owner.cluster != cluster {
+        return Some(format!(
+            "the region belongs to cluster {:032x}, not {cluster:032x} as the configuration says",
+            owner.cluster
+        ));
+    }
+    (owner.replica != replica).then(|| {
+        format!(
+            "the region belongs to replica {}, not {replica} as the configuration says",
+            owner.replica
+        )
+    })
+}
+
+impl Found {
+    /// Everything that is wrong.
+    fn problems(&self) -> Vec<String> {
+        let of_logs = self.logs.iter().flat_map(|log| {
+            let problems = log.problems.iter();
+            problems.map(|what| format!("log {}: {what}", log.log))
+        });
+        self.foreign.iter().cloned().chain(of_logs).collect()
+    }
+
+    fn fail_on_problems(&self) -> Result<()> {
+        match &self.problems()[..] {
+            [] => Ok(()),
+            [one] => bail!("1 problem found: {one}"),
+            many => bail!("{} problems found: {}", many.len(), many.join("; ")),
+        }
+    }
+}
+
 impl Place {
-    fn paths(&self) -> Result<(Option<PathBuf>, Option<PathBuf>)> {
+    fn find(&self) -> Result<Whereabouts> {
         let Some(path) = &self.config else {
-            return Ok((self.nvm.clone(), self.flash.clone()));
+            return Ok(Whereabouts {
+                nvm: self.nvm.clone(),
+                flash: self.flash.clone(),
+                expected: None,
+            });
         };
-        let node = File::read(path)?.node;
+        let file = File::read(path)?;
+        let cluster = parse_number("cluster.id", &file.cluster.id)?;
+        let node = file.node;
         // As the only durable level, flash says everything; the region need not even be there.
         let only = node.durability == "flash";
-        let nvm = self.nvm.clone().or((!only).then_some(node.nvm));
-        Ok((nvm, self.flash.clone().or(node.flash)))
+        Ok(Whereabouts {
+            nvm: self.nvm.clone().or((!only).then_some(node.nvm)),
+            flash: self.flash.clone().or(node.flash),
+            expected: Some((cluster, node.id)),
+        })
     }
 
-    fn inspect(
-        &self,
-        entries: bool,
-        each: impl FnMut(&EntryReport<'_>),
-    ) -> Result<(Option<Owner>, Vec<LogReport>)> {
-        let (nvm, flash) = self.paths()?;
-        let found = inspect::inspect(nvm.as_deref(), flash.as_deref(), entries, each)?;
-        if found.1.is_empty() {
+    fn inspect(&self, entries: bool, each: impl FnMut(&EntryReport<'_>)) -> Result<Found> {
+        let at = self.find()?;
+        let (nvm, flash) = (at.nvm.as_deref(), at.flash.as_deref());
+        let (owner, logs) = inspect::inspect(nvm, flash, entries, each)?;
+        if logs.is_empty() {
             bail!("no flash area is there");
         }
-        Ok(found)
+        let foreign = owner
+            .as_ref()
+            .zip(at.expected)
+            .and_then(|(owner, expected)| foreign(owner, expected));
+        Ok(Found {
+            owner,
+            logs,
+            foreign,
+        })
     }
 
-    fn print(&self, owner: Option<&Owner>, logs: &[LogReport]) {
+    fn print(&self, found: &Found) {
+        let (owner, logs) = (found.owner.as_ref(), &found.logs);
         if self.json {
             let logs: Vec<LogLine> = logs.iter().map(LogLine::of).collect();
+            let foreign = &found.foreign;
             let owner = owner.map(|owner| {
                 serde_json::json!({
                     "cluster": format!("{:032x}", owner.cluster),
@@ -204,7 +271,10 @@ impl Place {
                     "incarnation": format!("{:016x}", owner.incarnation),
                 })
             });
-            println!("{}", serde_json::json!({ "owner": owner, "logs": logs }));
+            println!(
+                "{}",
+                serde_json::json!({ "owner": owner, "foreign": foreign, "logs": logs })
+            );
             return;
         }
         if let Some(owner) = owner {
@@ -212,6 +282,9 @@ impl Place {
                 "replica {} of cluster {:032x}",
                 owner.replica, owner.cluster
             );
+        }
+        if let Some(what) = &found.foreign {
+            println!("PROBLEM {what}");
         }
         for log in logs {
             for level in &log.levels {
@@ -260,7 +333,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
                 );
             }
             let mut failed = Ok(());
-            let (_, logs) = place.inspect(true, |entry| {
+            let found = place.inspect(true, |entry| {
                 let shown =
                     log.is_none_or(|log| log == entry.log) && (*from..=*to).contains(&entry.index);
                 if shown && failed.is_ok() {
@@ -268,26 +341,43 @@ pub fn run(arguments: &Arguments) -> Result<()> {
                 }
             })?;
             failed.context("printing an entry")?;
-            fail_on_problems(&logs)
+            found.fail_on_problems()
         }
         Command::Verify { place } => {
-            let (owner, logs) = place.inspect(false, |_| {})?;
-            place.print(owner.as_ref(), &logs);
-            fail_on_problems(&logs)
+            let found = place.inspect(false, |_| {})?;
+            place.print(&found);
+            found.fail_on_problems()
         }
         Command::Repair(arguments) => crate::repair::run(arguments),
         Command::Stat { place } => {
-            let (owner, logs) = place.inspect(false, |_| {})?;
-            place.print(owner.as_ref(), &logs);
+            place.print(&place.inspect(false, |_| {})?);
             Ok(())
         }
     }
 }
 
-fn fail_on_problems(logs: &[LogReport]) -> Result<()> {
-    let problems: usize = logs.iter().map(|log| log.problems.len()).sum();
-    if problems > 0 {
-        bail!("{problems} problems found");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_are_told_one_by_one() {
+        let with = |problems: &[&str], foreign: Option<&str>| {
+            let found = Found {
+                owner: None,
+                logs: vec![LogReport {
+                    log: 2,
+                    problems: problems.iter().map(|it| (*it).to_owned()).collect(),
+                    ..LogReport::default()
+                }],
+                foreign: foreign.map(str::to_owned),
+            };
+            found.fail_on_problems().map_err(|error| error.to_string())
+        };
+        assert_eq!(with(&[], None), Ok(()));
+        let one = with(&["nvm: torn"], None).expect_err("one");
+        assert_eq!(one, "1 problem found: log 2: nvm: torn");
+        let two = with(&["nvm: torn"], Some("another's")).expect_err("two");
+        assert_eq!(two, "2 problems found: another's; log 2: nvm: torn");
     }
-    Ok(())
 }

@@ -1,16 +1,19 @@
 //! The `cyclone` program.
 #![forbid(unsafe_code)]
 
-use std::net::SocketAddr;
+mod serve_command;
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use cyclone::told::told;
-use cyclone::{bench, cluster, config, control, demo, logtool, pmkv, serve};
+use cyclone::{bench, cluster, config, control, demo, logtool, pmkv};
 use cyclone_bench::cli::Experiment;
 use cyclone_bench::output::Common;
 
@@ -25,7 +28,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run one node of a cluster.
-    Serve(Box<Serve>),
+    Serve(Box<serve_command::Serve>),
     /// Three replicas on this machine: load, kill -9 of the leader, failover, return, proof that nothing is lost.
     Demo(Demo),
     /// Look at a running cluster.
@@ -40,126 +43,28 @@ enum Command {
 }
 
 #[derive(Args)]
-struct Serve {
-    /// The node's configuration file (docs/configuration.md).
-    #[arg(long, required_unless_present = "member")]
-    config: Option<PathBuf>,
-    /// Without a file: a member as ID=PACKET_ADDRESS[,REDIS_ADDRESS]; repeat for each.
-    #[arg(long, conflicts_with = "config", requires_all = ["id", "cluster_id", "data", "nvm"])]
-    member: Vec<String>,
-    /// Without a file: this node's replica number.
-    #[arg(long)]
-    id: Option<u64>,
-    /// Without a file: the cluster's id, 32 hexadecimal digits.
-    #[arg(long)]
-    cluster_id: Option<String>,
-    /// Without a file: 64 hexadecimal digits; better kept from other users' sight in the environment.
-    #[arg(long, env = "CYCLONE_NODE_KEY", hide_env_values = true)]
-    node_key: Option<String>,
-    /// Without a file: 64 hexadecimal digits.
-    #[arg(long, env = "CYCLONE_CLIENT_KEY", hide_env_values = true)]
-    client_key: Option<String>,
-    /// Take an empty directory and region as a new replica of a new cluster. Give it once, when the cluster is created.
-    #[arg(long)]
-    bootstrap: bool,
-    /// Take an empty directory and region as a new replica of a cluster that exists, which is told of it by `ctl member add`. Give it
-    /// once, and never for an id that has run before.
-    #[arg(long, conflicts_with = "bootstrap")]
-    join: bool,
-    /// Only read and check the configuration.
-    #[arg(long)]
-    check: bool,
-    /// Overrides node.data.
-    #[arg(long)]
-    data: Option<PathBuf>,
-    /// Overrides node.nvm.
-    #[arg(long)]
-    nvm: Option<PathBuf>,
-    /// Overrides node.flash: directory of the log's second level.
-    #[arg(long)]
-    flash: Option<PathBuf>,
-    /// Overrides node.flash_bytes.
-    #[arg(long)]
-    flash_bytes: Option<u64>,
-    /// Overrides node.archive: directory into which committed entries are archived, for a restore to a point in time.
-    #[arg(long, value_name = "DIR")]
-    archive: Option<PathBuf>,
-    /// Overrides node.durability: nvm or flash.
-    #[arg(long)]
-    durability: Option<String>,
-    /// Overrides node.engine: rocksdb, memory or echo. With pmkv, the log-structured store, --config is the cluster's file
-    /// and --id says which of its servers this is (docs/pmkv.md).
-    #[arg(long)]
-    engine: Option<String>,
-    /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share, if not what the cluster's file says.
-    #[arg(long)]
-    replication: Option<String>,
-    /// For pmkv: embedded, etcd or zookeeper, if not what the cluster's file says.
-    #[arg(long)]
-    store: Option<String>,
-    /// Overrides cluster.logs: number of physical logs, the same on all nodes and for ever.
-    #[arg(long)]
-    logs: Option<u16>,
-    /// Overrides cluster.log_threads: threads that run a loop for each log, with a packet port each right behind the node's, the same
-    /// on all nodes; 0: one loop moves all logs.
-    #[arg(long)]
-    log_threads: Option<u16>,
-    /// Overrides node.polling: adaptive, busy or event.
-    #[arg(long)]
-    polling: Option<String>,
-    /// Overrides cluster.transport: udp, tcp, xdp or (where built with it) dpdk.
-    #[arg(long)]
-    transport: Option<String>,
-    /// Overrides node.interface: the network interface for --transport xdp; the ports for --transport dpdk, such as
-    /// "0000:3b:00.0" or "net_memif0,role=client,socket=/run/cyclone.sock".
-    #[arg(long)]
-    interface: Option<String>,
-    /// Overrides node.queues: how many of the interface's queues to use.
-    #[arg(long)]
-    queues: Option<u32>,
-    /// Overrides metrics.listen: serve figures for Prometheus at this address, over HTTP.
-    #[arg(long, value_name = "ADDRESS")]
-    metrics: Option<SocketAddr>,
-    /// How to write the log to standard error.
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    log_format: LogFormat,
-    /// End when the parent process ends.
-    #[arg(long, hide = true)]
-    end_with_parent: bool,
-}
-
-/// How a log is written.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum LogFormat {
-    /// A line for people.
-    Text,
-    /// A JSON object per line.
-    Json,
-}
-
-#[derive(Args)]
 struct Demo {
     /// Print one JSON line at the end on standard output.
     #[arg(long)]
     json: bool,
-    /// Leave the cluster up and say how to talk to it.
+    /// Leave the cluster up and say how to talk to it. Not for pmkv.
     #[arg(long)]
     keep: bool,
     /// Where to put the data (default: a new directory below the temporary one).
     #[arg(long)]
     directory: Option<PathBuf>,
-    /// rocksdb, memory or echo; or pmkv: four servers of the log-structured store, three copies.
+    /// rocksdb or memory; or pmkv: four servers of the log-structured store, three copies.
     #[arg(long, default_value = "rocksdb")]
     engine: String,
-    /// For pmkv: rowan, tailwind, hyperloop, rpc, rwrite, batch or share.
-    #[arg(long, default_value = "rowan")]
-    replication: String,
+    /// For pmkv: rowan (the default), tailwind, hyperloop, rpc, rwrite, batch or share.
+    #[arg(long)]
+    replication: Option<String>,
     /// For pmkv: the servers' leases in milliseconds; by default 10 with four cores for each server, 20 with fewer.
     #[arg(long)]
     lease_ms: Option<u64>,
-    /// Number of physical logs.
-    #[arg(long, default_value_t = 1)]
-    logs: u16,
+    /// Number of physical logs, 1 by default. Not for pmkv.
+    #[arg(long)]
+    logs: Option<u16>,
 }
 
 #[derive(Args)]
@@ -293,12 +198,17 @@ enum ClusterCommand {
 static ALLOCATOR: cyclone_allocator::Allocator = cyclone_allocator::Allocator;
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
+    end_with_reader();
+    // Unwinding ends what was started: nodes, directories in memory.
+    let outcome = catch_unwind(AssertUnwindSafe(|| run(Cli::parse())));
+    match outcome {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
             eprintln!("cyclone: {}", told(&error));
             ExitCode::FAILURE
         }
+        Err(panic) if has_lost_reader(panic_text(&*panic)) => ExitCode::from(ENDED_WITH_READER),
+        Err(panic) => resume_unwind(panic),
     }
 }
 
@@ -311,51 +221,40 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// What only prints ends quietly when nobody reads on, as in `cyclone ctl status | head -1`. SIGPIPE stays ignored: with its usual
-/// effect a node that ends a connection would end this program as well, without a word.
+/// As a shell tells of a program that SIGPIPE has ended.
+const ENDED_WITH_READER: u8 = 128 + signal_hook::consts::SIGPIPE as u8;
+
+/// What a panic said.
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or_default()
+}
+
+/// Whether a panic says that nobody reads what is printed.
+fn has_lost_reader(text: &str) -> bool {
+    let printing = ["failed printing to stdout", "failed printing to stderr"];
+    printing.iter().any(|it| text.starts_with(it)) && text.contains("Broken pipe")
+}
+
+/// What prints ends quietly when nobody reads on, as in `cyclone ctl status | head -1`. SIGPIPE stays ignored: with its usual
+/// effect a node that ends a connection would end this program as well, without a word. A node prints nothing but its log,
+/// which does without a reader.
 fn end_with_reader() {
-    /// As a shell tells of a program that SIGPIPE has ended.
-    const ENDED_WITH_READER: i32 = 128 + signal_hook::consts::SIGPIPE;
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        let text = panic.payload_as_str().unwrap_or_default();
-        if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
-            std::process::exit(ENDED_WITH_READER);
+        if !has_lost_reader(panic.payload_as_str().unwrap_or_default()) {
+            usual(panic);
         }
-        usual(panic);
     }));
 }
 
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
-        Command::Serve(arguments) => serve_node(&arguments),
-        Command::Demo(arguments) if arguments.engine == "pmkv" => pmkv::demo::run(
-            &pmkv::demo::Arguments {
-                json: arguments.json,
-                directory: arguments.directory,
-                replication: arguments.replication,
-                lease_ms: arguments.lease_ms,
-            },
-            &stop_flag()?,
-        ),
-        Command::Demo(arguments) => demo::run(
-            &demo::Arguments {
-                json: arguments.json,
-                keep: arguments.keep,
-                directory: arguments.directory,
-                engine: arguments.engine,
-                logs: arguments.logs,
-            },
-            &stop_flag()?,
-        ),
-        Command::Ctl(arguments) => {
-            end_with_reader();
-            arguments.run()
-        }
-        Command::Log(arguments) => {
-            end_with_reader();
-            logtool::run(&arguments)
-        }
+        Command::Serve(arguments) => serve_command::run(&arguments, stop_flag),
+        Command::Demo(arguments) => run_demo(arguments),
+        Command::Ctl(arguments) => arguments.run(),
+        Command::Log(arguments) => logtool::run(&arguments),
         Command::Bench(Bench {
             command:
                 BenchCommand::Put {
@@ -458,124 +357,48 @@ fn run(cli: Cli) -> Result<()> {
     }
 }
 
-fn serve_node(arguments: &Serve) -> Result<()> {
-    write_log(arguments.log_format);
-    if arguments.engine.as_deref() == Some("pmkv") {
-        return serve_pmkv(arguments);
-    }
-    let mut file = match &arguments.config {
-        Some(path) => config::File::read(path)?,
-        None => config::File::from_flags(
-            arguments.id.unwrap_or(0),
-            &arguments.member,
-            arguments.cluster_id.clone().unwrap_or_default(),
-            arguments
-                .node_key
-                .clone()
-                .context("--node-key or CYCLONE_NODE_KEY is missing")?,
-            arguments
-                .client_key
-                .clone()
-                .context("--client-key or CYCLONE_CLIENT_KEY is missing")?,
-        )?,
+fn run_demo(arguments: Demo) -> Result<()> {
+    let of_pmkv = arguments.engine == "pmkv";
+    let ignored = match of_pmkv {
+        true => [
+            ("--keep", arguments.keep),
+            ("--logs", arguments.logs.is_some()),
+        ],
+        false => [
+            ("--replication", arguments.replication.is_some()),
+            ("--lease-ms", arguments.lease_ms.is_some()),
+        ],
     };
-    if let Some(data) = &arguments.data {
-        file.node.data.clone_from(data);
+    if let Some((flag, _)) = ignored.iter().find(|(_, is_given)| *is_given) {
+        bail!(
+            "{flag} cannot be given with --engine {}{}",
+            arguments.engine,
+            match *flag {
+                "--keep" => ": its servers end with the demo",
+                "--logs" => ": it has shards, no physical logs",
+                _ => ": it is for pmkv",
+            }
+        );
     }
-    if let Some(nvm) = &arguments.nvm {
-        file.node.nvm.clone_from(nvm);
+    if of_pmkv {
+        return pmkv::demo::run(
+            &pmkv::demo::Arguments {
+                json: arguments.json,
+                directory: arguments.directory,
+                replication: arguments.replication.unwrap_or_else(|| "rowan".into()),
+                lease_ms: arguments.lease_ms,
+            },
+            &stop_flag()?,
+        );
     }
-    if let Some(flash) = &arguments.flash {
-        file.node.flash = Some(flash.clone());
-    }
-    if arguments.archive.is_some() {
-        file.node.archive.clone_from(&arguments.archive);
-    }
-    file.node.flash_bytes = arguments.flash_bytes.unwrap_or(file.node.flash_bytes);
-    if let Some(durability) = &arguments.durability {
-        file.node.durability.clone_from(durability);
-    }
-    if let Some(engine) = &arguments.engine {
-        file.node.engine.clone_from(engine);
-    }
-    if let Some(logs) = arguments.logs {
-        file.cluster.logs = logs;
-    }
-    if let Some(threads) = arguments.log_threads {
-        file.cluster.log_threads = threads;
-    }
-    if let Some(polling) = &arguments.polling {
-        file.node.polling.clone_from(polling);
-    }
-    if let Some(transport) = &arguments.transport {
-        file.cluster.transport.clone_from(transport);
-    }
-    if arguments.interface.is_some() {
-        file.node.interface.clone_from(&arguments.interface);
-    }
-    if let Some(queues) = arguments.queues {
-        file.node.queues = queues;
-    }
-    if arguments.metrics.is_some() {
-        file.metrics.listen = arguments.metrics;
-    }
-    if arguments.check {
-        file.to_config(arguments.bootstrap)?;
-        file.redis.tls()?;
-        file.redis.users()?;
-        println!("the configuration is valid");
-        return Ok(());
-    }
-    end_with_parent(arguments)?;
-    let beginning = match (arguments.bootstrap, arguments.join) {
-        (true, _) => serve::Beginning::Bootstrap,
-        (_, true) => serve::Beginning::Join,
-        _ => serve::Beginning::None,
-    };
-    serve::run(&file, beginning, &*stop_flag()?)
-}
-
-/// Sends the log to standard error.
-fn write_log(format: LogFormat) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("CYCLONE_LOG")
-        .unwrap_or_else(|_| "info".into());
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => log.with_target(false).init(),
-        // The fields on the top level, so that collectors find them without a rule.
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
-}
-
-fn end_with_parent(arguments: &Serve) -> Result<()> {
-    if arguments.end_with_parent {
-        let signal = rustix::process::Signal::KILL;
-        rustix::process::set_parent_process_death_signal(Some(signal))
-            .context("parent death signal")?;
-    }
-    Ok(())
-}
-
-fn serve_pmkv(arguments: &Serve) -> Result<()> {
-    let config = arguments
-        .config
-        .clone()
-        .context("--engine pmkv needs the cluster's file: --config")?;
-    let id = arguments.id.context("--engine pmkv needs --id")?;
-    let id = u32::try_from(id).with_context(|| format!("--id {id} is too large"))?;
-    if arguments.check {
-        pmkv::file::ClusterFile::read(&config)?.server(id)?;
-        println!("the configuration is valid");
-        return Ok(());
-    }
-    end_with_parent(arguments)?;
-    let serve = pmkv::Arguments {
-        config,
-        id,
-        replication: arguments.replication.clone(),
-        store: arguments.store.clone(),
-    };
-    pmkv::run(&serve, &*stop_flag()?)
+    demo::run(
+        &demo::Arguments {
+            json: arguments.json,
+            keep: arguments.keep,
+            directory: arguments.directory,
+            engine: arguments.engine,
+            logs: arguments.logs.unwrap_or(1),
+        },
+        &stop_flag()?,
+    )
 }

@@ -1,6 +1,9 @@
 //! `cyclone serve`: a replica and its Redis port in one event loop.
 
-use std::net::SocketAddr;
+mod checks;
+mod cpus;
+mod engine;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -20,6 +23,9 @@ use mio::event::Event;
 use crate::backup::shelf;
 use crate::config::File;
 use crate::metrics::{self, Desk, Sheet, figures};
+pub(crate) use checks::warn_of_few_files;
+pub use checks::{Checked, check};
+use cpus::{allowed_cpus, cpus_behind, pin};
 
 /// The gateway as the loop's companion.
 struct Redis {
@@ -64,6 +70,10 @@ impl Backend for Behind<'_> {
 
     fn submit_stale_read(&mut self, ticket: u64, query: &Query<'_>) {
         self.node.read_stale(ticket, query);
+    }
+
+    fn forget_reads(&mut self, tickets: &[u64]) {
+        self.node.forget_reads(tickets);
     }
 
     fn is_pressed(&self) -> bool {
@@ -459,35 +469,12 @@ impl Companion for Doors {
     }
 }
 
-fn open_redis(
-    file: &File,
-    config: &Config,
-    listen: SocketAddr,
-    registry: &mio::Registry,
-) -> Result<Redis> {
-    let mut settings = GatewayConfig::new(listen);
-    settings.passwords = file
-        .node
-        .password
-        .iter()
-        .map(|password| password.clone().into_bytes())
-        .collect();
-    settings.users = file.redis.users()?;
-    settings.tls = file.redis.tls()?;
-    settings.max_clients = file.limits.max_clients;
-    settings.read_mode = file.reads.mode()?;
-    settings.max_key_bytes = config.max_key_bytes;
-    settings.max_value_bytes = config.max_value_bytes;
-    settings.node_id = node_name(config.cluster_id, config.id);
-    settings.version = env!("CARGO_PKG_VERSION").to_owned();
-    // There is no append-only file: the replicated log is the log.
-    settings.settings = vec![
-        ("appendonly".to_owned(), "no".to_owned()),
-        ("save".to_owned(), String::new()),
-    ];
+fn open_redis(settings: GatewayConfig, registry: &mio::Registry) -> Result<Redis> {
+    let listen = settings.listen;
     if settings.tls.is_none() && !listen.ip().is_loopback() && !settings.users.is_empty() {
         tracing::warn!(%listen, "passwords cross the network in the clear: redis.tls_certificate is not set");
     }
+    checks::warn_of_few_files(&settings, "limits.max_clients");
     let gateway = Gateway::new(settings, registry, COMPANION)
         .with_context(|| format!("cannot open the Redis port {listen}"))?;
     Ok(Redis { gateway })
@@ -506,23 +493,18 @@ pub enum Beginning {
 
 /// Runs a node until `stop`.
 pub fn run(file: &File, beginning: Beginning, stop: &AtomicBool) -> Result<()> {
-    let mut config = file.to_config(beginning == Beginning::Bootstrap)?;
-    config.join = beginning == Beginning::Join;
+    let Checked { mut config, redis } = check(file, beginning)?;
     shelf::check(&config.data, file.cluster.restored_from()?)?;
+    engine::check(&config.data, config.engine)?;
     if let Some(cpu) = config.pin_cpu {
         // What there is can be seen only before.
         config.log_cpus = cpus_behind(cpu, &allowed_cpus()?, usize::from(config.log_threads));
         pin(cpu)?;
     }
-    let own = config
-        .members
-        .iter()
-        .find(|member| member.id == config.id)
-        .context("checked")?;
     let mut reactor = Reactor::new().context("epoll")?;
-    let redis = match file.node.redis_listen.or(own.redis) {
+    let redis = match redis {
         None => None,
-        Some(listen) => Some(open_redis(file, &config, listen, reactor.registry())?),
+        Some(settings) => Some(open_redis(settings, reactor.registry())?),
     };
     let figures = match file.metrics.listen {
         None => None,
@@ -535,43 +517,9 @@ pub fn run(file: &File, beginning: Beginning, stop: &AtomicBool) -> Result<()> {
         }
     };
     let mut doors = Doors { redis, figures };
+    let (data, engine) = (config.data.clone(), config.engine);
     let mut node = Node::start(config, reactor.waker())?;
+    engine::note(&data, engine);
     reactor.run(&mut node, &mut doors, stop)?;
     Ok(())
-}
-
-/// The CPUs that this process may use.
-fn allowed_cpus() -> Result<Vec<usize>> {
-    let set = rustix::thread::sched_getaffinity(None).context("which CPUs there are")?;
-    let all = 0..rustix::thread::CpuSet::MAX_CPU;
-    Ok(all.filter(|cpu| set.is_set(*cpu)).collect())
-}
-
-/// A CPU for each of so many threads: those behind this one in turn, from the first again where there are fewer.
-fn cpus_behind(home: usize, allowed: &[usize], threads: usize) -> Vec<usize> {
-    let behind = allowed.iter().filter(|cpu| **cpu > home);
-    let before = allowed.iter().filter(|cpu| **cpu < home);
-    let others = behind.chain(before).copied();
-    others.cycle().take(threads).collect()
-}
-
-fn pin(cpu: usize) -> Result<()> {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    rustix::thread::sched_setaffinity(None, &set)
-        .with_context(|| format!("cannot pin to CPU {cpu}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::cpus_behind;
-
-    #[test]
-    fn threads_of_logs_get_the_cpus_behind_the_loops() {
-        assert_eq!(cpus_behind(2, &[0, 1, 2, 3, 4], 3), [3, 4, 0]);
-        // A container's CPUs need not begin with 0.
-        assert_eq!(cpus_behind(8, &[8, 9, 12], 2), [9, 12]);
-        assert_eq!(cpus_behind(1, &[0, 1, 2], 3), [2, 0, 2], "too few");
-        assert!(cpus_behind(0, &[0], 2).is_empty(), "only this one");
-    }
 }

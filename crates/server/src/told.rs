@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError};
 
-/// The error with its causes. A cause that what stands before it tells already is left out; what [`Denied`] says is enough by itself.
+/// The error with its causes. A cause that what stands before it tells already, at its end or on the way, is left out; what [`Denied`] says is enough by itself.
 pub fn told(error: &anyhow::Error) -> String {
     if let Some(denied) = error.downcast_ref::<Denied>() {
         return denied.to_string();
@@ -17,7 +17,7 @@ pub fn told(error: &anyhow::Error) -> String {
         let text = cause.to_string();
         if line.is_empty() {
             line = text;
-        } else if !line.ends_with(&text) {
+        } else if !line.contains(&text) {
             line = format!("{line}: {text}");
         }
     }
@@ -112,6 +112,13 @@ mod tests {
         let error: anyhow::Result<()> = Err(twice).context("cannot connect");
         let error = error.context("status").expect_err("an error");
         assert_eq!(told(&error), "status: cannot connect: the line is cut");
+        let source = io::Error::other("the header is damaged");
+        let middle =
+            anyhow::Error::from(source).context("region: the header is damaged; do not come back");
+        assert_eq!(
+            told(&middle),
+            "region: the header is damaged; do not come back"
+        );
         let denied: anyhow::Result<()> = Err(Denied::NoPassword.into());
         let denied = denied.context("INFO").context("status");
         let denied = denied.expect_err("an error");

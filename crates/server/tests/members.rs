@@ -481,6 +481,15 @@ fn one_that_lost_its_memory_does_not_join_under_its_old_id() {
                 "ctl member replace",
             ],
         );
+        // What it began then does not make it another one.
+        common::refused(
+            &[
+                "serve",
+                "--config",
+                common::text(&cluster.nodes[lost].config),
+            ],
+            &[words, "must not come back under its old id"],
+        );
     }
     set(&mut connection, "after");
 }

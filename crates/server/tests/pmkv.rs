@@ -77,23 +77,21 @@ fn lone_server(
     );
     let config = directory.join("cluster.toml");
     std::fs::write(&config, text).expect("a cluster file");
+    (start(&config, 0), config)
+}
+
+fn start(config: &Path, id: usize) -> Running {
     let child = Command::new(BINARY)
-        .args([
-            "serve",
-            "--engine",
-            "pmkv",
-            "--end-with-parent",
-            "--id",
-            "0",
-            "--config",
-        ])
-        .arg(&config)
+        .args(["serve", "--engine", "pmkv", "--end-with-parent", "--id"])
+        .arg(id.to_string())
+        .arg("--config")
+        .arg(config)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .expect("a server");
-    (Running(child), config)
+    Running(child)
 }
 
 fn figures(address: SocketAddr) -> Option<String> {
@@ -242,5 +240,100 @@ fn a_guarded_port_takes_clients_and_ctl_over_tls_with_their_passwords() {
         let told = said(&["ctl", what, "--config", text(&config), "--json"]);
         let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
         assert_eq!(told["members"][0]["serves"], 4, "{told}");
+    }
+}
+
+/// Each server of several shows the keys that it serves itself, not only the one that has the first slot.
+#[test]
+fn every_server_shows_its_own_keys() {
+    let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let mut text = format!(
+        "directory = {:?}\ncopies = 1\nshards_per_server = 4\nmemory_bytes = {}\nlease_ms = 300\n\
+         token = \"0123456789abcdef\"\n",
+        directory.path(),
+        32 << 20
+    );
+    // Bound all at once, so that they differ.
+    let bound = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port"));
+    let ports = bound.map(|it| it.local_addr().expect("an address"));
+    for (id, port) in ports.iter().enumerate() {
+        text.push_str(&format!("[[servers]]\nid = {id}\nredis = \"{port}\"\n"));
+    }
+    let config = directory.path().join("cluster.toml");
+    std::fs::write(&config, text).expect("a cluster file");
+    let _running = [0, 1, 2].map(|id| start(&config, id));
+    let until = Instant::now() + Duration::from_secs(120);
+    let serving = |address| {
+        let info = cyclone::resp::info(address, Duration::from_millis(500)).unwrap_or_default();
+        let text = info.get("pmkv_shards_serving").map(String::as_str);
+        text.and_then(|it| it.parse::<usize>().ok()).unwrap_or(0)
+    };
+    while ports.map(serving).iter().sum::<usize>() < 12 {
+        assert!(Instant::now() < until, "not all shards are served");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mut servers =
+        ports.map(|port| cyclone::resp::connect(port, Duration::from_secs(10)).expect("connected"));
+    let wanted: Vec<String> = (0..60).map(|number| format!("key{number}")).collect();
+    for key in &wanted {
+        // One of them takes it.
+        while !servers.iter_mut().any(|server| {
+            let mut command = redis::cmd("SET");
+            command.arg(key).arg("value").query::<()>(server).is_ok()
+        }) {
+            assert!(Instant::now() < until, "nobody takes {key}");
+        }
+    }
+    // Shards move now and then, to balance the load: all are looked at until they fit together.
+    let shown =
+        |servers: &mut [redis::Connection; 3]| -> redis::RedisResult<(usize, Vec<Vec<String>>)> {
+            let (mut sum, mut all) = (0, Vec::new());
+            for server in servers {
+                sum += redis::cmd("DBSIZE").query::<usize>(server)?;
+                let mut keys: Vec<String> = redis::cmd("KEYS").arg("*").query(server)?;
+                let (mut cursor, mut scanned) = (0u64, Vec::new());
+                loop {
+                    let mut command = redis::cmd("SCAN");
+                    let page: (u64, Vec<String>) =
+                        command.arg(cursor).arg("COUNT").arg(7).query(server)?;
+                    scanned.extend(page.1);
+                    cursor = page.0;
+                    if cursor == 0 {
+                        break;
+                    }
+                }
+                keys.sort();
+                scanned.sort();
+                all.push(keys);
+                all.push(scanned);
+            }
+            Ok((sum, all))
+        };
+    loop {
+        let found = shown(&mut servers);
+        let fits = found.as_ref().is_ok_and(|(sum, all)| {
+            let each = all.chunks(2);
+            let mut keys: Vec<&String> = all.iter().step_by(2).flatten().collect();
+            keys.sort();
+            let mut wanted: Vec<&String> = wanted.iter().collect();
+            wanted.sort();
+            let own = each
+                .clone()
+                .all(|pair| pair[0] == pair[1] && !pair[0].is_empty());
+            *sum == wanted.len() && own && keys == wanted
+        });
+        if fits {
+            break;
+        }
+        assert!(Instant::now() < until, "{found:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    for server in &mut servers {
+        let refused = redis::cmd("FLUSHALL").query::<()>(server);
+        let refused = refused.expect_err("it is not offered").to_string();
+        assert!(
+            refused.contains("not supported by this engine"),
+            "{refused}"
+        );
     }
 }

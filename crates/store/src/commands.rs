@@ -1,6 +1,7 @@
 //! The commands over a key-value map, with Redis's semantics. Nothing here knows which map it is.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashMap;
 
 use cyclone_wire::command::{Condition, Expectation, Expected, ExpireIf, Expiry, Operation, Query};
@@ -13,7 +14,8 @@ use crate::deadlines::Records;
 use crate::decimal;
 use crate::kv::{Change, Kv, data_key, read_item, space, stored_place};
 use crate::machine::{ApplyError, Mode};
-use crate::queries::{self, At};
+use crate::queries::{self, Answer, At};
+use crate::room::{LOGGED_REPLY_BYTES, LOOP_APPLY_BYTES, LOOP_BYTES, LOOP_KEYS, REPLY_BYTES, Room};
 use crate::value::{Item, encode};
 
 /// Deadlines that one sweep looks at, at most, whatever it asks for.
@@ -40,6 +42,10 @@ pub(crate) struct Overlay<'a> {
     places: Vec<(u16, u64)>,
     clock_ms: u64,
     position: usize,
+    /// What the current command's reply may still hold.
+    room: Room,
+    /// Bytes of values that the call may still look at on an event loop.
+    left: Cell<usize>,
 }
 
 impl<'a> Overlay<'a> {
@@ -55,7 +61,17 @@ impl<'a> Overlay<'a> {
             places: Vec::new(),
             clock_ms: 0,
             position: 0,
+            room: Room::new(LOGGED_REPLY_BYTES),
+            left: Cell::new(match mode {
+                Mode::NonBlocking => LOOP_APPLY_BYTES,
+                Mode::Blocking => usize::MAX,
+            }),
         }
+    }
+
+    /// Whether the call has been given up because its values are too much for an event loop.
+    pub(crate) fn is_too_much(&self) -> bool {
+        self.left.get() == 0
     }
 
     /// The next entry: which logs it is of, ascending, and its index in each.
@@ -67,6 +83,8 @@ impl<'a> Overlay<'a> {
     /// The next command of the entry: the state's time, and its place.
     pub(crate) fn begin(&mut self, clock_ms: u64, position: usize) {
         (self.clock_ms, self.position) = (clock_ms, position);
+        // By the command, not by the call: entries are grouped into calls differently on every replica.
+        self.room = Room::new(LOGGED_REPLY_BYTES);
     }
 
     /// The log that a stored key lives in, and the version that the current command gives it. A key's versions must never
@@ -90,12 +108,25 @@ impl<'a> Overlay<'a> {
             None if self.cleared => None,
             None => self.kv.get(&stored, self.mode)?.map(Cow::Owned),
         };
+        if self.mode == Mode::NonBlocking {
+            let length = found.as_ref().map_or(0, |found| found.len());
+            self.left.set(self.left.get().saturating_sub(length));
+            if self.is_too_much() {
+                return Err(ApplyError::WouldBlock);
+            }
+        }
         let item = found.map(read_item).transpose()?;
         Ok(item.filter(|item| !item.is_expired(self.clock_ms)))
     }
 
-    fn value(&self, key: &[u8]) -> Result<Option<Vec<u8>>, ApplyError> {
-        Ok(self.get(key)?.map(Item::into_value))
+    /// A value that is to be the reply, if that has room for it.
+    fn shown(&mut self, key: &[u8]) -> Result<Shown, ApplyError> {
+        let value = self.get(key)?.map(Item::into_value);
+        Ok(match value {
+            Some(value) if !self.room.takes(value.len()) => Shown::TooLong,
+            Some(value) => Shown::Value(value),
+            None => Shown::Nothing,
+        })
     }
 
     /// Stores a value. A deadline that has passed removes the key.
@@ -161,12 +192,13 @@ impl<'a> Overlay<'a> {
                 get,
                 expiry,
             } => return self.set(key, value, condition, get, expiry),
-            Operation::GetDel { key } => match self.value(key)? {
-                Some(value) => {
+            Operation::GetDel { key } => match self.shown(key)? {
+                Shown::Value(value) => {
                     self.remove(key);
                     Reply::Bytes(value)
                 }
-                None => Reply::Nil,
+                Shown::Nothing => Reply::Nil,
+                Shown::TooLong => Reply::Failed(Failure::ReplyTooLong),
             },
             Operation::Del { ref keys } => {
                 let mut removed = 0;
@@ -223,6 +255,11 @@ impl<'a> Overlay<'a> {
         let old = if blind { None } else { self.get(key)? };
         let (existed, old_deadline) = (old.is_some(), old.as_ref().and_then(|old| old.deadline));
         let old = old.filter(|_| get).map(Item::into_value);
+        if let Some(old) = &old
+            && !self.room.takes(old.len())
+        {
+            return Ok(Reply::Failed(Failure::ReplyTooLong));
+        }
         let met = match condition {
             Condition::Always => true,
             Condition::Absent => !existed,
@@ -334,6 +371,9 @@ impl<'a> Overlay<'a> {
         };
         let (old, new) = (item.deadline, self.deadline(expiry, item.deadline));
         let value = item.into_value();
+        if !self.room.takes(value.len()) {
+            return Ok(Reply::Failed(Failure::ReplyTooLong));
+        }
         // A deadline that is set again counts as a change, one that was not there and is taken away does not.
         if new.is_some() && expiry != Expiry::Keep || old != new {
             self.put(key, &[&value], new);
@@ -394,13 +434,26 @@ impl<'a> Overlay<'a> {
 
     /// A read within the log: reads of named keys see the call's earlier commands. Walks over the key space are not offered
     /// here: they would hold up the log on every replica.
-    fn read(&self, query: &Query<'_>) -> Result<Reply, ApplyError> {
+    fn read(&mut self, query: &Query<'_>) -> Result<Reply, ApplyError> {
         if !queries::names_its_keys(query) {
             return Ok(Reply::Failed(Failure::Unsupported));
         }
-        let items: Result<Vec<_>, _> = query.keys().iter().map(|key| self.get(key)).collect();
-        Ok(queries::answer(query, items?, self.clock_ms))
+        let (mut answer, mut room) = (Answer::new(query, self.clock_ms), self.room);
+        for key in query.keys().iter() {
+            if !answer.add(self.get(key)?, &mut room) {
+                return Ok(Reply::Failed(Failure::ReplyTooLong));
+            }
+        }
+        self.room = room;
+        Ok(answer.reply())
     }
+}
+
+/// A value that a write answers.
+enum Shown {
+    Value(Vec<u8>),
+    Nothing,
+    TooLong,
 }
 
 /// Answers a query outside the log. `at` gives the time for a slot.
@@ -457,26 +510,41 @@ fn named(
     mode: Mode,
 ) -> Result<Reply, ApplyError> {
     let keys = query.keys();
+    let is_loop = mode == Mode::NonBlocking;
+    if is_loop && keys.len() > LOOP_KEYS {
+        return Err(ApplyError::WouldBlock);
+    }
     // The clock before the values: what is seen then is at least as new as the time it is judged by.
     let times: Vec<At> = keys
         .iter()
         .map(|key| at(cyclone_wire::slot::slot(key)))
         .collect();
     let stored: Vec<Vec<u8>> = keys.iter().map(|key| data_key(key)).collect();
-    let found = match &stored[..] {
-        [one] => vec![kv.get(one, mode)?],
-        _ => kv.get_many(&stored, mode)?,
-    };
-    let mut items = Vec::with_capacity(found.len());
-    for (found, at) in found.into_iter().zip(&times) {
-        let item = found
-            .map(|bytes| read_item(Cow::Owned(bytes)))
-            .transpose()?;
-        items.push(match item {
-            Some(item) if at.sees(&item)? => Some(item),
-            _ => None,
+    let mut answer = Answer::new(query, times.first().map_or(0, |at| at.now_ms));
+    let mut room = Room::new(if is_loop { LOOP_BYTES } else { REPLY_BYTES });
+    let mut ended = Ok(true);
+    let mut times = times.iter();
+    let mut add = |found: Option<Cow<'_, [u8]>>| {
+        let at = times.next();
+        let item = found.map(read_item).transpose();
+        ended = item.and_then(|item| {
+            let item = match (item, at) {
+                (Some(item), Some(at)) if at.sees(&item)? => Some(item),
+                _ => None,
+            };
+            Ok(answer.add(item, &mut room))
         });
+        matches!(ended, Ok(true))
+    };
+    match &stored[..] {
+        [one] => {
+            add(kv.get(one, mode)?.map(Cow::Owned));
+        }
+        _ => kv.get_many(&stored, mode, &mut add)?,
     }
-    let now_ms = times.first().map_or(0, |at| at.now_ms);
-    Ok(queries::answer(query, items, now_ms))
+    match ended? {
+        true => Ok(answer.reply()),
+        false if is_loop => Err(ApplyError::WouldBlock),
+        false => Ok(Reply::Failed(Failure::ReplyTooLong)),
+    }
 }

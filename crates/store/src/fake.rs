@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::kv::{Change, Kv, View, space};
+use crate::kv::{Change, Found, Kv, View, show, space};
 use crate::machine::{ApplyError, Mode};
 use crate::memory::{self, Map};
 
@@ -182,12 +182,15 @@ impl Kv for FakeKv {
         Ok(state.current.get(key).cloned())
     }
 
-    fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
+    fn get_many(
+        &self,
+        keys: &[Vec<u8>],
+        mode: Mode,
+        visit: &mut Found<'_>,
+    ) -> Result<(), ApplyError> {
         let state = self.reading(mode)?;
-        Ok(keys
-            .iter()
-            .map(|key| state.current.get(key).cloned())
-            .collect())
+        show(keys, |key| state.current.get(key).map(Vec::as_slice), visit);
+        Ok(())
     }
 
     fn write(

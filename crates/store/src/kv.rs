@@ -17,11 +17,29 @@ pub(crate) enum Change<'a> {
     DeleteRange(&'a [u8], &'a [u8]),
 }
 
+/// What several keys are shown to: what the next one holds. Answers whether to go on.
+pub(crate) type Found<'v> = dyn FnMut(Option<Cow<'_, [u8]>>) -> bool + 'v;
+
+/// Shows what keys hold, where looking one up neither waits nor fails.
+pub(crate) fn show<'k, 'm>(
+    keys: &'k [Vec<u8>],
+    get: impl Fn(&'k Vec<u8>) -> Option<&'m [u8]>,
+    visit: &mut Found<'_>,
+) {
+    let mut found = keys.iter().map(get);
+    let _ = found.all(|found| visit(found.map(Cow::Borrowed)));
+}
+
 /// An ordered map of byte strings with atomic batches. Changes apply in order. Durable only by `flush`.
 pub(crate) trait Kv: Send + Sync {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError>;
-    /// Several keys as of one moment.
-    fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError>;
+    /// Shows what several keys hold as of one moment, in their order, until told to stop.
+    fn get_many(
+        &self,
+        keys: &[Vec<u8>],
+        mode: Mode,
+        visit: &mut Found<'_>,
+    ) -> Result<(), ApplyError>;
     fn write(
         &self,
         changes: &mut dyn Iterator<Item = Change<'_>>,

@@ -42,6 +42,8 @@ struct Log {
     /// The latest stamp among the entries applied: the time by which keys expire.
     clock_ms: u64,
     sessions: Sessions,
+    /// What is behind this index is too much for an event loop, which found out by trying.
+    too_much: Option<u64>,
 }
 
 /// A [`StateMachine`] over an ordered map.
@@ -83,6 +85,7 @@ impl<K: Kv> KvMachine<K> {
                 term: 0,
                 clock_ms: 0,
                 sessions: Sessions::new(log, limits.max_sessions),
+                too_much: None,
             })
         };
         let machine = KvMachine {
@@ -320,6 +323,10 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     ) -> Result<Applied, ApplyError> {
         let mut guard = self.log_for(log, mode)?;
         let state = &mut *guard;
+        // A loop that tries again at once would only read it all again.
+        if mode == Mode::NonBlocking && state.too_much == Some(state.applied) {
+            return Err(ApplyError::WouldBlock);
+        }
         let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, self.count());
         let mut changes = SessionChanges::default();
         let mut answers = Vec::with_capacity(entries.len());
@@ -362,6 +369,9 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             }
             Err(error) => {
                 state.sessions.roll_back();
+                if overlay.is_too_much() {
+                    state.too_much = Some(state.applied);
+                }
                 Err(error)
             }
         }

@@ -5,6 +5,7 @@
 //!   KvMachine      commands, sessions, applied indexes over any Kv     kv_machine.rs, commands.rs, queries.rs, session.rs
 //!     Books        memberships and the cluster's record                books.rs
 //!     Item, Records  values with versions and deadlines                value.rs, deadlines.rs, migrate.rs
+//!     Room         how much a call may read                            room.rs
 //!     HeldViews    scans that hold a snapshot                          held.rs
 //!   Kv             an ordered map with atomic batches                  kv.rs
 //!     RocksKv      RocksDB without its log                             rocks.rs
@@ -35,6 +36,7 @@ pub mod point;
 mod queries;
 #[cfg(feature = "rocksdb")]
 mod rocks;
+mod room;
 mod session;
 mod value;
 

@@ -58,6 +58,9 @@ pub enum ApplyError {
     /// [`StateMachine::query_at`].
     #[error("the state's clock is behind")]
     ClockBehind,
+    /// Its disk is full. Nothing is lost, and it is as it was; call again when there may be room.
+    #[error("{0}")]
+    NoSpace(String),
     /// The store cannot go on.
     #[error("{0}")]
     Fatal(String),

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use self::indexed::Indexed;
 
-use crate::kv::{Change, Kv, View, space};
+use crate::kv::{Change, Found, Kv, View, show, space};
 use crate::machine::{ApplyError, Mode};
 
 const MAGIC: &[u8; 8] = b"CYMEMKV1";
@@ -154,10 +154,15 @@ impl Kv for MemoryKv {
         Ok(self.reading(mode)?.get(key).map(<[u8]>::to_vec))
     }
 
-    fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
+    fn get_many(
+        &self,
+        keys: &[Vec<u8>],
+        mode: Mode,
+        visit: &mut Found<'_>,
+    ) -> Result<(), ApplyError> {
         let map = self.reading(mode)?;
-        let get = |key: &Vec<u8>| map.get(key).map(<[u8]>::to_vec);
-        Ok(keys.iter().map(get).collect())
+        show(keys, |key| map.get(key), visit);
+        Ok(())
     }
 
     fn write(

@@ -1,13 +1,14 @@
 //! The commands for engines that keep their own index: what operations on named keys answer and change. Such engines keep
 //! no deadlines and no versions of values.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use cyclone_wire::command::Operation;
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::commands::Overlay;
-use crate::kv::{Change, DATA_PREFIX, Kv, View, read_item, space};
+use crate::kv::{Change, DATA_PREFIX, Found, Kv, View, read_item, space};
 use crate::machine::{ApplyError, Mode};
 use crate::memory::Map;
 use crate::value::encode;
@@ -26,8 +27,18 @@ impl Kv for Point<'_> {
         Ok(value.map(|value| encode(0, None, &[&value])))
     }
 
-    fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
-        keys.iter().map(|key| self.get(key, mode)).collect()
+    fn get_many(
+        &self,
+        keys: &[Vec<u8>],
+        mode: Mode,
+        visit: &mut Found<'_>,
+    ) -> Result<(), ApplyError> {
+        for key in keys {
+            if !visit(self.get(key, mode)?.map(Cow::Owned)) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn write(
@@ -68,7 +79,8 @@ impl Kv for Point<'_> {
 }
 
 /// What operations on named keys answer, each seeing the ones before it, and what they write; nothing is written here.
-/// Operations that set a deadline are refused, all of them with it. `FlushAll` answers Ok and names no key: engines
+/// Operations that set a deadline are refused, all of them with it; what they answer together is bounded
+/// ([`Failure::ReplyTooLong`]). `FlushAll` answers Ok and names no key: engines
 /// refuse it, or walk.
 ///
 /// # Errors
@@ -79,7 +91,8 @@ pub fn execute(
     max_value_bytes: usize,
 ) -> Result<(Vec<Reply>, Vec<Written>), ApplyError> {
     let point = Point(get);
-    let mut overlay = Overlay::new(&point, Mode::NonBlocking, max_value_bytes, 1);
+    // There is nobody to hand it to.
+    let mut overlay = Overlay::new(&point, Mode::Blocking, max_value_bytes, 1);
     let mut replies = Vec::with_capacity(operations.len());
     for operation in operations {
         replies.push(overlay.execute(operation)?);

@@ -2,10 +2,11 @@
 
 use cyclone_wire::command::Query;
 use cyclone_wire::glob;
-use cyclone_wire::reply::Reply;
+use cyclone_wire::reply::{Failure, Reply};
 
 use crate::kv::{DATA_PREFIX, place_key, space, stored_place};
 use crate::machine::ApplyError;
+use crate::room::{PAGE_BYTES, REPLY_BYTES, Room};
 use crate::value::Item;
 
 /// The time at which a query is answered.
@@ -48,22 +49,62 @@ pub(crate) fn names_its_keys(query: &Query<'_>) -> bool {
     )
 }
 
-/// Answers a query that names its keys; `items` are their values, expired ones left out.
-pub(crate) fn answer(query: &Query<'_>, mut items: Vec<Option<Item<'_>>>, now_ms: u64) -> Reply {
-    let bytes = |item: Option<Item<'_>>| item.map_or(Reply::Nil, |i| Reply::Bytes(i.into_value()));
-    match *query {
-        Query::MultiGet { .. } => return Reply::Array(items.into_iter().map(bytes).collect()),
-        Query::Exists { .. } => {
-            return Reply::Int(items.iter().flatten().count() as i64);
+/// The answer to a query that names its keys, while their values are looked at one after the other: what is not answered is not kept.
+pub(crate) struct Answer<'q> {
+    query: &'q Query<'q>,
+    now_ms: u64,
+    parts: Vec<Reply>,
+    found: i64,
+}
+
+impl<'q> Answer<'q> {
+    pub(crate) fn new(query: &'q Query<'q>, now_ms: u64) -> Answer<'q> {
+        Answer {
+            query,
+            now_ms,
+            parts: Vec::new(),
+            found: 0,
         }
-        Query::Versions { .. } => {
-            let version = |item: &Option<Item<'_>>| item.as_ref().map_or(0, |item| item.version);
-            let versions = items.iter().map(|item| Reply::Int(version(item) as i64));
-            return Reply::Array(versions.collect());
-        }
-        _ => {}
     }
-    let item = items.pop().flatten();
+
+    /// Takes in the next key's value, if it has one that is visible. `false`: the reply has no room for it.
+    pub(crate) fn add(&mut self, item: Option<Item<'_>>, room: &mut Room) -> bool {
+        let length = match *self.query {
+            Query::Get { .. } | Query::GetRange { .. } | Query::MultiGet { .. } => {
+                item.as_ref().map_or(0, |item| item.value().len())
+            }
+            _ => 0,
+        };
+        if !room.takes(length) {
+            return false;
+        }
+        self.found += i64::from(item.is_some());
+        let part = match *self.query {
+            Query::Exists { .. } => return true,
+            Query::MultiGet { .. } => bytes(item),
+            Query::Versions { .. } => Reply::Int(item.map_or(0, |item| item.version) as i64),
+            _ => of_one(self.query, item, self.now_ms),
+        };
+        self.parts.push(part);
+        true
+    }
+
+    pub(crate) fn reply(mut self) -> Reply {
+        match *self.query {
+            Query::Exists { .. } => Reply::Int(self.found),
+            Query::MultiGet { .. } | Query::Versions { .. } => Reply::Array(self.parts),
+            // They name one key.
+            _ => self.parts.pop().unwrap_or(Reply::Nil),
+        }
+    }
+}
+
+fn bytes(item: Option<Item<'_>>) -> Reply {
+    item.map_or(Reply::Nil, |item| Reply::Bytes(item.into_value()))
+}
+
+/// Answers a query about one key.
+fn of_one(query: &Query<'_>, item: Option<Item<'_>>, now_ms: u64) -> Reply {
     match *query {
         Query::Get { .. } => bytes(item),
         Query::StrLen { .. } => Reply::Int(item.map_or(0, |item| item.value().len() as i64)),
@@ -87,7 +128,7 @@ pub(crate) fn answer(query: &Query<'_>, mut items: Vec<Option<Item<'_>>>, now_ms
                 i64::try_from(shown).unwrap_or(i64::MAX)
             }
         }),
-        // Type is left; the others have been answered above or walk the key space.
+        // Type is left; the others name several keys or walk the key space.
         _ => Reply::Bytes(match item {
             Some(_) => b"string".to_vec(),
             None => b"none".to_vec(),
@@ -136,15 +177,21 @@ pub(crate) fn walked(query: &Query<'_>, walk: &mut Walk<'_>) -> Result<Reply, Ap
             ]))
         }
         Query::Keys { pattern } => {
-            let mut keys = Vec::new();
+            let (mut keys, mut room, mut fits) = (Vec::new(), Room::new(REPLY_BYTES), true);
             walk(&[space::DATA], &mut |stored| {
                 let key = &stored[DATA_PREFIX..];
                 if glob::matches(pattern, key) {
-                    keys.push(Reply::Bytes(key.to_vec()));
+                    fits = room.takes(key.len());
+                    if fits {
+                        keys.push(Reply::Bytes(key.to_vec()));
+                    }
                 }
-                true
+                fits
             })?;
-            Ok(Reply::Array(keys))
+            Ok(match fits {
+                true => Reply::Array(keys),
+                false => Reply::Failed(Failure::ReplyTooLong),
+            })
         }
         _ => {
             let mut count = 0;
@@ -169,9 +216,12 @@ pub(crate) fn page(
     let count = count.max(1);
     let mut keys = Vec::new();
     let (mut seen, mut place, mut next) = (0u32, None, 0);
+    let mut bytes = 0;
     walk(&place_key(from), &mut |stored| {
         let here = stored_place(stored);
-        if seen >= count && place != Some(here) {
+        // Long keys make a page short.
+        let is_full = seen >= count || bytes >= PAGE_BYTES;
+        if is_full && place != Some(here) {
             next = here;
             return false;
         }
@@ -179,6 +229,7 @@ pub(crate) fn page(
         seen += 1;
         let key = &stored[DATA_PREFIX..];
         if pattern.is_none_or(|pattern| glob::matches(pattern, key)) {
+            bytes += key.len();
             keys.push(Reply::Bytes(key.to_vec()));
         }
         true

@@ -7,6 +7,7 @@ mod recent;
 mod table;
 mod view;
 
+use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -23,8 +24,9 @@ use self::recent::Recent;
 use self::table::Frozen;
 use self::view::Moment;
 
-use crate::kv::{Change, Kv, View};
+use crate::kv::{Change, Found, Kv, View};
 use crate::machine::{ApplyError, Mode};
+use crate::room::LOOP_BYTES;
 
 /// Tables of changes that fill a memtable.
 const TABLES_OF_MEMTABLE: usize = 4;
@@ -53,6 +55,9 @@ impl Default for RocksOptions {
 /// A database, and the number of its generation.
 type Generation = (Arc<DB>, u64);
 
+/// Per key what the tables say of it, if anything, and a snapshot of the database for the others.
+type AtHand<'db> = (Vec<Option<Option<Vec<u8>>>>, rocksdb::Snapshot<'db>);
+
 /// The database and the directory of its generations: an installed checkpoint becomes a new generation, and the file `CURRENT_GENERATION`,
 /// replaced atomically, says which one counts.
 pub struct RocksKv {
@@ -73,12 +78,35 @@ fn fatal(error: impl std::fmt::Display) -> ApplyError {
     ApplyError::Fatal(format!("rocksdb: {error}"))
 }
 
+/// RocksDB has no kind for it. What it says is the C library's word, which does not depend on the language unless a program asks for that.
+fn is_no_space(error: &rocksdb::Error) -> bool {
+    error.kind() == ErrorKind::IOError && error.as_ref().contains("No space left on device")
+}
+
+/// While the disk is full RocksDB refuses whatever writes, looks for room by itself, and goes on when there is some.
+fn write_error(error: rocksdb::Error) -> ApplyError {
+    match is_no_space(&error) {
+        true => ApplyError::NoSpace(format!("rocksdb: {error}")),
+        false => fatal(error),
+    }
+}
+
+fn file_error(error: std::io::Error) -> ApplyError {
+    match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            ApplyError::NoSpace(format!("rocksdb: {error}"))
+        }
+        _ => fatal(error),
+    }
+}
+
 fn store_error(error: rocksdb::Error, mode: Mode) -> ApplyError {
     match (mode, error.kind()) {
         (Mode::NonBlocking, ErrorKind::Incomplete | ErrorKind::Busy | ErrorKind::TryAgain) => {
             ApplyError::WouldBlock
         }
-        _ => fatal(error),
+        (Mode::NonBlocking, _) if is_no_space(&error) => ApplyError::WouldBlock,
+        _ => write_error(error),
     }
 }
 
@@ -113,6 +141,20 @@ impl RocksKv {
 
     fn recent(&self) -> &Recent {
         &self.shared.recent
+    }
+
+    /// What the tables say of keys, and what has left them. `None`: that is too much to be copied while writers wait for them.
+    fn at_hand<'db>(&self, keys: &[Vec<u8>], db: &'db DB) -> Option<AtHand<'db>> {
+        let tables = self.recent().tables();
+        let mut left = LOOP_BYTES;
+        let find = |key: &Vec<u8>| {
+            let found = tables.get(key);
+            let length = found.flatten().map_or(0, <[u8]>::len);
+            left = left.checked_sub(length)?;
+            Some(found.map(|value| value.map(<[u8]>::to_vec)))
+        };
+        let found = keys.iter().map(find).collect::<Option<_>>()?;
+        Some((found, db.snapshot()))
     }
 
     /// Looks at this moment's state while no other takes its place.
@@ -166,8 +208,11 @@ impl Shared {
                 }
                 Ok(())
             });
-            if let Err(error) = stored {
-                return self.recent.fail(error.to_string());
+            match stored {
+                // What it holds is in the log still, should it have to stop.
+                Err(ApplyError::NoSpace(error)) if self.recent.try_again(&error) => {}
+                Err(error) => return self.recent.fail(error.to_string()),
+                Ok(()) => {}
             }
         }
     }
@@ -293,22 +338,36 @@ impl Kv for RocksKv {
         })
     }
 
-    fn get_many(&self, keys: &[Vec<u8>], mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
-        self.shared.with(mode, |db| {
-            let (found, snapshot) = {
-                let tables = self.recent().tables();
-                let find = |key: &Vec<u8>| tables.get(key).map(|value| value.map(<[u8]>::to_vec));
-                let found: Vec<Option<Option<Vec<u8>>>> = keys.iter().map(find).collect();
-                (found, db.snapshot())
+    fn get_many(
+        &self,
+        keys: &[Vec<u8>],
+        mode: Mode,
+        visit: &mut Found<'_>,
+    ) -> Result<(), ApplyError> {
+        let is_over = self.shared.with(mode, |db| {
+            let Some((found, snapshot)) = self.at_hand(keys, db) else {
+                return Ok(false);
             };
-            let read = |(key, found): (&Vec<u8>, _)| match found {
-                Some(value) => Ok(value),
-                None => snapshot
-                    .get_opt(key, read_options(mode))
-                    .map_err(|error| store_error(error, mode)),
-            };
-            keys.iter().zip(found).map(read).collect()
-        })
+            for (key, found) in keys.iter().zip(found) {
+                let goes_on = match found {
+                    Some(value) => visit(value.map(Cow::Owned)),
+                    None => {
+                        let stored = snapshot.get_pinned_opt(key, read_options(mode));
+                        let stored = stored.map_err(|error| store_error(error, mode))?;
+                        visit(stored.as_deref().map(Cow::Borrowed))
+                    }
+                };
+                if !goes_on {
+                    break;
+                }
+            }
+            Ok(true)
+        })?;
+        match mode {
+            _ if is_over => Ok(()),
+            Mode::NonBlocking => Err(ApplyError::WouldBlock),
+            Mode::Blocking => self.at_this_moment(|moment| moment.get_many(keys, visit)),
+        }
     }
 
     fn write(
@@ -355,8 +414,9 @@ impl Kv for RocksKv {
         self.recent().drain()?;
         let mut options = FlushOptions::default();
         options.set_wait(true);
-        self.shared
-            .with(Mode::Blocking, |db| db.flush_opt(&options).map_err(fatal))?;
+        self.shared.with(Mode::Blocking, |db| {
+            db.flush_opt(&options).map_err(write_error)
+        })?;
         Ok(true)
     }
 
@@ -381,7 +441,11 @@ impl Kv for RocksKv {
         let next = generation + 1;
         let target = path_of(&self.directory, next);
         let _ = fs::remove_dir_all(&target);
-        copy_directory(directory, &target).map_err(fatal)?;
+        copy_directory(directory, &target).map_err(|error| {
+            // Whatever was written of it is in the way.
+            let _ = fs::remove_dir_all(&target);
+            file_error(error)
+        })?;
         // Opened before it counts: a checkpoint that does not open replaces nothing.
         // Nor is an empty one made of it.
         let db = open_db(&target, &self.options, false)?;

@@ -56,4 +56,10 @@ pub enum Failure {
     /// As many scans hold a snapshot as may.
     #[error("too many scans hold a snapshot: finish one, or wait 60 s after it was used last")]
     TooManySnapshots,
+    /// The reply, or what a transaction's commands answer together, would take too much memory. Of a transaction the command that did not
+    /// fit changed nothing; the others count.
+    #[error(
+        "the reply would be longer than 64 MiB (of a transaction, or a read through the log: 16 MiB): ask for less at a time"
+    )]
+    ReplyTooLong,
 }

@@ -13,7 +13,7 @@ const BYTES: u8 = 3;
 const ARRAY: u8 = 4;
 const FAILED: u8 = 5;
 
-const FAILURES: [Failure; 11] = [
+const FAILURES: [Failure; 12] = [
     Failure::NotInteger,
     Failure::NotFloat,
     Failure::Overflow,
@@ -25,6 +25,7 @@ const FAILURES: [Failure; 11] = [
     Failure::ConditionFailed,
     Failure::SnapshotGone,
     Failure::TooManySnapshots,
+    Failure::ReplyTooLong,
 ];
 
 fn failure_number(failure: Failure) -> u8 {
@@ -40,6 +41,7 @@ fn failure_number(failure: Failure) -> u8 {
         Failure::ConditionFailed => 8,
         Failure::SnapshotGone => 9,
         Failure::TooManySnapshots => 10,
+        Failure::ReplyTooLong => 11,
     }
 }
 

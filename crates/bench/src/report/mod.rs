@@ -11,12 +11,24 @@ use anyhow::{Context, Result};
 use crate::plan::Plan;
 use crate::result::PlanResult;
 
+/// Makes the directory and finds out whether files can be written there: before an hour is spent on what they are to hold.
+///
+/// # Errors
+/// What the file system says.
+pub fn prepare(out: &Path) -> Result<()> {
+    std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    let path = out.join(format!(".cyclone-bench-{}", std::process::id()));
+    std::fs::write(&path, b"")
+        .and_then(|()| std::fs::remove_file(&path))
+        .with_context(|| format!("cannot write to {}", out.display()))
+}
+
 /// Writes all files of a result into a directory and answers their paths. A plan that was not run has JSON and a row only.
 ///
 /// # Errors
 /// What the file system says.
 pub fn write(result: &PlanResult, plan: &Plan, out: &Path) -> Result<Vec<PathBuf>> {
-    std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    prepare(out)?;
     let path = |ending: &str| out.join(format!("{}{ending}", result.stem));
     let mut written = Vec::new();
     if result

@@ -6,7 +6,7 @@ use cyclone_wire::client::ReadMode;
 use cyclone_wire::resp::{Protocol, encode, parse_i64};
 
 use super::session::{BAD_NAME, is_plain};
-use super::{Context, Flow, SYNTAX};
+use super::{Context, Flow, SYNTAX, help};
 use crate::connection::{ReplyMode, Session};
 
 pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
@@ -14,7 +14,7 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
     let sub = args.at(1).to_ascii_lowercase();
     let count = args.len();
     let arity_right = match sub.as_slice() {
-        b"id" | b"getname" | b"info" | b"help" => count == 2,
+        b"id" | b"getname" | b"info" => count == 2,
         b"setname" | b"no-evict" | b"no-touch" | b"reply" => count == 3,
         b"setinfo" => count == 4,
         _ => true,
@@ -75,19 +75,7 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
             encode::text(context.out, context.session.protocol, &text);
         }
         b"list" => return list(context),
-        b"help" => {
-            let lines = [
-                "CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
-                "ID | GETNAME | SETNAME <name> | SETINFO <LIB-NAME|LIB-VER> <value>",
-                "INFO | LIST [TYPE NORMAL] [ID <id> ...] | REPLY (ON|OFF|SKIP)",
-                "NO-EVICT (ON|OFF) | NO-TOUCH (ON|OFF) | READMODE [INDEX|LOG|LEASE|WEAK|DEFAULT]",
-                "SCANMODE [LIVE|SNAPSHOT]",
-            ];
-            encode::array(context.out, lines.len());
-            lines
-                .iter()
-                .for_each(|line| encode::simple(context.out, line));
-        }
+        b"help" => return help::run(context, "CLIENT"),
         _ => return context.unknown_subcommand("CLIENT"),
     }
     Flow::Replied

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use cyclone_wire::resp::{Protocol, encode};
 use cyclone_wire::slot::{SLOTS, slot};
 
-use super::{Context, Flow};
+use super::{Context, Flow, help};
 use crate::backend::{Topology, TopologyNode};
 
 const LAST_SLOT: i64 = SLOTS as i64 - 1;
@@ -16,6 +16,7 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
     let expected = match sub.as_slice() {
         b"slots" | b"shards" | b"nodes" | b"info" | b"myid" => 2,
         b"keyslot" => 3,
+        b"help" => return help::run(context, "CLUSTER"),
         _ => return context.unknown_subcommand("CLUSTER"),
     };
     if args.len() != expected {

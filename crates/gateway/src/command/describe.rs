@@ -1,9 +1,10 @@
 //! COMMAND: what clients ask to learn where keys stand in a command.
 
+use cyclone_wire::glob;
 use cyclone_wire::resp::{Protocol, encode};
 
 use super::table::{COMMANDS, Spec, find};
-use super::{Context, Flow};
+use super::{Context, Flow, SYNTAX, help};
 
 pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
     let args = context.args;
@@ -19,12 +20,8 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
     match args.at(1).to_ascii_lowercase().as_slice() {
         b"count" if args.len() == 2 => encode::int(out, COMMANDS.len() as i64),
         b"count" => return context.wrong_arity("command|count"),
-        b"list" if args.len() == 2 => {
-            encode::array(out, COMMANDS.len());
-            COMMANDS
-                .iter()
-                .for_each(|spec| encode::bulk(out, spec.name));
-        }
+        b"list" => return list(context),
+        b"help" => return help::run(context, "COMMAND"),
         b"info" if args.len() == 2 => {
             encode::array(out, COMMANDS.len());
             COMMANDS
@@ -50,7 +47,7 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
             encode::map(out, protocol, chosen.len());
             chosen.iter().for_each(|spec| document(out, protocol, spec));
         }
-        b"getkeys" if args.len() < 4 => return context.wrong_arity("command|getkeys"),
+        b"getkeys" if args.len() < 3 => return context.wrong_arity("command|getkeys"),
         b"getkeys" => return get_keys(context),
         _ => return context.unknown_subcommand("COMMAND"),
     }
@@ -88,17 +85,42 @@ fn document(out: &mut Vec<u8>, protocol: Protocol, spec: &Spec) {
     }
 }
 
+/// COMMAND LIST [FILTERBY PATTERN pattern | ACLCAT category | MODULE name]
+fn list(context: &mut Context<'_, '_>) -> Flow {
+    let args = context.args;
+    let is_listed: &dyn Fn(&Spec) -> bool = match args.len() {
+        2 => &|_| true,
+        5 if context.is(2, "filterby") && context.is(3, "pattern") => {
+            let pattern = args.at(4).to_ascii_lowercase();
+            &move |spec| glob::matches(&pattern, spec.name.as_bytes())
+        }
+        // Commands have no categories here, and come from no module.
+        5 if context.is(2, "filterby") && (context.is(3, "aclcat") || context.is(3, "module")) => {
+            &|_| false
+        }
+        _ => return context.error(SYNTAX),
+    };
+    let listed: Vec<&Spec> = COMMANDS.iter().filter(|spec| is_listed(spec)).collect();
+    encode::array(context.out, listed.len());
+    for spec in listed {
+        encode::bulk(context.out, spec.name);
+    }
+    Flow::Replied
+}
+
 /// COMMAND GETKEYS command args...
 fn get_keys(context: &mut Context<'_, '_>) -> Flow {
     let args = context.args;
     let Some(spec) = find(args.at(2)) else {
         return context.error("ERR Invalid command specified");
     };
+    if spec.keys.0 == 0 {
+        return context.error("ERR The command has no key arguments");
+    }
     if !spec.takes(args.len() - 2) {
         return context.error("ERR Invalid number of arguments specified for command");
     }
     let keys: Vec<&[u8]> = match spec.keys {
-        (0, ..) => return context.error("ERR The command has no key arguments"),
         (_, -1, step) => args.from(3).step_by(step as usize).collect(),
         _ => args.from(3).take(1).collect(),
     };

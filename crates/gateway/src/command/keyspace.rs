@@ -5,7 +5,7 @@ use cyclone_wire::resp::{encode, parse_i64};
 
 use super::table::Id;
 use super::{Context, Flow, NOT_INTEGER, SYNTAX};
-use crate::connection::{Shape, Waiting};
+use crate::connection::{ALL_SLOTS, Shape, Waiting};
 
 /// Keys looked at by SCAN without COUNT.
 const SCAN_COUNT: u32 = 10;
@@ -33,21 +33,26 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
             {
                 return Some(context.error(SYNTAX));
             }
+            if !context.backend.flushes() {
+                return Some(
+                    context.error("ERR removing all keys at once is not supported by this engine"),
+                );
+            }
             if !context.whole_keyspace() {
                 return None;
             }
-            context.write(0, Shape::Plain, &Operation::FlushAll)
+            context.write(ALL_SLOTS, Shape::Plain, &Operation::FlushAll)
         }
         Id::Scan => return scan(context),
         _ if !context.whole_keyspace() => return None,
         Id::Keys => context.read(
-            0,
+            ALL_SLOTS,
             Shape::Plain,
             &Query::Keys {
                 pattern: context.args.at(1),
             },
         ),
-        _ => context.read(0, Shape::Plain, &Query::DbSize),
+        _ => context.read(ALL_SLOTS, Shape::Plain, &Query::DbSize),
     })
 }
 
@@ -91,7 +96,7 @@ fn scan(context: &mut Context<'_, '_>) -> Option<Flow> {
         return None;
     }
     Some(context.read(
-        0,
+        ALL_SLOTS,
         shape,
         &Query::Scan {
             cursor,

@@ -4,6 +4,7 @@ mod client;
 mod cluster;
 mod describe;
 mod expiry;
+mod help;
 mod keyspace;
 mod member;
 mod server;
@@ -18,7 +19,7 @@ use cyclone_wire::resp::{Args, encode, parse_i64};
 use cyclone_wire::slot;
 
 use crate::backend::{Backend, Route};
-use crate::connection::{Session, Shape, refuse_route};
+use crate::connection::{ALL_SLOTS, Session, Shape, refuse_route, route_to};
 use crate::gateway::Shared;
 use crate::slab::Slab;
 use table::{Id, Spec};
@@ -100,9 +101,9 @@ impl<'a> Context<'_, 'a> {
         value
     }
 
-    /// Checks that this node serves the slot, or answers where to go.
+    /// Checks that this node serves the slot (or [`ALL_SLOTS`]), or answers where to go.
     fn routed(&mut self, slot: u16) -> bool {
-        match self.backend.route(slot) {
+        match route_to(self.backend, slot) {
             Route::Local => true,
             _ if self.reading && self.session.readonly && self.backend.reads_stale(slot) => {
                 self.stale = true;
@@ -164,9 +165,9 @@ impl<'a> Context<'_, 'a> {
         fits
     }
 
-    /// For commands that concern all keys: whether this node serves them.
+    /// For commands that concern all keys: whether this node answers them.
     pub(crate) fn whole_keyspace(&mut self) -> bool {
-        self.routed(0)
+        self.routed(ALL_SLOTS)
     }
 
     pub(crate) fn read(&mut self, slot: u16, shape: Shape, query: &Query<'_>) -> Flow {

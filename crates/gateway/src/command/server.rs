@@ -4,7 +4,7 @@ use cyclone_wire::glob;
 use cyclone_wire::resp::encode;
 
 use super::table::Id;
-use super::{Context, Flow};
+use super::{Context, Flow, help};
 use crate::info;
 
 pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
@@ -17,6 +17,9 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
     }
     let args = context.args;
     if id == Id::Debug {
+        if context.is(1, "help") {
+            return help::run(context, "DEBUG");
+        }
         let is_only = |name| context.is(1, name) && args.len() == 2;
         if is_only("digest") {
             return context.digest();
@@ -37,6 +40,7 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
         b"set" | b"rewrite" => {
             context.error("ERR settings are read from the configuration file when the node starts, and not changed")
         }
+        b"help" => help::run(context, "CONFIG"),
         _ => context.unknown_subcommand("CONFIG"),
     }
 }

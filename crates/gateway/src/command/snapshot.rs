@@ -1,6 +1,6 @@
 //! CYCLONE SNAPSHOT: what `cyclone ctl snapshot save` asks for.
 
-use super::{Context, Flow};
+use super::{Context, Flow, help};
 use crate::backend::SnapshotRequest;
 use crate::connection::Shape;
 
@@ -8,6 +8,9 @@ const USAGE: &str = "ERR expected CYCLONE SNAPSHOT BEGIN | READ id file offset l
 
 /// CYCLONE SNAPSHOT …
 pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
+    if context.is(1, "help") {
+        return help::run(context, "CYCLONE");
+    }
     if !context.is(1, "snapshot") {
         return context.unknown_subcommand("CYCLONE");
     }

@@ -343,6 +343,14 @@ impl Backend for Notes<'_> {
         self.behind.route(slot)
     }
 
+    fn route_of_all(&self) -> Route {
+        self.behind.route_of_all()
+    }
+
+    fn flushes(&self) -> bool {
+        self.behind.flushes()
+    }
+
     fn same_owner(&self, a: u16, b: u16) -> bool {
         self.behind.same_owner(a, b)
     }

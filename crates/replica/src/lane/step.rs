@@ -20,6 +20,7 @@ use crate::reads::{How, Read};
 use crate::requests::{Origin, Outcome};
 use crate::scattered::{each_message, raft_message};
 use crate::send;
+use crate::slow::Portion;
 use crate::status::Counters;
 
 /// How often a log's loop asks the store again that another one has: for some tens of microseconds.
@@ -294,10 +295,11 @@ impl Moving<'_> {
 
     /// Answers reads of this log that rest on a round or on nothing; the others are not its business alone.
     fn execute_reads(&mut self) -> Result<(), NodeError> {
+        let mut portion = Portion::default();
         while let Some(mut read) = self.log().next_read() {
             let answers_here = !matches!(read.origin, Origin::Joined(_)) && read.how != How::Lease;
             let query = Query::decode(&read.query);
-            let (true, Ok(query)) = (answers_here, query) else {
+            let (true, Ok(query)) = (answers_here && !portion.is_spent(), query) else {
                 self.lane.letters.push(Up::Read(read));
                 continue;
             };
@@ -309,7 +311,10 @@ impl Moving<'_> {
                 .store
                 .query_at(&query, read.now_ms, Mode::NonBlocking)
             {
-                Ok(reply) => self.end(read.origin, Outcome::Done(reply)),
+                Ok(reply) => {
+                    portion.spend(&reply);
+                    self.end(read.origin, Outcome::Done(reply));
+                }
                 Err(ApplyError::WouldBlock | ApplyError::ClockBehind) => {
                     self.lane.letters.push(Up::Read(read));
                 }

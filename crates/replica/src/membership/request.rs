@@ -187,12 +187,12 @@ fn add(
     packet: SocketAddr,
     redis: Option<SocketAddr>,
 ) -> Result<(), MemberError> {
+    if id == 0 || id > u64::from(u16::MAX) {
+        return Err(MemberError::BadId(id));
+    }
     if id <= highest {
         let next = highest + 1;
         return Err(MemberError::Used { id, next });
-    }
-    if id > u64::from(u16::MAX) {
-        return Err(MemberError::BadId(id));
     }
     if list.len() >= MOST_MEMBERS {
         return Err(MemberError::TooMany);

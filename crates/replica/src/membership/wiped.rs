@@ -1,6 +1,6 @@
-//! A replica that has lost its memory and was started with `--join` under its old id. It asks whether it is known; who leads a log
-//! says what it knows of it, and the replica finds by itself whether it can be true: nobody acknowledges more than he holds
-//! durably, and nobody votes who was not sent the log before.
+//! A replica that has lost its memory and was started with `--join` under its old id, or again after that. It asks whether it is known; who
+//! leads a log says what it knows of it, and the replica finds by itself whether it can be true: nobody acknowledges more than he
+//! holds durably, and nobody votes who was not sent the log before.
 
 use cyclone_packet::{Outgoing, Peer};
 use cyclone_wire::codec::DecodeError;
@@ -16,10 +16,10 @@ impl Node {
         group.members().voters.is_empty() && group.last_index() <= self.began_at[log]
     }
 
-    /// One that joins and was sent nothing yet asks the others whether they know it.
+    /// One that began with `--join` (others have voters from the start) and was sent nothing yet asks the others whether they know it.
     pub(crate) fn ask_whether_known(&mut self) -> Result<(), NodeError> {
         let untouched = (0..self.logs.len()).all(|log| self.is_untouched(log));
-        if !self.config.join || !untouched {
+        if !untouched {
             return Ok(());
         }
         let (own, now_us) = (self.config.id, self.now_us());
@@ -69,7 +69,7 @@ impl Node {
     pub(crate) fn told_known(&mut self, by: u64, bytes: &[u8]) -> Result<(), DecodeError> {
         let known = Known::decode(bytes)?;
         let log = usize::from(known.log);
-        if !self.config.join || log >= self.logs.len() || !self.is_untouched(log) {
+        if log >= self.logs.len() || !self.is_untouched(log) {
             return Ok(());
         }
         let group = &self.logs[log].group;

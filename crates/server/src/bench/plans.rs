@@ -106,6 +106,9 @@ fn fitted(mut plan: Plan, common: &Common) -> Result<Plan> {
 pub fn run(arguments: &Run, stop: &AtomicBool) -> Result<()> {
     let (name, plan) = find(&arguments.plan)?;
     let plan = fitted(plan, &arguments.common)?;
+    if let Some(out) = &arguments.common.out {
+        report::prepare(out)?;
+    }
     let result = measure(&name, &plan, &arguments.common, stop)?;
     print(&result);
     if let Some(out) = &arguments.common.out {
@@ -180,6 +183,7 @@ pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
     }
     if !plans.is_empty() {
         println!("{}", Machine::this().line());
+        report::prepare(&out)?;
         let count = plans.len();
         for (number, (name, plan)) in plans.into_iter().enumerate() {
             let plan = fitted(plan, common)?;

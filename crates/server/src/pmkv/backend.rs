@@ -89,6 +89,18 @@ impl Backend for Behind<'_> {
         }
     }
 
+    /// Each server shows what it serves, even if that is nothing.
+    fn route_of_all(&self) -> Route {
+        match self.holds_lease && self.node.configuration().is_some() {
+            true => Route::Local,
+            false => Route::NoLeader,
+        }
+    }
+
+    fn flushes(&self) -> bool {
+        false
+    }
+
     fn same_owner(&self, a: u16, b: u16) -> bool {
         self.shard_of(a) == self.shard_of(b)
     }

@@ -19,7 +19,8 @@ use hdrhistogram::Histogram;
 
 use super::local::{Servers, Shape};
 use crate::demo::{
-    KEYS, Known, Progress, Report, VALUE_BYTES, Verdict, WRITERS, check, judge, key_of, value_of,
+    KEYS, Known, Place, Progress, Report, VALUE_BYTES, Verdict, WRITERS, check, judge, key_of,
+    value_of,
 };
 use crate::resp;
 
@@ -153,15 +154,15 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
         begun: Instant::now(),
         terminal: std::io::stderr().is_terminal(),
     };
-    let directory = match &arguments.directory {
-        Some(directory) => directory.clone(),
-        None => std::env::temp_dir().join(format!("cyclone-pmkv-{}", std::process::id())),
-    };
     let shape = Shape {
         replication: arguments.replication.clone(),
         lease_ms: arguments.lease_ms,
         ..Shape::default()
     };
+    let place = Place::new(arguments.directory.as_deref(), "cyclone-pmkv");
+    let directory = &place.directory;
+    // Refuses what servers would refuse before anything is made.
+    let mut servers = Servers::create(directory, &shape)?;
     progress.say(&format!(
         "{} servers, {} copies, replication by {}; logs in {}",
         shape.servers,
@@ -169,13 +170,11 @@ pub fn run(arguments: &Arguments, interrupted: &Arc<AtomicBool>) -> Result<()> {
         shape.replication,
         directory.display()
     ));
-    let mut servers = Servers::create(&directory, &shape)?;
-    let found = play(&mut servers, &progress, interrupted)?;
+    let found = play(&mut servers, &progress, interrupted);
     drop(servers);
-    if arguments.directory.is_none() {
-        super::remove(&directory);
-    }
+    let found = found.inspect_err(|_| place.leave(true, interrupted))?;
     let report = &found.report;
+    place.leave(report.lost > 0 || report.wrong > 0, interrupted);
     if arguments.json {
         println!("{}", serde_json::to_string(&found)?);
     } else {

@@ -15,10 +15,21 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use cyclone_pmkv::ServerId;
 use cyclone_pmkv_cm::Rules;
+use cyclone_pmkv_cm::config::{MAX_MEMBERS, MAX_REPLICATION};
+use cyclone_pmkv_cm::rules::MAX_LEASE_US;
 use cyclone_replication::Protocol;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::config::RedisPort;
+use crate::config::{RedisPort, is_hex, is_reachable, syntax};
+
+/// Memories and segments are made of pages of so many bytes.
+const PAGE: u64 = 4096;
+/// The smallest segment that holds the longest entry.
+const LEAST_SEGMENT_BYTES: u64 = 64 << 10;
+/// The largest segment: what an append to the shared-memory fabric can name.
+const MOST_SEGMENT_BYTES: u64 = 512 << 20;
+/// Segments that a server cannot do without: logs, what is cleaned, what backups post.
+const LEAST_SEGMENTS: u64 = 8;
 
 /// The cluster's file, the same for all servers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -114,19 +125,130 @@ fn segment_bytes() -> u64 {
 }
 
 impl ClusterFile {
-    /// Reads and checks the file.
+    /// Reads and checks the file. Errors never show the text: it holds the cluster's secret.
     pub fn read(path: &Path) -> Result<ClusterFile> {
+        let file = ClusterFile::parse(path)?;
+        file.check()?;
+        Ok(file)
+    }
+
+    /// Reads the file, of which something may still be replaced before it is checked.
+    pub(super) fn parse(path: &Path) -> Result<ClusterFile> {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let file: ClusterFile = toml::from_str(&text)
-            .with_context(|| format!("{} is no cluster file", path.display()))?;
-        file.protocol()?;
-        file.secret()?;
-        file.rules().check()?;
-        if file.copy_mib_s == 0 {
+        syntax::parse(&text).with_context(|| format!("{} is no cluster file", path.display()))
+    }
+
+    /// Checks the fields and their relations.
+    ///
+    /// # Errors
+    /// The first that does not hold; it names the field.
+    pub fn check(&self) -> Result<()> {
+        self.protocol()?;
+        self.secret()?;
+        self.check_store()?;
+        if let Some(lease_ms) = self.lease_ms {
+            let most = MAX_LEASE_US / 1000;
+            if !(1..=most).contains(&lease_ms) {
+                bail!("lease_ms = {lease_ms} is outside 1..={most}");
+            }
+        }
+        self.rules().check()?;
+        if self.copy_mib_s == 0 {
             bail!("copy_mib_s must be at least 1: lost copies would not be replaced");
         }
-        Ok(file)
+        self.check_servers()?;
+        self.check_memory()
+    }
+
+    /// Whether the store of configurations is one that this program has.
+    fn check_store(&self) -> Result<()> {
+        let store = self.store.as_str();
+        match store {
+            "embedded" => Ok(()),
+            "etcd" | "zookeeper" if self.store_addresses.is_empty() => {
+                bail!("store = {store:?} needs store_addresses: where it is")
+            }
+            "etcd" if cfg!(feature = "etcd") => Ok(()),
+            "zookeeper" if cfg!(feature = "zookeeper") => Ok(()),
+            "etcd" | "zookeeper" => {
+                bail!(
+                    "store = {store:?}: this program was built without it (Cargo's feature {store})"
+                )
+            }
+            other => {
+                bail!("store = {other:?}: expected \"embedded\", \"etcd\" or \"zookeeper\"")
+            }
+        }
+    }
+
+    fn check_servers(&self) -> Result<()> {
+        let servers = self.servers.len();
+        if servers == 0 || servers > MAX_MEMBERS {
+            bail!("servers: {servers} of them, expected 1 to {MAX_MEMBERS}");
+        }
+        for (position, server) in self.servers.iter().enumerate() {
+            let (id, redis) = (server.id, server.redis);
+            let before = &self.servers[..position];
+            if before.iter().any(|other| other.id == id) {
+                bail!("servers: id = {id} is given twice");
+            }
+            if !is_reachable(redis) {
+                bail!(
+                    "servers: redis = \"{redis}\" of server {id}: nobody can be reached there; expected the address and \
+                     port as clients reach them"
+                );
+            }
+            if let Some(other) = before.iter().find(|other| other.redis == redis) {
+                bail!(
+                    "servers: redis = \"{redis}\" is given twice, for servers {} and {id}",
+                    other.id
+                );
+            }
+        }
+        let most = servers.min(usize::from(MAX_REPLICATION));
+        if self.copies == 0 || self.copies > most {
+            bail!(
+                "copies = {} is outside 1..={most}: each is on another of the {servers} servers, and there are at most \
+                 {MAX_REPLICATION}",
+                self.copies
+            );
+        }
+        if self.shards_per_server == 0 {
+            bail!("shards_per_server = 0: expected at least 1");
+        }
+        let shards = self.shards()?;
+        if shards > cyclone_pmkv::configuration::MAX_SHARDS {
+            bail!(
+                "shards_per_server = {}: {shards} shards in all, and there are only {} slots to share out",
+                self.shards_per_server,
+                cyclone_pmkv::configuration::MAX_SHARDS
+            );
+        }
+        if self.max_clients == 0 {
+            bail!("max_clients = 0 would let nobody in");
+        }
+        Ok(())
+    }
+
+    fn check_memory(&self) -> Result<()> {
+        let (segment, memory) = (self.segment_bytes, self.memory_bytes);
+        let sizes = LEAST_SEGMENT_BYTES..=MOST_SEGMENT_BYTES;
+        if !segment.is_multiple_of(PAGE) || !sizes.contains(&segment) {
+            bail!(
+                "segment_bytes = {segment}: expected a multiple of {PAGE} from {LEAST_SEGMENT_BYTES} to {MOST_SEGMENT_BYTES}"
+            );
+        }
+        if !memory.is_multiple_of(PAGE) || memory / segment < LEAST_SEGMENTS {
+            bail!(
+                "memory_bytes = {memory}: expected a multiple of {PAGE}, and at least {LEAST_SEGMENTS} segments of \
+                 segment_bytes = {segment}"
+            );
+        }
+        if u32::try_from(memory / segment).is_err() {
+            bail!("memory_bytes = {memory}: too many segments of segment_bytes = {segment}");
+        }
+        Ok(())
     }
 
     /// How it replicates.
@@ -150,7 +272,10 @@ impl ClusterFile {
                 self.token.len()
             );
         }
-        u64::from_str_radix(&self.token, 16).context("token is not hexadecimal")
+        match u64::from_str_radix(&self.token, 16) {
+            Ok(secret) if is_hex(&self.token) => Ok(secret),
+            _ => bail!("token holds a character that is not hexadecimal"),
+        }
     }
 
     /// A server's entry.
@@ -162,7 +287,10 @@ impl ClusterFile {
     /// Shards of the whole cluster.
     pub fn shards(&self) -> Result<u16> {
         let shards = self.servers.len() * usize::from(self.shards_per_server);
-        u16::try_from(shards).with_context(|| format!("{shards} shards are too many"))
+        let per_server = self.shards_per_server;
+        u16::try_from(shards).ok().with_context(|| {
+            format!("shards_per_server = {per_server}: {shards} shards are too many")
+        })
     }
 
     /// Where the shared-memory fabric has its files.
@@ -273,12 +401,78 @@ mod tests {
         let path = directory.path().join("cluster.toml");
         for protocol in Protocol::ALL {
             let text = format!(
-                "directory = \"/x\"\ntoken = \"0123456789abcdef\"\nreplication = \"{protocol}\"\n\
+                "directory = \"/x\"\ntoken = \"0123456789abcdef\"\nreplication = \"{protocol}\"\ncopies = 1\n\
                  [[servers]]\nid = 0\nredis = \"127.0.0.1:1\"\n"
             );
             fs::write(&path, text).expect("written");
             let read = ClusterFile::read(&path);
             assert_eq!(read.is_ok(), protocol != Protocol::Faa, "{protocol}");
+        }
+    }
+
+    #[test]
+    fn fields_that_are_wrong_are_named() {
+        let sound = "directory = \"/x\"\ntoken = \"0123456789abcdef\"\nsegment_bytes = 1048576\ncopies = 2\n\
+                     shards_per_server = 4\nlease_ms = 300\nstore = \"embedded\"\nmax_clients = 5\n\
+                     [[servers]]\nid = 0\nredis = \"127.0.0.1:1\"\n[[servers]]\nid = 1\nredis = \"127.0.0.1:2\"\n";
+        let check = |text: &str| syntax::parse::<ClusterFile>(text).and_then(|file| file.check());
+        check(sound).expect("sound");
+        for (from, to, field) in [
+            ("0123456789abcdef", "+123456789abcdef", "token"),
+            (
+                "segment_bytes = 1048576",
+                "segment_bytes = 0",
+                "segment_bytes = 0",
+            ),
+            (
+                "segment_bytes = 1048576",
+                "segment_bytes = 65537",
+                "segment_bytes",
+            ),
+            (
+                "segment_bytes = 1048576",
+                "segment_bytes = 536870912",
+                "memory_bytes",
+            ),
+            (
+                "segment_bytes = 1048576",
+                "memory_bytes = 0",
+                "memory_bytes = 0",
+            ),
+            ("copies = 2", "copies = 0", "copies = 0"),
+            ("copies = 2", "copies = 3", "copies = 3 is outside 1..=2"),
+            (
+                "shards_per_server = 4",
+                "shards_per_server = 0",
+                "shards_per_server",
+            ),
+            (
+                "shards_per_server = 4",
+                "shards_per_server = 8193",
+                "shards_per_server",
+            ),
+            (
+                "shards_per_server = 4",
+                "shards_per_server = 65535",
+                "shards_per_server",
+            ),
+            ("lease_ms = 300", "lease_ms = 0", "lease_ms = 0"),
+            (
+                "lease_ms = 300",
+                "lease_ms = 9223372036854775807",
+                "lease_ms",
+            ),
+            ("\"embedded\"", "\"foo\"", "store = \"foo\""),
+            ("max_clients = 5", "max_clients = 0", "max_clients"),
+            ("id = 1", "id = 0", "id = 0 is given twice"),
+            ("127.0.0.1:2", "127.0.0.1:1", "redis = \"127.0.0.1:1\""),
+            ("127.0.0.1:2", "0.0.0.0:2", "redis = \"0.0.0.0:2\""),
+            ("127.0.0.1:2", "127.0.0.1:0", "redis = \"127.0.0.1:0\""),
+        ] {
+            assert!(sound.contains(from), "{from}");
+            let refused = check(&sound.replacen(from, to, 1)).map_err(|error| format!("{error:#}"));
+            let told = refused.expect_err(to);
+            assert!(told.contains(field), "{to}: {told}");
         }
     }
 

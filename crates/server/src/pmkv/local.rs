@@ -15,7 +15,7 @@ use cyclone_pmkv::ServerId;
 
 use super::file::{ClusterFile, ServerEntry};
 use super::operator::{self, Ask, Cluster};
-use crate::cluster::{any_first_port, free_ports, random_key, region_directory};
+use crate::cluster::{any_first_port, free_ports, make_directory, random_key, region_directory};
 use crate::config::{RedisPort, hex};
 use crate::resp;
 
@@ -68,10 +68,8 @@ impl Servers {
     /// Makes the cluster's file; the servers' messages will go to `directory`.
     ///
     /// # Errors
-    /// An unknown replication, or nowhere to write to.
+    /// An unknown replication, and what else a server would refuse, before anything is made; nowhere to write to.
     pub fn create(directory: &Path, shape: &Shape) -> Result<Servers> {
-        std::fs::create_dir_all(directory)
-            .with_context(|| format!("cannot create {}", directory.display()))?;
         let ports = free_ports(any_first_port()?, shape.servers as usize)?;
         let servers = (0..).zip(&ports).map(|(id, &port)| ServerEntry {
             id,
@@ -96,7 +94,9 @@ impl Servers {
             redis: RedisPort::default(),
             servers: servers.collect(),
         };
-        file.protocol()?;
+        file.check()?;
+        make_directory(directory)?;
+        make_directory(&file.directory)?;
         let path = file.directory.join("cluster.toml");
         std::fs::write(&path, toml::to_string(&file)?)
             .with_context(|| format!("cannot write {}", path.display()))?;

@@ -91,16 +91,27 @@ struct Serving {
     period_ends_us: u64,
 }
 
-/// Runs a server until `stop`.
-pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
-    let mut file = ClusterFile::read(&arguments.config)?;
+/// Reads the cluster's file with what the command line replaces, and checks what can be told wrong before anything is opened.
+///
+/// # Errors
+/// The field that is wrong, and what is expected.
+pub fn check(arguments: &Arguments) -> Result<ClusterFile> {
+    let mut file = ClusterFile::parse(&arguments.config)?;
     if let Some(replication) = &arguments.replication {
         file.replication.clone_from(replication);
-        file.protocol()?;
     }
     if let Some(store) = &arguments.store {
         file.store.clone_from(store);
     }
+    file.check()?;
+    let entry = file.server(arguments.id)?;
+    gateway_settings(&file, entry)?.check()?;
+    Ok(file)
+}
+
+/// Runs a server until `stop`.
+pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
+    let file = check(arguments)?;
     let mut poll = mio::Poll::new().context("epoll")?;
     let (order, orders) = channel();
     let (report, reports) = channel();
@@ -531,16 +542,22 @@ fn node_config(file: &ClusterFile, id: ServerId, memory: &OwnMemory) -> Result<N
     Ok(config)
 }
 
+fn gateway_settings(file: &ClusterFile, entry: &file::ServerEntry) -> Result<GatewayConfig> {
+    let mut settings = GatewayConfig::new(entry.redis);
+    settings.users = file.redis.users()?;
+    settings.tls = file.redis.tls()?;
+    settings.max_clients = file.max_clients;
+    Ok(settings)
+}
+
 fn gateway(
     file: &ClusterFile,
     entry: &file::ServerEntry,
     config: &NodeConfig,
     registry: &mio::Registry,
 ) -> Result<Gateway> {
-    let mut settings = GatewayConfig::new(entry.redis);
-    settings.users = file.redis.users()?;
-    settings.tls = file.redis.tls()?;
-    settings.max_clients = file.max_clients;
+    let mut settings = gateway_settings(file, entry)?;
+    crate::serve::warn_of_few_files(&settings, "max_clients");
     let is_open = settings.tls.is_none() && !entry.redis.ip().is_loopback();
     if is_open && !settings.users.is_empty() {
         let listen = entry.redis;

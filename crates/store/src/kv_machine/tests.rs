@@ -13,8 +13,14 @@ impl Kv for Slow {
     fn get(&self, _key: &[u8], _mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
         Ok(None)
     }
-    fn get_many(&self, keys: &[Vec<u8>], _mode: Mode) -> Result<Vec<Option<Vec<u8>>>, ApplyError> {
-        Ok(vec![None; keys.len()])
+    fn get_many(
+        &self,
+        keys: &[Vec<u8>],
+        _mode: Mode,
+        visit: &mut crate::kv::Found<'_>,
+    ) -> Result<(), ApplyError> {
+        crate::kv::show(keys, |_| None, visit);
+        Ok(())
     }
     fn write(
         &self,

@@ -6,7 +6,7 @@ use std::sync::{
     Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::pace::Pace;
 use super::table::{Frozen, Table};
@@ -17,6 +17,9 @@ use crate::machine::{ApplyError, Mode};
 const MOST_FROZEN: u64 = 8;
 /// With as many, those who look at a moment wait before they freeze another, however little is in it.
 const MOST_SMALL: u64 = 16;
+
+/// While the disk is full, who waits for the thread is told so after this time, and it tries again after as much.
+const FULL_PATIENCE: Duration = Duration::from_millis(200);
 
 /// The tables.
 pub(super) struct Tables {
@@ -43,6 +46,8 @@ struct Progress {
     stored: u64,
     pace: Pace,
     failed: Option<String>,
+    /// The disk is full: why the thread tries the same table again and again.
+    full: Option<String>,
     stopping: bool,
 }
 
@@ -85,6 +90,7 @@ impl Recent {
                 stored: 0,
                 pace: Pace::new(),
                 failed: None,
+                full: None,
                 stopping: false,
             }),
             changed: Condvar::new(),
@@ -173,7 +179,7 @@ impl Recent {
             if mode == Mode::NonBlocking {
                 return Err(ApplyError::WouldBlock);
             }
-            progress = self.wait(progress);
+            progress = self.wait(progress)?;
         }
         Ok(())
     }
@@ -186,10 +192,28 @@ impl Recent {
         self.make_room(MOST_SMALL, Mode::Blocking)
     }
 
-    fn wait<'a>(&self, progress: MutexGuard<'a, Progress>) -> MutexGuard<'a, Progress> {
+    fn wait_long<'a>(&self, progress: MutexGuard<'a, Progress>) -> MutexGuard<'a, Progress> {
         self.changed
             .wait(progress)
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the thread to get on; while the disk is full not for long, since nobody knows how long that is.
+    fn wait<'a>(
+        &self,
+        progress: MutexGuard<'a, Progress>,
+    ) -> Result<MutexGuard<'a, Progress>, ApplyError> {
+        let (waiting, full) = (progress.waiting(), progress.full.clone());
+        let Some(full) = full else {
+            return Ok(self.wait_long(progress));
+        };
+        let (progress, _) = (self.changed)
+            .wait_timeout(progress, FULL_PATIENCE)
+            .unwrap_or_else(PoisonError::into_inner);
+        match progress.full.is_some() && progress.waiting() >= waiting {
+            true => Err(ApplyError::NoSpace(full)),
+            false => Ok(progress),
+        }
     }
 
     /// Begins another table. Answers the number of the last one frozen.
@@ -233,7 +257,7 @@ impl Recent {
         let mut progress = self.progress();
         while progress.stored < number {
             check(&progress)?;
-            progress = self.wait(progress);
+            progress = self.wait(progress)?;
         }
         Ok(())
     }
@@ -255,7 +279,7 @@ impl Recent {
             if progress.stopping {
                 return false;
             }
-            progress = self.wait(progress);
+            progress = self.wait_long(progress);
         }
         true
     }
@@ -274,6 +298,7 @@ impl Recent {
         self.tables_mut().frozen.pop_front();
         let mut progress = self.progress();
         progress.stored = table.number;
+        progress.full = None;
         progress.pace.end(Instant::now());
         drop(progress);
         self.changed.notify_all();
@@ -286,6 +311,18 @@ impl Recent {
                 self.tables_mut().spare = Some(spare);
             }
         }
+    }
+
+    /// For the thread: the disk is full. Whether to try again.
+    pub(super) fn try_again(&self, reason: &str) -> bool {
+        let mut progress = self.progress();
+        if progress.stopping {
+            return false;
+        }
+        progress.full.get_or_insert_with(|| reason.to_owned());
+        self.changed.notify_all();
+        let _ended = self.changed.wait_timeout(progress, FULL_PATIENCE);
+        true
     }
 
     /// For the thread: it cannot go on.

@@ -69,8 +69,12 @@ fn one_moment_is_one_moment_at_every_stage() {
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                let many = kv.get_many(&accounts, Mode::Blocking).unwrap();
-                let sum: u64 = many.iter().flatten().map(|value| number(value)).sum();
+                let mut sum = 0;
+                kv.get_many(&accounts, Mode::Blocking, &mut |value| {
+                    sum += value.map_or(0, |value| number(&value));
+                    true
+                })
+                .unwrap();
                 assert_eq!(sum, 800);
                 let view = kv.hold().unwrap();
                 for _ in 0..2 {

@@ -1,5 +1,6 @@
 //! One moment's state: a snapshot of the database, and above it the tables that had not reached it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use rocksdb::{DB, ReadOptions};
@@ -7,7 +8,7 @@ use rocksdb::{DB, ReadOptions};
 use super::fatal;
 use super::recent::Recent;
 use super::table::Frozen;
-use crate::kv::View;
+use crate::kv::{Found, View};
 use crate::machine::ApplyError;
 
 type DbSnapshot<'db> = rocksdb::Snapshot<'db>;
@@ -34,6 +35,28 @@ impl Moment {
         let snapshot = || HeldDb::new(Arc::clone(db), |db| db.snapshot());
         let (recent, below) = recent.moment(snapshot);
         Moment { below, recent }
+    }
+
+    /// As [`Kv::get_many`](crate::kv::Kv::get_many).
+    pub(super) fn get_many(
+        &self,
+        keys: &[Vec<u8>],
+        visit: &mut Found<'_>,
+    ) -> Result<(), ApplyError> {
+        let below = self.below.borrow_dependent();
+        for key in keys {
+            let goes_on = match self.recent.iter().find_map(|table| table.get(key)) {
+                Some(value) => visit(value.map(Cow::Borrowed)),
+                None => {
+                    let stored = below.get_pinned(key).map_err(fatal)?;
+                    visit(stored.as_deref().map(Cow::Borrowed))
+                }
+            };
+            if !goes_on {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 

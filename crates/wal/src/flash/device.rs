@@ -103,6 +103,11 @@ pub trait FlashDevice: Send {
         None
     }
 
+    /// Whether it lies in the machine's memory, and goes with it.
+    fn is_in_memory(&self) -> bool {
+        false
+    }
+
     /// What it is, for people.
     fn describe(&self) -> String;
 }

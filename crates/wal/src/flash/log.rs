@@ -252,6 +252,11 @@ impl FlashLog {
         self.device.descriptor()
     }
 
+    /// Whether the device lies in the machine's memory, and goes with it.
+    pub fn is_in_memory(&self) -> bool {
+        self.device.is_in_memory()
+    }
+
     /// The device, for people.
     pub fn describe(&self) -> String {
         self.device.describe()

@@ -14,6 +14,16 @@ pub struct FlashFacts {
     pub atomic_bytes: Option<u64>,
     /// Bytes that it writes at once, inside.
     pub physical_block_bytes: Option<u64>,
+    /// There is none: the file lies in a file system in memory.
+    pub in_memory: bool,
+}
+
+/// What statfs says of file systems in memory.
+const TMPFS: u64 = 0x0102_1994;
+const RAMFS: u64 = 0x8584_58f6;
+
+fn is_in_memory(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|system| matches!(system.f_type as u64, TMPFS | RAMFS))
 }
 
 fn queue_of(path: &Path) -> Option<PathBuf> {
@@ -30,8 +40,12 @@ fn queue_of(path: &Path) -> Option<PathBuf> {
 
 /// Asks the machine about the device that holds a file.
 pub fn probe(path: &Path) -> FlashFacts {
+    let in_memory = is_in_memory(path);
     let Some(queue) = queue_of(path) else {
-        return FlashFacts::default();
+        return FlashFacts {
+            in_memory,
+            ..FlashFacts::default()
+        };
     };
     let text = |name: &str| fs::read_to_string(queue.join(name)).ok();
     let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
@@ -44,11 +58,15 @@ pub fn probe(path: &Path) -> FlashFacts {
         }),
         atomic_bytes: number("atomic_write_unit_max_bytes"),
         physical_block_bytes: number("physical_block_size"),
+        in_memory,
     }
 }
 
 impl fmt::Display for FlashFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.in_memory {
+            return f.write_str("no device: a file system in memory, which goes with the machine");
+        }
         f.write_str(match self.volatile_cache {
             Some(true) => "volatile cache, forced out with every write",
             Some(false) => "no volatile cache",
@@ -61,5 +79,23 @@ impl fmt::Display for FlashFacts {
             }
             _ => f.write_str("; pages may tear, torn ones are told"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_in_memory_is_no_device() {
+        let shm = Path::new("/dev/shm");
+        if !is_in_memory(shm) {
+            println!("skipped: /dev/shm is no tmpfs here");
+            return;
+        }
+        let facts = probe(shm);
+        assert!(facts.in_memory && facts.to_string().contains("memory"));
+        let proc = probe(Path::new("/proc/self/stat"));
+        assert!(!proc.in_memory);
     }
 }

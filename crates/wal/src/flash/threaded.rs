@@ -69,6 +69,10 @@ impl AreaFile {
         self.file.metadata().map_or(0, |metadata| metadata.len())
     }
 
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.facts.in_memory
+    }
+
     pub(crate) fn describe(&self, how: &str) -> String {
         let direct = if self.direct { "direct" } else { "cached" };
         format!("{} ({how}, {direct}; {})", self.path.display(), self.facts)
@@ -218,6 +222,10 @@ impl FlashDevice for ThreadedFlash {
 
     fn descriptor(&self) -> Option<RawFd> {
         Some(self.event.as_raw_fd())
+    }
+
+    fn is_in_memory(&self) -> bool {
+        self.area.is_in_memory()
     }
 
     fn describe(&self) -> String {

@@ -173,6 +173,10 @@ impl FlashDevice for UringFlash {
         Some(self.event.as_raw_fd())
     }
 
+    fn is_in_memory(&self) -> bool {
+        self.area.is_in_memory()
+    }
+
     fn describe(&self) -> String {
         match self.registered {
             Some(_) => self.area.describe("io_uring, registered buffers"),

@@ -57,9 +57,14 @@ pub fn int(out: &mut Vec<u8>, value: i64) {
 pub fn bulk(out: &mut Vec<u8>, bytes: impl AsRef<[u8]>) {
     let bytes = bytes.as_ref();
     out.reserve(bytes.len() + 32);
-    length(out, b'$', bytes.len());
+    bulk_head(out, bytes.len());
     out.extend_from_slice(bytes);
     out.extend_from_slice(b"\r\n");
+}
+
+/// What stands before a byte string of so many bytes. The caller appends them, and a line end.
+pub fn bulk_head(out: &mut Vec<u8>, len: usize) {
+    length(out, b'$', len);
 }
 
 /// A missing value.

@@ -1,0 +1,263 @@
+//! What is wrong with the text of a configuration, told without the text: its lines hold keys and passwords.
+
+use anyhow::{Result, anyhow};
+use serde::de::DeserializeOwned;
+
+/// Fields whose values are never told.
+const SECRETS: &[&str] = &["node_key", "client_key", "password", "token"];
+
+/// The other fields. What stands before an equals sign is told only if it is one of these: it may be a part of a secret, too.
+const FIELDS: &[&str] = &[
+    // A node's file.
+    "id",
+    "logs",
+    "log_threads",
+    "security",
+    "transport",
+    "restored_from",
+    "members",
+    "packet",
+    "redis",
+    "data",
+    "nvm",
+    "nvm_bytes",
+    "flash",
+    "flash_bytes",
+    "archive",
+    "archive_seal_ms",
+    "durability",
+    "engine",
+    "polling",
+    "interface",
+    "queues",
+    "burst",
+    "pin_cpu",
+    "redis_listen",
+    "max_key_bytes",
+    "max_value_bytes",
+    "max_clients",
+    "max_pending",
+    "block_cache_bytes",
+    "heartbeat_ms",
+    "election_ms",
+    "mode",
+    "lease",
+    "clock_drift_ppm",
+    "follower_staleness_ms",
+    "tls_certificate",
+    "tls_key",
+    "tls_client_authority",
+    "users",
+    "listen",
+    // A cluster's file of the engine pmkv.
+    "directory",
+    "replication",
+    "copies",
+    "shards_per_server",
+    "memory_bytes",
+    "segment_bytes",
+    "lease_ms",
+    "checkpoint_s",
+    "copy_mib_s",
+    "store",
+    "store_addresses",
+    "store_path",
+    "servers",
+    "metrics",
+];
+
+const SECTIONS: &[&str] = &[
+    "cluster",
+    "cluster.members",
+    "node",
+    "limits",
+    "timing",
+    "reads",
+    "redis",
+    "metrics",
+    "servers",
+];
+
+/// Reads a configuration.
+///
+/// # Errors
+/// Where the text is wrong, in which field, and what was expected; never what stands there.
+pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T> {
+    toml::from_str(text).map_err(|error| {
+        let message = error.message();
+        match error.span() {
+            None => anyhow!("{}", without_values(message)),
+            Some(span) => anyhow!("{}", told(text, span.start, message)),
+        }
+    })
+}
+
+fn told(text: &str, at: usize, message: &str) -> String {
+    let before = text.get(..at).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let begins = before.rfind('\n').map_or(0, |end| end + 1);
+    let column = before[begins..].chars().count() + 1;
+    let whole = text[begins..].lines().next().unwrap_or_default();
+    let field = whole
+        .split_once('=')
+        .and_then(|(name, _)| known(name.trim()));
+    let message = match field {
+        // A number out of range, or a word, is worth telling.
+        Some(field) if !SECRETS.contains(&field) => message.to_owned(),
+        _ => without_values(message),
+    };
+    let up_to_here = text.get(..begins + whole.len()).unwrap_or(before);
+    let section = up_to_here.lines().rev().find_map(|line| {
+        let line = line.trim();
+        let name = line.strip_prefix('[')?.trim_start_matches('[');
+        let name = name.split(']').next()?.trim();
+        SECTIONS.iter().find(|section| **section == name)
+    });
+    let place = match (section, field) {
+        (Some(section), Some(field)) => format!(" ({section}.{field})"),
+        (None, Some(field)) => format!(" ({field})"),
+        (Some(section), None) => format!(" (in [{section}])"),
+        (None, None) => String::new(),
+    };
+    format!("line {line}, column {column}{place}: {message}")
+}
+
+fn known(name: &str) -> Option<&'static str> {
+    let mut all = FIELDS.iter().chain(SECRETS);
+    all.find(|known| **known == name).copied()
+}
+
+/// The message without the value that it quotes: `invalid type: integer `5`, expected a string`.
+fn without_values(message: &str) -> String {
+    let wrong = message.starts_with("invalid type: ") || message.starts_with("invalid value: ");
+    if wrong && let Some(expected) = message.rfind(", expected ") {
+        let (found, expected) = message.split_at(expected);
+        let kind = found.split(['`', '"']).next().unwrap_or_default();
+        return format!("{}{expected}", kind.trim_end());
+    }
+    // A key may be a value that has lost its quotes, or its name.
+    if let Some(rest) = message.strip_prefix("unknown field `")
+        && let Some((name, rest)) = rest.split_once('`')
+    {
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '_' || c == '-';
+        if name.len() > 30 || !name.chars().all(is_name) {
+            return format!("unknown field{rest}");
+        }
+    }
+    message.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::File;
+    use crate::pmkv::file::ClusterFile;
+
+    const SECRET: &str = "77cafe5577cafe5577cafe5577cafe5577cafe5577cafe5577cafe5577cafe55";
+
+    fn node(key: &str) -> String {
+        format!(
+            "[cluster]\nid = \"0123456789abcdef0123456789abcdef\"\n{key}\nmembers = []\n[node]\nid = 1\ndata = \"d\"\nnvm = \"n\"\n"
+        )
+    }
+
+    fn refused<T: DeserializeOwned>(text: &str) -> String {
+        match parse::<T>(text) {
+            Ok(_) => panic!("it should have been refused: {text}"),
+            Err(error) => format!("{error:#} {error:?}"),
+        }
+    }
+
+    /// Every way to get a line with a secret wrong.
+    #[test]
+    fn secrets_are_not_told() {
+        for name in ["node_key", "client_key"] {
+            for line in [
+                format!("{name} = \"{SECRET}"),
+                format!("{name} = {SECRET}\""),
+                format!("{name} = {SECRET}"),
+                format!("{name} = '{SECRET}"),
+                format!("{name} = \"\"\"{SECRET}"),
+                format!("{name} \"{SECRET}\""),
+                format!("{name} = \"{SECRET}\" \"{SECRET}\""),
+                format!("{name} = [\"{SECRET}\"]"),
+                format!("{name} = [\"{SECRET}\""),
+                format!("{name} = {{ a = \"{SECRET}\" }}"),
+                format!("{name} = \"{SECRET}\"\n{name} = \"{SECRET}\""),
+                format!("{name} = \"\\{SECRET}\""),
+                format!("\"{SECRET}\" = \"{name}\""),
+                format!("{SECRET} = \"{name}\""),
+            ] {
+                let said = refused::<File>(&node(&line));
+                assert!(!said.contains("77cafe"), "{line}: {said}");
+                assert!(said.contains("line "), "{line}: {said}");
+            }
+        }
+        let password = format!(
+            "{}password = 1234567\n",
+            node(&format!(
+                "node_key = \"{SECRET}\"\nclient_key = \"{SECRET}\""
+            ))
+        );
+        let said = refused::<File>(&password);
+        assert!(!said.contains("1234567"), "{said}");
+        assert!(said.contains("node.password"), "{said}");
+        for token in [
+            "1234567890123456",
+            "\"1234567890123456",
+            "1234567890123456.5",
+        ] {
+            let text = format!("directory = \"/x\"\ntoken = {token}\nservers = []\n");
+            let said = refused::<ClusterFile>(&text);
+            assert!(!said.contains("123456789"), "{said}");
+            assert!(said.contains("line 2") && said.contains("token"), "{said}");
+        }
+    }
+
+    #[test]
+    fn place_and_field_are_told() {
+        let said = refused::<File>(&node(&format!("node_key = \"{SECRET}")));
+        assert!(said.starts_with("line 3, column "), "{said}");
+        assert!(said.contains("cluster.node_key"), "{said}");
+        let keys = format!("node_key = \"{SECRET}\"\nclient_key = \"{SECRET}\"");
+        let said = refused::<File>(&node(&format!("{keys}\nlogs = 70000")));
+        for word in ["line 5", "cluster.logs", "70000", "u16"] {
+            assert!(said.contains(word), "{word} is missing in: {said}");
+        }
+        let said = refused::<File>(&node(&format!("{keys}\ncolour = 1")));
+        assert!(said.contains("colour"), "{said}");
+        let said = refused::<File>(&node(&format!("client_key = \"{SECRET}\"")));
+        assert!(
+            said.contains("(in [cluster]): missing field `node_key`"),
+            "{said}"
+        );
+    }
+
+    /// What is not in the list is not told by its name.
+    #[test]
+    fn all_fields_are_known() {
+        fn walk(table: &toml::Table) {
+            for (name, value) in table {
+                let is_known = known(name).is_some() || SECTIONS.contains(&name.as_str());
+                assert!(is_known, "{name} is missing in FIELDS");
+                match value {
+                    toml::Value::Table(inner) => walk(inner),
+                    toml::Value::Array(list) => {
+                        list.iter().filter_map(toml::Value::as_table).for_each(walk);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let member = ["1=127.0.0.1:1,127.0.0.1:2".to_owned()];
+        let mut file = File::from_flags(1, &member, String::new(), String::new(), String::new())
+            .expect("members");
+        file.node.password = Some(String::new());
+        file.node.pin_cpu = Some(1);
+        file.node.interface = Some(String::new());
+        walk(&toml::Table::try_from(&file).expect("a table"));
+        let cluster = "directory = \"/x\"\ntoken = \"\"\nlease_ms = 1\ncheckpoint_s = 1\n[[servers]]\nid = 0\nredis = \"127.0.0.1:1\"\n";
+        let cluster: ClusterFile = parse(cluster).expect("a cluster");
+        walk(&toml::Table::try_from(&cluster).expect("a table"));
+    }
+}

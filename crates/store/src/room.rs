@@ -1,0 +1,62 @@
+//! How much a call may read: little on an event loop, which must not be held up, and nowhere more than a reply may hold.
+
+use cyclone_wire::reply::Reply;
+
+/// Bytes of values that a read may show on an event loop; a worker carries out those with more.
+pub(crate) const LOOP_BYTES: usize = 256 << 10;
+/// Keys that it may look up there.
+pub(crate) const LOOP_KEYS: usize = 512;
+/// Bytes of values that the commands of one call of `apply` may look at on an event loop.
+pub(crate) const LOOP_APPLY_BYTES: usize = 2 << 20;
+/// The longest reply to a read.
+pub(crate) const REPLY_BYTES: usize = 64 << 20;
+/// The longest reply to a command that is executed from the log. It is shorter, because every replica makes it, many at a time.
+pub(crate) const LOGGED_REPLY_BYTES: usize = 16 << 20;
+/// Bytes of keys after which a page of a scan ends, however many it was to have.
+pub(crate) const PAGE_BYTES: usize = 1 << 20;
+
+/// What a part of a reply takes besides its bytes, about.
+const PART_BYTES: usize = 2 * size_of::<Reply>();
+
+/// What a reply may still hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    taken: usize,
+    most: usize,
+}
+
+impl Room {
+    pub(crate) fn new(most: usize) -> Room {
+        Room { taken: 0, most }
+    }
+
+    /// Takes room for one part of the reply; `false`: it does not fit, and must not be made. A part alone always fits: its value was
+    /// taken in.
+    pub(crate) fn takes(&mut self, bytes: usize) -> bool {
+        let after = self.taken.saturating_add(bytes + PART_BYTES);
+        let fits = self.taken == 0 || after <= self.most;
+        if fits {
+            self.taken = after;
+        }
+        fits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_part_fits_whatever_its_length_and_several_only_together() {
+        let mut room = Room::new(1000);
+        assert!(room.takes(5000));
+        assert!(!room.takes(0));
+        let mut room = Room::new(1000);
+        assert!(room.takes(400) && room.takes(300));
+        assert!(
+            !room.takes(300),
+            "what they take besides their bytes counts"
+        );
+        assert!(room.takes(100), "what did not fit has taken nothing");
+    }
+}
