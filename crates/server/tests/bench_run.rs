@@ -106,8 +106,8 @@ fn a_tiny_plan_gives_all_its_files() {
         let roles = variant.points[0].cpu_us.iter();
         roles.map(|(role, _)| role.clone()).collect()
     };
-    assert_eq!(roles("rocksdb"), ["store and clients"]);
-    assert_eq!(roles("one"), ["leader", "clients"]);
+    assert_eq!(roles("rocksdb"), ["store and clients", "kernel"]);
+    assert_eq!(roles("one"), ["leader", "clients", "kernel"]);
     assert!(roles("three over RESP").contains(&"followers".to_owned()));
     assert!(result.ratios[0].ours.is_some_and(|ratio| ratio > 0.0));
     let csv = std::fs::read_to_string(out.join("tiny.csv")).expect("csv");
