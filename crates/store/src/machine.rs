@@ -66,6 +66,12 @@ pub enum ApplyError {
     Fatal(String),
 }
 
+/// Whether it is that the disk is full.
+pub(crate) fn is_no_space(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded)
+}
+
 /// What a checkpoint holds, per physical log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointMeta {

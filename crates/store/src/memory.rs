@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use self::indexed::Indexed;
 
 use crate::kv::{Change, Found, Kv, View, show, space};
-use crate::machine::{ApplyError, Mode};
+use crate::machine::{ApplyError, Mode, is_no_space};
 
 const MAGIC: &[u8; 8] = b"CYMEMKV1";
 
@@ -27,6 +27,13 @@ pub struct MemoryKv {
 
 fn fatal(error: impl std::fmt::Display) -> ApplyError {
     ApplyError::Fatal(format!("memory engine: {error}"))
+}
+
+fn write_error(error: std::io::Error) -> ApplyError {
+    match is_no_space(&error) {
+        true => ApplyError::NoSpace(format!("memory engine: {error}")),
+        false => fatal(error),
+    }
 }
 
 impl MemoryKv {
@@ -89,8 +96,8 @@ pub(crate) fn write<'a>(
     path: &Path,
     pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>,
 ) -> Result<(), ApplyError> {
-    let attempt = move || -> std::io::Result<()> {
-        let draft = path.with_extension("new");
+    let draft = path.with_extension("new");
+    let attempt = || -> std::io::Result<()> {
         let mut out = BufWriter::new(fs::File::create(&draft)?);
         let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
         out.write_all(MAGIC)?;
@@ -108,7 +115,11 @@ pub(crate) fn write<'a>(
         path.parent()
             .map_or(Ok(()), |parent| fs::File::open(parent)?.sync_all())
     };
-    attempt().map_err(fatal)
+    attempt().map_err(|error| {
+        // It takes room that something else may need.
+        let _ = fs::remove_file(&draft);
+        write_error(error)
+    })
 }
 
 /// Reads a state file.
@@ -210,13 +221,18 @@ impl Kv for MemoryKv {
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<(), ApplyError> {
-        fs::create_dir_all(directory).map_err(fatal)?;
+        fs::create_dir_all(directory).map_err(write_error)?;
         self.write_to(&directory.join("memory.kv"))
     }
 
     fn install(&self, directory: &Path) -> Result<(), ApplyError> {
-        let map = Indexed::from(read(&directory.join("memory.kv"))?);
-        *self.writing(Mode::Blocking)? = map;
-        self.flush().map(drop)
+        let map = read(&directory.join("memory.kv"))?;
+        if let Some(file) = &self.file {
+            // Before it counts: without room for it everything is as it was.
+            let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            write(file, map.iter().map(|(key, value)| (&key[..], &value[..])))?;
+        }
+        *self.writing(Mode::Blocking)? = Indexed::from(map);
+        Ok(())
     }
 }

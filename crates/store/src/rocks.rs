@@ -92,11 +92,9 @@ fn write_error(error: rocksdb::Error) -> ApplyError {
 }
 
 fn file_error(error: std::io::Error) -> ApplyError {
-    match error.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-            ApplyError::NoSpace(format!("rocksdb: {error}"))
-        }
-        _ => fatal(error),
+    match crate::machine::is_no_space(&error) {
+        true => ApplyError::NoSpace(format!("rocksdb: {error}")),
+        false => fatal(error),
     }
 }
 

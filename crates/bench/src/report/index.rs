@@ -122,13 +122,12 @@ fn page(results: &[PlanResult], now: &dyn Fn(&str) -> Option<String>) -> String 
         text.push_str(&row(result));
     }
     for result in results {
-        let is_old = now(&result.stem).is_some_and(|plan| plan != result.plan);
-        section(&mut text, result, is_old);
+        section(&mut text, result, now(&result.stem).as_deref());
     }
     text
 }
 
-fn section(text: &mut String, result: &PlanResult, is_old: bool) {
+fn section(text: &mut String, result: &PlanResult, now: Option<&str>) {
     // Writing to a String does not fail.
     let _ = writeln!(
         text,
@@ -156,8 +155,14 @@ fn section(text: &mut String, result: &PlanResult, is_old: bool) {
         taken(result),
         result.machine_differs
     );
-    if is_old {
-        text.push_str("**Not of today's plan:** that has changed since.\n\n");
+    match now {
+        Some(_) if result.plan.is_empty() => text.push_str(
+            "**Older than today's harness:** what its plan asked for was not kept; it may have changed since.\n\n",
+        ),
+        Some(plan) if plan != result.plan => {
+            text.push_str("**Not of today's plan:** that has changed since.\n\n");
+        }
+        _ => {}
     }
     if result.is_without_points() {
         text.push_str("Nothing was measured.\n\n");

@@ -136,6 +136,25 @@ fn all_files_are_written_and_hold_what_was_measured() {
 }
 
 #[test]
+fn the_index_says_where_a_plan_has_changed_since() {
+    let directory = tempfile::tempdir().expect("directory");
+    let (mut result, plan) = result();
+    let index = |result: &PlanResult, now: &str| {
+        write(result, &plan, directory.path()).expect("written");
+        let now = |stem: &str| (stem == "fig99").then(|| now.to_owned());
+        index::write(directory.path(), &now).expect("index");
+        std::fs::read_to_string(directory.path().join("index.md")).expect("index")
+    };
+    result.plan.clone_from(&plan.measured);
+    assert!(plan.measured.contains("points"));
+    let same = index(&result, &plan.measured);
+    assert!(!same.contains("has changed") && !same.contains("Older than"));
+    assert!(index(&result, "another").contains("**Not of today's plan:**"));
+    result.plan.clear();
+    assert!(index(&result, &plan.measured).contains("**Older than today's harness:**"));
+}
+
+#[test]
 fn the_index_says_what_was_run_what_not_and_what_is_not_to_be_believed() {
     let directory = tempfile::tempdir().expect("directory");
     let (mut result, plan) = result();
