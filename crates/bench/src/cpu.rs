@@ -245,8 +245,8 @@ mod tests {
         let threads: BTreeMap<u32, f64> = of_kernel_threads().collect();
         assert!(!threads.contains_key(&std::process::id()));
         // In a container there are none to be seen.
-        let comm = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        assert!(threads.keys().all(|pid| comm(pid).is_empty()));
+        let command = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        assert!(threads.keys().all(|pid| command(pid).is_empty()));
         let usage = Meter::new(&[]).read();
         let roles: Vec<&str> = usage
             .by_role

@@ -302,9 +302,8 @@ impl Session {
     pub(crate) fn settle(&mut self, backend: &dyn Backend, most: &mut usize) {
         while self.out.len() - self.sent < ENCODED_AHEAD
             && *most > 0
-            && let Some(mut front) = self
-                .pending
-                .pop_front_if(|front| !matches!(front.state, State::Waiting))
+            && self.is_due()
+            && let Some(mut front) = self.pending.pop_front()
         {
             let before = self.out.len();
             let state = std::mem::replace(&mut front.state, State::Waiting);

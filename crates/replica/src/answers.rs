@@ -128,8 +128,13 @@ impl Node {
                 self.answered(log, read, reply, false);
             }
             Err(ApplyError::WouldBlock) => {
-                let is_strong = log.is_none() && !matches!(read.how, How::Weak { .. });
-                let terms = is_strong.then(|| self.terms());
+                // Of one log, a lease is checked after the answer, in the term in which it was asked for.
+                let is_bound = match read.how {
+                    How::Weak { .. } => false,
+                    How::Lease => true,
+                    How::Index => log.is_none(),
+                };
+                let terms = is_bound.then(|| self.terms());
                 self.read_slowly(SlowRead { log, read, terms });
             }
             Err(ApplyError::ClockBehind) => self.move_clock(log, read),
@@ -154,7 +159,14 @@ impl Node {
         result: Result<Reply, ApplyError>,
     ) -> Result<(), NodeError> {
         self.slow_read_done();
-        if terms.is_some_and(|terms| self.terms() != terms || !self.leads()) {
+        let leads_since = |terms: &[u64]| match log {
+            Some(log) => {
+                let group = &self.logs[log].group;
+                group.is_leader() && terms.get(log) == Some(&group.term())
+            }
+            None => self.leads() && self.terms() == terms,
+        };
+        if terms.is_some_and(|terms| !leads_since(terms)) {
             let refusal = self.check_leadership().err().unwrap_or(Outcome::Busy);
             self.answers.push((read.origin, refusal));
             return Ok(());

@@ -11,6 +11,8 @@ use crate::node::{Done as NodeDone, Node};
 use crate::requests::Ticket;
 use crate::snapshot::{Checkpoint, checkpoint};
 
+/// Directory of backups below a node's data, likewise.
+pub(crate) const BACKUP: &str = "backup";
 /// A snapshot that nobody has asked for in this time is removed.
 const IDLE_US: u64 = 30_000_000;
 /// Most bytes of a piece.

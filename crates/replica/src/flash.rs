@@ -17,7 +17,7 @@ use crate::identity::Identity;
 use crate::node::{Node, NodeError};
 use crate::physical::PhysicalLog;
 use crate::platform::Platform;
-use crate::start::{Layout, Memory, StartError, in_words};
+use crate::start::{Layout, Memory, StartError};
 use crate::upkeep::{FLUSH_AT, LAGGARDS_UNTIL, TRIM_AT};
 
 /// How an entry becomes durable before it is acknowledged.
@@ -169,7 +169,7 @@ pub(crate) fn only_levels(
         ..known
     };
     if known != ours {
-        let (there, here) = (in_words(&known), in_words(&ours));
+        let (there, here) = (known.to_string(), ours.to_string());
         let what = format!("{there} in the directory, {here} in the configuration");
         return Err(StartError::Mismatch { data, what });
     }

@@ -1,6 +1,7 @@
 //! Who this replica is, told twice: in the region's superblock and in the data directory. Where the two disagree, or
 //! one is gone, the replica has lost memory that its votes or acknowledgements relied on, and must not pretend.
 
+use std::fmt;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -99,6 +100,22 @@ pub fn parse(text: &str, path: &Path) -> Result<Identity, IdentityError> {
     })
 }
 
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Identity {
+            cluster,
+            replica,
+            incarnation,
+            logs,
+        } = self;
+        let word = if *logs == 1 { "log" } else { "logs" };
+        write!(
+            f,
+            "replica {replica} of cluster {cluster:032x} with {logs} {word} (incarnation {incarnation:016x})"
+        )
+    }
+}
+
 /// The text of an identity file.
 pub fn text(identity: &Identity) -> String {
     let Identity {
@@ -158,5 +175,19 @@ mod tests {
             read(dir.path()),
             Err(IdentityError::Damaged { line: 2, .. })
         ));
+    }
+
+    #[test]
+    fn identities_are_told_in_words() {
+        let identity = Identity {
+            cluster: 0xab,
+            replica: 3,
+            incarnation: 0xcd,
+            logs: 1,
+        };
+        assert_eq!(
+            identity.to_string(),
+            "replica 3 of cluster 000000000000000000000000000000ab with 1 log (incarnation 00000000000000cd)"
+        );
     }
 }

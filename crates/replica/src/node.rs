@@ -22,7 +22,7 @@ use cyclone_wire::reply::Reply;
 
 use crate::answers::Unchecked;
 use crate::archive::Archive;
-use crate::backup::Backups;
+use crate::backup::{BACKUP, Backups};
 use crate::clients::ClientReplies;
 use crate::clock::Steady;
 use crate::config::Config;
@@ -36,7 +36,7 @@ use crate::reads::{How, Read};
 use crate::requests::{BatchBuilder, Origin, Outcome, Ticket};
 use crate::send::{self, drop_superseded};
 use crate::slow::SlowReads;
-use crate::snapshot::Snapshots;
+use crate::snapshot::{SNAPSHOTS, Snapshots};
 use crate::status::Counters;
 use crate::ticking::Ticking;
 use crate::workers::Workers;
@@ -177,8 +177,8 @@ impl Node {
             pool,
         } = boot;
         let clients = ClientReplies::new(config.network.burst);
-        let snapshots = Snapshots::new(config.data.join("snapshots"), salt & 0xffff_ffff)?;
-        let backups = Backups::new(config.data.join("backup"), salt)?;
+        let snapshots = Snapshots::new(config.data.join(SNAPSHOTS), salt & 0xffff_ffff)?;
+        let backups = Backups::new(config.data.join(BACKUP), salt)?;
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
         store.belong_to(config.id);
         Ok(Node {

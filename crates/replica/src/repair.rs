@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::flash::Durability;
 use crate::identity::{self, IdentityError};
 use crate::platform::{boot_id, open_store};
-use crate::start::{Layout, StartError, advice, in_words};
+use crate::start::{Layout, StartError, advice};
 
 /// Why nothing can be mended. Nothing has been changed.
 #[derive(Debug, thiserror::Error)]
@@ -148,7 +148,7 @@ pub fn repair(config: &Config, apply: bool, accept_loss: bool) -> Result<Report,
         logs: config.logs,
     };
     if known != ours {
-        let (there, here) = (in_words(&known), in_words(&ours));
+        let (there, here) = (known.to_string(), ours.to_string());
         let what = format!("{there} in the directory, {here} in the region");
         return Err(RepairError::Mismatch(what));
     }
@@ -234,19 +234,5 @@ mod tests {
                 assert!(told.contains(word), "{word:?} is missing in: {told}");
             }
         }
-    }
-
-    #[test]
-    fn identities_are_told_in_words() {
-        let identity = identity::Identity {
-            cluster: 0xab,
-            replica: 3,
-            incarnation: 0xcd,
-            logs: 1,
-        };
-        assert_eq!(
-            in_words(&identity),
-            "replica 3 of cluster 000000000000000000000000000000ab with 1 log (incarnation 00000000000000cd)"
-        );
     }
 }

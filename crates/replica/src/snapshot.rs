@@ -27,6 +27,8 @@ const PIECE_TIMEOUT_US: u64 = 60_000;
 /// A leader that answers nothing for this long is given up on.
 const LEADER_TIMEOUT_US: u64 = 1_500_000;
 
+/// Directory of checkpoints below a node's data; what a start finds there is removed.
+pub(crate) const SNAPSHOTS: &str = "snapshots";
 /// Time until something is tried again that a full disk did not take, µs.
 pub(crate) const FULL_DISK_PAUSE_US: u64 = 2_000_000;
 
@@ -425,23 +427,19 @@ impl Node {
         fetch: u64,
         result: Result<CheckpointMeta, ApplyError>,
     ) -> Result<(), NodeError> {
-        let Some(fetching) = self
-            .snapshots
-            .fetching
-            .take_if(|fetching| fetching.number == fetch)
-        else {
+        let is_of = |fetching: &mut Fetching| fetching.number == fetch;
+        if let Err(ApplyError::NoSpace(error)) = &result
+            && self.snapshots.fetching.as_mut().is_some_and(is_of)
+        {
+            // What was there before is as it was.
+            tracing::warn!(error, "a checkpoint could not be installed");
+            self.give_up_fetching();
+            return Ok(());
+        }
+        let Some(fetching) = self.snapshots.fetching.take_if(is_of) else {
             return Ok(());
         };
-        let meta = match result {
-            Err(ApplyError::NoSpace(error)) => {
-                // What was there before is as it was.
-                tracing::warn!(error, "a checkpoint could not be installed");
-                self.discard(&fetching.directory);
-                self.snapshots.not_before_us = self.now_us() + FULL_DISK_PAUSE_US;
-                return Ok(());
-            }
-            result => result?,
-        };
+        let meta = result?;
         self.counters.snapshots_installed += 1;
         for (log, &(index, term)) in self.logs.iter_mut().zip(&meta.applied) {
             log.skip_to(index, term, &mut self.answers);

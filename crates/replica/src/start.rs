@@ -23,6 +23,7 @@ use mio::Waker;
 use cyclone_wire::planted::{self, Bug};
 
 use crate::archive::Archive;
+use crate::backup::BACKUP;
 use crate::config::{Config, ConfigError};
 use crate::flash::{self, Durability};
 use crate::identity::{Identity, IdentityError};
@@ -32,6 +33,7 @@ use crate::membership;
 use crate::node::{Boot, Node};
 use crate::physical::PhysicalLog;
 use crate::platform::{Os, Platform};
+use crate::snapshot::SNAPSHOTS;
 use ports::{MESSAGE_SLACK, message_bytes, open_lanes, open_port};
 
 /// Frames take at most this share of the region…
@@ -207,20 +209,6 @@ pub(crate) fn advice(error: &SuperblockError) -> &'static str {
     }
 }
 
-/// An identity in words.
-pub(crate) fn in_words(identity: &Identity) -> String {
-    let Identity {
-        cluster,
-        replica,
-        incarnation,
-        logs,
-    } = identity;
-    format!(
-        "replica {replica} of cluster {cluster:032x} with {logs} {} (incarnation {incarnation:016x})",
-        if *logs == 1 { "log" } else { "logs" }
-    )
-}
-
 pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> StartError {
     let what = what.into();
     move |source| StartError::Io { what, source }
@@ -375,7 +363,7 @@ fn memory(
     match known {
         Some(known) if known == ours => {}
         Some(known) => {
-            let (there, here) = (in_words(&known), in_words(&ours));
+            let (there, here) = (known.to_string(), ours.to_string());
             let what = format!("{there} in the directory, {here} in the region");
             return Err(StartError::Mismatch { data, what });
         }
@@ -458,6 +446,10 @@ impl Node {
             });
         }
         let region = platform.region(&config, may_create)?;
+        // Before the store writes anything: what a dead process has left there may be what fills the disk.
+        for left in [SNAPSHOTS, BACKUP] {
+            let _ = fs::remove_dir_all(config.data.join(left));
+        }
         let (memory, store, levels) = match &only {
             None => {
                 let memory = memory(&config, &region, platform)?;

@@ -9,6 +9,7 @@ pub mod config;
 pub mod control;
 pub mod ctl;
 pub mod demo;
+pub mod durable;
 pub mod logtool;
 pub mod members;
 pub mod metrics;

@@ -8,6 +8,7 @@ use cyclone_replica::repair::{LogFinding, Report, repair};
 use cyclone_wal::Finding;
 
 use crate::config::File;
+use crate::serve::engine;
 
 /// `cyclone log repair`.
 #[derive(Args)]
@@ -117,6 +118,8 @@ fn json(report: &Report) -> serde_json::Value {
 pub fn run(arguments: &Arguments) -> Result<()> {
     let file = File::read(&arguments.config)?;
     let config = file.to_config(false)?;
+    // Another engine would find no store, and judge the log by that.
+    engine::check(&config.data, config.engine)?;
     let report = repair(&config, arguments.apply, arguments.accept_loss)
         .with_context(|| format!("node {}", config.id))?;
     if arguments.json {

@@ -2,7 +2,7 @@
 
 mod checks;
 mod cpus;
-mod engine;
+pub(crate) mod engine;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -1,6 +1,8 @@
 //! Wrong configurations, regions, packets and connections: each has a clear error or is counted and dropped, and the
 //! node goes on.
 
+mod common;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -9,12 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use common::{BINARY, edited};
 use cyclone::cluster::{LocalCluster, Options};
 use cyclone::resp;
 use cyclone_client::{Client, ClientConfig};
 use cyclone_packet::header::DataHeader;
-
-const BINARY: &str = env!("CARGO_BIN_EXE_cyclone");
 
 /// Ports of this process and test, below the ephemeral ones: test programs may run side by side.
 fn first_port(test: u16) -> u16 {
@@ -57,14 +58,6 @@ fn assert_says(said: &str, words: &[&str]) {
 
 fn region_of(cluster: &LocalCluster) -> PathBuf {
     cluster.regions.join("node1.nvm")
-}
-
-fn edited(cluster: &LocalCluster, from: &str, to: &str) -> PathBuf {
-    let text = fs::read_to_string(&cluster.nodes[0].config).expect("configuration");
-    assert!(text.contains(from), "{from:?} is not in {text}");
-    let path = cluster.directory.join("edited.toml");
-    fs::write(&path, text.replacen(from, to, 1)).expect("written");
-    path
 }
 
 #[test]

@@ -4,11 +4,11 @@ mod common;
 
 use std::fs;
 use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{BINARY, cluster, cyclone, first_port, refused, said, text};
+use common::{BINARY, cluster, cyclone, edited, first_port, refused, said, text};
 use cyclone::cluster::{LocalCluster, Options};
 use cyclone_wire::ring::{Superblock, crc32c_of};
 
@@ -21,14 +21,6 @@ fn single(directory: &Path, test: u16) -> LocalCluster {
         ..Options::default()
     };
     cluster(directory, options)
-}
-
-fn edited(cluster: &LocalCluster, from: &str, to: &str) -> PathBuf {
-    let text = fs::read_to_string(&cluster.nodes[0].config).expect("configuration");
-    assert!(text.contains(from), "{from:?} is not in {text}");
-    let path = cluster.directory.join("edited.toml");
-    fs::write(&path, text.replacen(from, to, 1)).expect("written");
-    path
 }
 
 /// A line of the configuration, and the value in its quotes.
@@ -378,6 +370,7 @@ fn regions_of_others_are_named_and_not_given_up() {
     let path = edited(&cluster, "engine = \"memory\"", "engine = \"rocksdb\"");
     let words = ["node.engine = \"rocksdb\"", "\"memory\""];
     refused(&["serve", "--config", text(&path)], &words);
+    refused(&["log", "repair", "--config", text(&path)], &words);
 
     // What is damaged is named by what only prints entries as well.
     let mut torn = whole.clone();

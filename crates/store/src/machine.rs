@@ -58,7 +58,7 @@ pub enum ApplyError {
     /// [`StateMachine::query_at`].
     #[error("the state's clock is behind")]
     ClockBehind,
-    /// Its disk is full. Nothing is lost, and it is as it was; call again when there may be room.
+    /// Its disk is full, or takes nothing for very long. Nothing is lost, and it is as it was; call again when there may be room.
     #[error("{0}")]
     NoSpace(String),
     /// The store cannot go on.
@@ -66,10 +66,16 @@ pub enum ApplyError {
     Fatal(String),
 }
 
-/// Whether it is that the disk is full.
-pub(crate) fn is_no_space(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
-    matches!(error.kind(), StorageFull | QuotaExceeded)
+impl ApplyError {
+    /// What an engine says of a file that could not be written.
+    pub(crate) fn of_file(engine: &str, error: &std::io::Error) -> ApplyError {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        let words = format!("{engine}: {error}");
+        match error.kind() {
+            StorageFull | QuotaExceeded => ApplyError::NoSpace(words),
+            _ => ApplyError::Fatal(words),
+        }
+    }
 }
 
 /// What a checkpoint holds, per physical log.

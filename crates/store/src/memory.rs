@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use self::indexed::Indexed;
 
 use crate::kv::{Change, Found, Kv, View, show, space};
-use crate::machine::{ApplyError, Mode, is_no_space};
+use crate::machine::{ApplyError, Mode};
 
 const MAGIC: &[u8; 8] = b"CYMEMKV1";
 
@@ -30,10 +30,7 @@ fn fatal(error: impl std::fmt::Display) -> ApplyError {
 }
 
 fn write_error(error: std::io::Error) -> ApplyError {
-    match is_no_space(&error) {
-        true => ApplyError::NoSpace(format!("memory engine: {error}")),
-        false => fatal(error),
-    }
+    ApplyError::of_file("memory engine", &error)
 }
 
 impl MemoryKv {

@@ -92,10 +92,7 @@ fn write_error(error: rocksdb::Error) -> ApplyError {
 }
 
 fn file_error(error: std::io::Error) -> ApplyError {
-    match crate::machine::is_no_space(&error) {
-        true => ApplyError::NoSpace(format!("rocksdb: {error}")),
-        false => fatal(error),
-    }
+    ApplyError::of_file("rocksdb", &error)
 }
 
 fn store_error(error: rocksdb::Error, mode: Mode) -> ApplyError {
@@ -117,9 +114,13 @@ impl RocksKv {
         fs::create_dir_all(directory).map_err(fatal)?;
         let named = current(directory)?;
         let generation = named.unwrap_or(0);
+        let path = path_of(directory, generation);
+        // Before anything is written: a checkpoint that was not installed to its end may be what fills the disk.
+        if named.is_none() || path.exists() {
+            remove_others(directory, generation);
+        }
         // A generation that is named but gone is a loss; an empty database in its place would hide it.
-        let db = open_db(&path_of(directory, generation), options, named.is_none())?;
-        remove_others(directory, generation);
+        let db = open_db(&path, options, named.is_none())?;
         let shared = Arc::new(Shared {
             db: RwLock::new(Some((Arc::new(db), generation))),
             recent: Recent::new((options.write_buffer_bytes / TABLES_OF_MEMTABLE).max(1)),
@@ -169,7 +170,9 @@ impl RocksKv {
 impl Drop for RocksKv {
     fn drop(&mut self) {
         self.recent().stop();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take()
+            && self.recent().await_end()
+        {
             let _ = thread.join();
         }
     }
@@ -289,7 +292,7 @@ fn open_db(path: &Path, tuning: &RocksOptions, create: bool) -> Result<DB, Apply
     options.set_atomic_flush(true);
     options.set_keep_log_file_num(2);
     options.set_stats_dump_period_sec(0);
-    let db = DB::open(&options, path).map_err(fatal)?;
+    let db = DB::open(&options, path).map_err(write_error)?;
     give_way();
     Ok(db)
 }
@@ -393,7 +396,15 @@ impl Kv for RocksKv {
                 Change::DeleteRange(from, to) => batch.delete_range(from, to),
             }
         }
-        self.shared.with(mode, |db| write(db, batch, mode))
+        self.shared
+            .with(mode, |db| write(db, batch, mode))
+            .inspect_err(|error| {
+                // Whoever called tries again at once.
+                if matches!(error, ApplyError::NoSpace(_)) {
+                    drop(writing);
+                    std::thread::sleep(recent::FULL_PATIENCE);
+                }
+            })
     }
 
     fn scan(
@@ -439,23 +450,31 @@ impl Kv for RocksKv {
         let next = generation + 1;
         let target = path_of(&self.directory, next);
         let _ = fs::remove_dir_all(&target);
-        copy_directory(directory, &target).map_err(|error| {
-            // Whatever was written of it is in the way.
-            let _ = fs::remove_dir_all(&target);
-            file_error(error)
-        })?;
-        // Opened before it counts: a checkpoint that does not open replaces nothing.
-        // Nor is an empty one made of it.
-        let db = open_db(&target, &self.options, false)?;
         let draft = self.directory.join("CURRENT_GENERATION.new");
+        let prepare = || -> Result<DB, ApplyError> {
+            copy_directory(directory, &target).map_err(file_error)?;
+            // Opened before it counts: a checkpoint that does not open replaces nothing.
+            // Nor is an empty one made of it.
+            let db = open_db(&target, &self.options, false)?;
+            let name = || -> std::io::Result<()> {
+                // The new generation's name is durable before anything points at it.
+                fs::File::open(&self.directory)?.sync_all()?;
+                fs::write(&draft, next.to_string())?;
+                fs::File::open(&draft)?.sync_all()
+            };
+            name().map_err(file_error)?;
+            Ok(db)
+        };
+        let db = prepare().inspect_err(|_| {
+            // Whatever was written of it is in the way.
+            let _ = fs::remove_file(&draft);
+            let _ = fs::remove_dir_all(&target);
+        })?;
         let switch = || -> std::io::Result<()> {
-            // The new generation's name is durable before anything points at it.
-            fs::File::open(&self.directory)?.sync_all()?;
-            fs::write(&draft, next.to_string())?;
-            fs::File::open(&draft)?.sync_all()?;
             fs::rename(&draft, self.directory.join("CURRENT_GENERATION"))?;
             fs::File::open(&self.directory)?.sync_all()
         };
+        // From here on nobody knows which one a crash would leave.
         switch().map_err(fatal)?;
         self.recent().discard(&writing);
         *guard = Some((Arc::new(db), next));

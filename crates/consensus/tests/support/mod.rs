@@ -57,6 +57,19 @@ impl Dice {
     }
 }
 
+/// Bytes that tell which proposal they are of.
+pub fn payload(number: u64, len: usize) -> Payload {
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.resize(len.max(8), number as u8);
+    Payload::from_vec(bytes)
+}
+
+/// Lets a cluster come to rest; answers who leads.
+pub fn elect(cluster: &mut Cluster) -> usize {
+    cluster.quiesce();
+    cluster.leader().unwrap()
+}
+
 /// A message as it travels, without its envelope.
 pub fn encoded(group: &Group, message: &OutMessage) -> Vec<u8> {
     let encoded = group.encode(message);

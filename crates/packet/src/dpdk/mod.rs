@@ -8,7 +8,7 @@
 //!   Timer       wakes who waits: cards are polled                  timer.rs
 //! headers       Ethernet, IP, UDP                                  ../headers.rs
 //! eal           DPDK's environment, once per process               eal.rs
-//! shim          DPDK's inline functions for us to call             shim.c, ffi.rs
+//! shim          DPDK's inline functions for us to call             shim.c, gate.c, ffi.rs
 //! ```
 //! The card is ours alone: there is no kernel behind it that would take other packets, so these are counted and dropped.
 //! //= cyclone §4.1, §4.2

@@ -3,7 +3,7 @@
 //! ```text
 //! XdpDriver   what is sent and received, by which way                    mod.rs, open.rs, interface.rs
 //!   Queue     one port's part in a receive queue                         queue.rs
-//!     bind    in which way sockets are bound, and how many frames they have     bind.rs
+//!     bind    the ways to bind a socket, and the frames it gets          bind.rs, version.rs
 //!     Books   frames lent to the kernel and taken back                   books.rs
 //!     Socket  its rings and the registered memory                        socket.rs, ring.rs
 //!   Routes    headers by destination, from the kernel's tables           routes.rs, netlink.rs
@@ -24,12 +24,12 @@ mod netlink;
 mod open;
 mod program;
 mod queue;
-mod release;
 mod ring;
 mod routes;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod version;
 
 use std::io;
 use std::net::SocketAddr;

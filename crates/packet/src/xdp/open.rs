@@ -16,7 +16,7 @@ use super::netlink::Netlink;
 use super::queue::{Queue, QueueOptions};
 use super::routes::Routes;
 use super::socket::{self, BUSY_TRIES, Binding, QueueRings, Sizes, Socket, Umem};
-use super::{Card, XdpDriver, bpf, program, release};
+use super::{Card, XdpDriver, bpf, program, version};
 use crate::driver::{DriverStats, HEADROOM};
 use crate::header::DATA_BYTES;
 use crate::headers;
@@ -468,8 +468,8 @@ fn open_card(
 
 /// Refuses several ports where the kernel would mix up their frames.
 fn may_share(native: bool, ports: u16, interface: &str) -> Result<(), XdpError> {
-    let kernel = release::running();
-    if native || ports == 1 || release::shares_in_stack(kernel) {
+    let kernel = version::running();
+    if native || ports == 1 || version::shares_in_stack(kernel) {
         return Ok(());
     }
     let (major, minor) = kernel.unwrap_or_default();

@@ -227,5 +227,8 @@ fn a_killed_process_is_replaced() {
         child.wait().unwrap();
     }
     drop(driver);
+    // Of the last child, which was killed.
+    let socket = server.split(',').find_map(|it| it.strip_prefix("socket="));
+    let _ = std::fs::remove_file(socket.expect("a socket"));
     assert_eq!(frames.free(), frames.count());
 }

@@ -15,8 +15,7 @@ mod ports;
 mod single;
 mod ways;
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use cable::{Clock, body};
@@ -356,75 +355,6 @@ fn ordinary_sockets_are_understood() {
         assert!(stats.by_kernel < stats.sent / 2, "{stats:?}");
         assert_eq!(b.port.stats().forged + a.port.stats().forged, 0);
     }
-}
-
-/// Everything that is not for our port goes to the kernel as ever: TCP, other UDP ports, ICMP, ARP, VLANs.
-#[test]
-fn other_traffic_passes() {
-    let Some(cable) = Cable::new(1500, 1) else {
-        return;
-    };
-    cable.a.enter();
-    let frames = pool(1024, 2048);
-    let mut driver = xdp("10.77.0.1:7101", "va", &frames);
-    let listener = TcpListener::bind("10.77.0.1:80").unwrap();
-    let other = UdpSocket::bind("10.77.0.1:7999").unwrap();
-    other.set_read_timeout(Some(PATIENCE)).unwrap();
-    let server = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut bytes = vec![0; 100_000];
-        stream.read_exact(&mut bytes).unwrap();
-        stream.write_all(&bytes).unwrap();
-    });
-    cable.b.enter();
-    let mut stream = TcpStream::connect("10.77.0.1:80").unwrap();
-    let text = body(1, 100_000);
-    stream.write_all(&text).unwrap();
-    let mut back = vec![0; text.len()];
-    stream.read_exact(&mut back).unwrap();
-    assert_eq!(back, text);
-    server.join().unwrap();
-
-    let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    socket
-        .send_to(b"to another port", "10.77.0.1:7999")
-        .unwrap();
-    let mut bytes = [0; 64];
-    let (n, from) = other.recv_from(&mut bytes).unwrap();
-    assert_eq!(&bytes[..n], b"to another port");
-    other.send_to(b"answer", from).unwrap();
-    assert_eq!(socket.recv(&mut bytes).unwrap(), 6);
-    // A closed port is answered by ICMP, which has to come through.
-    socket.connect("10.77.0.1:7998").unwrap();
-    socket.send(b"anybody there?").unwrap();
-    let refused = socket.recv(&mut bytes).unwrap_err();
-    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-    tagged_traffic(&cable);
-    let mut out = Vec::new();
-    assert_eq!(driver.recv(&frames, &mut out, 32).unwrap(), 0);
-    assert_eq!(driver.stats().received, 0);
-}
-
-/// The same port number in a VLAN is not our port.
-fn tagged_traffic(cable: &Cable) {
-    if !cable.a.try_ip("link add link va name va.5 type vlan id 5") {
-        println!("skipped: no VLANs here");
-        return;
-    }
-    cable.a.ip("addr add 10.77.5.1/24 dev va.5");
-    cable.a.ip("link set va.5 up");
-    cable.b.ip("link add link vb name vb.5 type vlan id 5");
-    cable.b.ip("addr add 10.77.5.2/24 dev vb.5");
-    cable.b.ip("link set vb.5 up");
-    cable.a.enter();
-    let inside = UdpSocket::bind("10.77.5.1:7101").unwrap();
-    inside.set_read_timeout(Some(PATIENCE)).unwrap();
-    cable.b.enter();
-    let socket = UdpSocket::bind("10.77.5.2:0").unwrap();
-    socket.send_to(b"in a VLAN", "10.77.5.1:7101").unwrap();
-    let mut bytes = [0; 64];
-    assert_eq!(inside.recv(&mut bytes).unwrap(), 9);
 }
 
 /// Bytes that are no messages, and packets that are no datagrams, are counted and dropped; what follows them is received.

@@ -10,10 +10,12 @@ use cyclone_wire::membership::Known;
 use crate::node::{Node, NodeError};
 
 impl Node {
-    /// Whether a log holds nothing that came from others.
+    /// Whether a log holds nothing that came from others: not even a change of its members that is not known to be committed.
     fn is_untouched(&self, log: usize) -> bool {
         let group = &self.logs[log].group;
-        group.members().voters.is_empty() && group.last_index() <= self.began_at[log]
+        !group.is_changing()
+            && group.members().voters.is_empty()
+            && group.last_index() <= self.began_at[log]
     }
 
     /// One that began with `--join` (others have voters from the start) and was sent nothing yet asks the others whether they know it.

@@ -14,6 +14,7 @@ use super::format::Head;
 use super::point::Wanted;
 use super::shelf;
 use crate::config::{File, engine_name};
+use crate::serve::engine;
 
 /// What the command line says.
 pub struct Arguments {
@@ -42,6 +43,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     check_fit(&head, origin, &config, file.cluster.restored_from()?)?;
     check_new(&config)?;
     let data = &config.data;
+    engine::check(data, config.engine)?;
     fs::create_dir_all(data).with_context(|| format!("cannot create {}", data.display()))?;
     let unfinished = begin(data)?;
     let files = unfinished.join("files");
@@ -58,6 +60,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     fs::rename(unfinished.join("store"), &store)
         .with_context(|| format!("cannot name {}", store.display()))?;
     sync(data)?;
+    engine::note(data, config.engine);
     shelf::note(data, origin).context("noting the snapshot")?;
     remove(&unfinished)?;
     sync(data)?;

@@ -1,10 +1,12 @@
 //! What a restored node's data directory says about where its state came from, and what the configuration says.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+
+use crate::durable;
 
 /// While this directory exists, a restore has not come to its end.
 pub(super) const UNFINISHED: &str = "restoring";
@@ -37,12 +39,8 @@ pub fn origin(data: &Path) -> Result<Option<u128>> {
 
 /// Notes the snapshot, durably.
 pub(super) fn note(data: &Path, snapshot: u128) -> io::Result<()> {
-    let draft = data.join("RESTORED.new");
-    let mut file = fs::File::create(&draft)?;
-    file.write_all(format!("{HEADING}\nsnapshot {snapshot:032x}\n").as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&draft, marker(data))?;
-    fs::File::open(data)?.sync_all()
+    let text = format!("{HEADING}\nsnapshot {snapshot:032x}\n");
+    durable::replace(&marker(data), text.as_bytes())
 }
 
 /// Takes the note back, durably.

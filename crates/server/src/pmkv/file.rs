@@ -8,7 +8,7 @@
 //! ```
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +21,7 @@ use cyclone_replication::Protocol;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::config::{RedisPort, is_hex, is_reachable, syntax};
+use crate::durable;
 
 /// Memories and segments are made of pages of so many bytes.
 const PAGE: u64 = 4096;
@@ -357,24 +358,8 @@ impl ClusterFile {
 
 /// Replaces a file as a whole: when this returns, neither a crash nor a loss of power brings the old one back.
 pub fn put<T: Serialize>(path: &Path, value: &T) -> Result<()> {
-    let write = || replace(path, &serde_json::to_vec(value)?);
+    let write = || durable::replace(path, &serde_json::to_vec(value)?);
     write().with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// The same for bytes.
-pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let mut file = fs::File::create(&new)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    rename(&new, path)
-}
-
-/// Gives a file another name, durably.
-pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    fs::rename(from, to)?;
-    let directory = to.parent().filter(|it| !it.as_os_str().is_empty());
-    fs::File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// Reads a file; `None` if there is none.

@@ -8,11 +8,22 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result};
 use cyclone_fabric::shm::{ShmConfig, ShmEndpoint};
 use cyclone_fabric::{Endpoint, FabricError};
 use cyclone_pmkv::{Endpoints, ServerId};
+
+/// A directory that nobody else may look into: who can reach its sockets may speak as a member.
+pub(super) fn private_directory(path: &Path) -> Result<()> {
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path);
+    made.with_context(|| format!("cannot create {}", path.display()))
+}
 
 /// Opens a server's endpoints besides its memory.
 pub(super) struct Files {

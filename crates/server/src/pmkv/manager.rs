@@ -12,10 +12,11 @@ use cyclone_pmkv_cm::store::{Report, Request, Store, StoreError, Ticket};
 use cyclone_pmkv_cm::{FromServer, ManagerId, Rules, ServerId};
 
 use super::clock;
-use super::file::{self, ClusterFile};
+use super::file::ClusterFile;
 use super::operator::{self, Ask, Told};
 use super::post::Post;
 use super::replica::{self, Replica};
+use crate::durable;
 
 /// First byte of a message between managers' stores; those of servers begin with their version.
 const RAFT: u8 = 0xf0;
@@ -222,7 +223,7 @@ impl Office<'_> {
             Notice::Written(config) => {
                 tracing::info!(manager, term = config.term, "configuration written");
                 if !self.founded {
-                    self.founded = file::replace(&self.file.founded_path(), b"").is_ok();
+                    self.founded = durable::replace(&self.file.founded_path(), b"").is_ok();
                 }
             }
             Notice::Committed { term } => tracing::info!(manager, term, "configuration committed"),

@@ -23,7 +23,6 @@ mod replica;
 mod translate;
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -219,15 +218,6 @@ fn name_of(member: &cm::Member, own: ServerId) -> Option<(ServerId, TopologyNode
     Some((id, name))
 }
 
-/// A directory that nobody else may look into: who can reach its sockets may speak as a member.
-fn private_directory(path: &Path) -> Result<()> {
-    let made = std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path);
-    made.with_context(|| format!("cannot create {}", path.display()))
-}
-
 impl Serving {
     fn open(
         file: &ClusterFile,
@@ -237,8 +227,8 @@ impl Serving {
         shared: Arc<Shared>,
     ) -> Result<(Serving, agent::Settings)> {
         let entry = file.server(id)?.clone();
-        private_directory(&file.sockets())?;
-        private_directory(&file.fabric())?;
+        files::private_directory(&file.sockets())?;
+        files::private_directory(&file.fabric())?;
         let own_path = memory::path(&file.fabric(), id);
         let known = OwnMemory::read(own_path.clone())?;
         let data = open_memory(file, id, known.is_some())?;

@@ -17,6 +17,7 @@ use cyclone_pmkv_cm::store::raft::{MIN_AREA_BYTES, RaftOptions, RaftStore, RaftS
 use serde::{Deserialize, Serialize};
 
 use super::file;
+use crate::durable;
 
 /// Of [`Note`].
 const VERSION: u32 = 1;
@@ -151,7 +152,7 @@ impl Replica {
         };
         file::put(&self.note, &note)?;
         // Durable before the replica can say anything.
-        let name = || file::rename(&self.new, &self.region);
+        let name = || durable::rename(&self.new, &self.region);
         name().with_context(|| format!("cannot make {}", self.region.display()))?;
         Ok(store)
     }

@@ -20,7 +20,7 @@ fn marker(data: &Path) -> PathBuf {
 ///
 /// # Errors
 /// It was made with another one, or says what is not understood.
-pub(super) fn check(data: &Path, engine: Engine) -> Result<()> {
+pub(crate) fn check(data: &Path, engine: Engine) -> Result<()> {
     let path = marker(data);
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
@@ -46,13 +46,13 @@ pub(super) fn check(data: &Path, engine: Engine) -> Result<()> {
 }
 
 /// Notes the engine of a directory that does not say. Where that cannot be written, only this check is lost.
-pub(super) fn note(data: &Path, engine: Engine) {
+pub(crate) fn note(data: &Path, engine: Engine) {
     let path = marker(data);
     if path.exists() {
         return;
     }
     let text = format!("{HEADING}{}\n", engine_name(engine));
-    if let Err(error) = crate::pmkv::file::replace(&path, text.as_bytes()) {
+    if let Err(error) = crate::durable::replace(&path, text.as_bytes()) {
         tracing::warn!(path = %path.display(), %error, "the engine's name cannot be noted");
     }
 }

@@ -42,6 +42,15 @@ pub fn configure_one(path: &Path, section: &str, line: &str) {
     fs::write(path, text).expect("written");
 }
 
+/// A copy of the first node's configuration with something else in one place.
+pub fn edited(cluster: &LocalCluster, from: &str, to: &str) -> PathBuf {
+    let text = fs::read_to_string(&cluster.nodes[0].config).expect("configuration");
+    assert!(text.contains(from), "{from:?} is not in {text}");
+    let path = cluster.directory.join("edited.toml");
+    fs::write(&path, text.replacen(from, to, 1)).expect("written");
+    path
+}
+
 /// Runs the program; answers how it ended.
 pub fn cyclone(arguments: &[&str]) -> Output {
     Command::new(BINARY)

@@ -19,7 +19,11 @@ const MOST_FROZEN: u64 = 8;
 const MOST_SMALL: u64 = 16;
 
 /// While the disk is full, who waits for the thread is told so after this time, and it tries again after as much.
-const FULL_PATIENCE: Duration = Duration::from_millis(200);
+pub(super) const FULL_PATIENCE: Duration = Duration::from_millis(200);
+/// A thread that has handed nothing over for so long hangs in RocksDB: it waits there for a compaction that has no room.
+const STUCK: Duration = Duration::from_secs(30);
+/// The same when all is to end.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The tables.
 pub(super) struct Tables {
@@ -198,22 +202,48 @@ impl Recent {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the thread to get on; while the disk is full not for long, since nobody knows how long that is.
+    /// Waits for the thread to get on. Not for ever: on a full disk nobody knows how long that is, and RocksDB may not come back to say so.
     fn wait<'a>(
         &self,
         progress: MutexGuard<'a, Progress>,
     ) -> Result<MutexGuard<'a, Progress>, ApplyError> {
-        let (waiting, full) = (progress.waiting(), progress.full.clone());
-        let Some(full) = full else {
-            return Ok(self.wait_long(progress));
+        let (stored, full) = (progress.stored, progress.full.clone());
+        let (patience, reason) = match full {
+            Some(full) => (FULL_PATIENCE, full),
+            None => (
+                STUCK,
+                "rocksdb has taken nothing for a long time".to_owned(),
+            ),
         };
-        let (progress, _) = (self.changed)
-            .wait_timeout(progress, FULL_PATIENCE)
+        let is_full = progress.full.is_some();
+        let same = |now: &mut Progress| {
+            now.stored == stored && now.failed.is_none() && now.full.is_some() == is_full
+        };
+        let (progress, waited) = (self.changed)
+            .wait_timeout_while(progress, patience, same)
             .unwrap_or_else(PoisonError::into_inner);
-        match progress.full.is_some() && progress.waiting() >= waiting {
-            true => Err(ApplyError::NoSpace(full)),
+        match waited.timed_out() {
+            true => Err(ApplyError::NoSpace(reason)),
             false => Ok(progress),
         }
+    }
+
+    /// Waits for the thread's end after [`Recent::stop`]; `false`: it does not get on, and is not to be waited for. The log has what it has
+    /// not handed over.
+    pub(super) fn await_end(&self) -> bool {
+        let mut progress = self.progress();
+        while progress.failed.is_none() {
+            let stored = progress.stored;
+            let same = |now: &mut Progress| now.stored == stored && now.failed.is_none();
+            let (now, waited) = (self.changed)
+                .wait_timeout_while(progress, END_PATIENCE, same)
+                .unwrap_or_else(PoisonError::into_inner);
+            if waited.timed_out() {
+                return false;
+            }
+            progress = now;
+        }
+        true
     }
 
     /// Begins another table. Answers the number of the last one frozen.
@@ -269,6 +299,7 @@ impl Recent {
         tables.frozen.clear();
         let mut progress = self.progress();
         progress.stored = progress.frozen;
+        progress.full = None;
         self.changed.notify_all();
     }
 

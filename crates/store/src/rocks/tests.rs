@@ -187,3 +187,34 @@ fn what_the_database_refuses_is_heard_of() {
     let refused = put(&kv, &[(b"a", b"2")], Mode::NonBlocking);
     assert!(matches!(refused, Err(ApplyError::Fatal(_))));
 }
+
+#[test]
+fn what_an_unfinished_installation_left_goes_before_the_database_is_opened() {
+    let place = tempfile::tempdir().unwrap();
+    let left = place.path().join("gen-1");
+    drop(RocksKv::open(place.path(), &SMALL).unwrap());
+    fs::create_dir(&left).unwrap();
+    fs::write(left.join("half.sst"), [0; 100]).unwrap();
+    // So even where opening fails, as it does on a full disk.
+    let files = place.path().join("gen-0");
+    fs::write(files.join("CURRENT"), "nonsense").unwrap();
+    assert!(RocksKv::open(place.path(), &SMALL).is_err());
+    assert!(!left.exists() && files.exists());
+    // Where the one that counts is gone nothing is taken away.
+    fs::write(place.path().join("CURRENT_GENERATION"), "3").unwrap();
+    assert!(RocksKv::open(place.path(), &SMALL).is_err());
+    assert!(files.exists());
+}
+
+#[test]
+fn a_thread_that_hangs_is_not_waited_for_for_ever() {
+    let recent = Recent::new(1000);
+    let writing = recent.begin(Mode::Blocking).unwrap();
+    let change = Change::Put(b"key", b"value");
+    recent.write(&writing, &[change], Mode::Blocking).unwrap();
+    drop(writing);
+    recent.stop();
+    assert!(!recent.await_end(), "nobody hands it over");
+    recent.fail("ended".to_owned());
+    assert!(recent.await_end());
+}

@@ -2,15 +2,7 @@
 
 /// Its version, major and minor, if it says one.
 pub(super) fn running() -> Option<(u32, u32)> {
-    // SAFETY: plain bytes.
-    let mut about: libc::utsname = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure lives for the call.
-    if unsafe { libc::uname(&raw mut about) } != 0 {
-        return None;
-    }
-    let bytes = about.release.iter().map(|&byte| byte as u8);
-    let text: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
-    parse(&String::from_utf8_lossy(&text))
+    parse(&std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?)
 }
 
 /// The numbers that a release's name begins with.
