@@ -11,13 +11,13 @@ fn main() {
 mod dpdk {
     use std::process::Command;
 
-    const SHIM: [&str; 2] = ["src/dpdk/shim.c", "src/dpdk/gate.c"];
-    const HEADER: &str = "src/dpdk/gate.h";
+    const SHIM: [&str; 3] = ["src/dpdk/shim.c", "src/dpdk/frames.c", "src/dpdk/gate.c"];
+    const HEADERS: [&str; 2] = ["src/dpdk/frames.h", "src/dpdk/gate.h"];
     /// What the shim calls. Drivers of cards are plug-ins that DPDK loads itself.
     const LIBRARIES: &[&str] = &["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_eal"];
 
     pub fn build() {
-        for file in SHIM.iter().chain([&HEADER]) {
+        for file in SHIM.iter().chain(&HEADERS) {
             println!("cargo::rerun-if-changed={file}");
         }
         println!("cargo::rerun-if-env-changed=PKG_CONFIG_PATH");

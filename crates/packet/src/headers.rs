@@ -179,6 +179,18 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
+/// The UDP port that a packet is for, if it can be one of ours: [`parse`] says whether it is.
+#[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
+pub(crate) fn destination_port(first: &[u8]) -> Option<u16> {
+    let ip_bytes = match u16_at(first.get(..ETHER_BYTES)?, 12) {
+        ETHER_IPV4 => IPV4_BYTES,
+        ETHER_IPV6 => IPV6_BYTES,
+        _ => return None,
+    };
+    let at = ETHER_BYTES + ip_bytes + 2;
+    Some(u16_at(first.get(at..at + 2)?, 0))
+}
+
 /// Reads the headers of a packet of `total` bytes, of which `first` are the first ones. `None` unless it is a whole UDP
 /// datagram to this port, without VLAN tag, IP options, extension headers or fragmentation. `interface` completes
 /// link-local senders.

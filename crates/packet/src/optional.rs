@@ -48,6 +48,23 @@ impl DpdkPorts {
         let driver = crate::DpdkDriver::open(address, pool, &self.options()?)?;
         Ok(Box::new(driver))
     }
+
+    /// Opens so many drivers, at `address` and at the ports right behind it.
+    ///
+    /// # Errors
+    /// DPDK refuses, or this program was built without it.
+    pub fn open_ports(
+        &self,
+        address: SocketAddr,
+        pool: &Pool,
+        count: u16,
+    ) -> io::Result<Vec<Box<dyn Driver>>> {
+        let all = crate::DpdkDriver::open_ports(address, pool, &self.options()?, count)?;
+        Ok(all
+            .into_iter()
+            .map(|driver| Box::new(driver) as _)
+            .collect())
+    }
 }
 
 #[cfg(not(feature = "dpdk"))]
@@ -65,6 +82,19 @@ impl DpdkPorts {
     /// # Errors
     /// DPDK refuses, or this program was built without it.
     pub fn open(&self, _address: SocketAddr, _pool: &Pool) -> io::Result<Box<dyn Driver>> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, MISSING))
+    }
+
+    /// Opens so many drivers, at `address` and at the ports right behind it.
+    ///
+    /// # Errors
+    /// DPDK refuses, or this program was built without it.
+    pub fn open_ports(
+        &self,
+        _address: SocketAddr,
+        _pool: &Pool,
+        _count: u16,
+    ) -> io::Result<Vec<Box<dyn Driver>>> {
         Err(io::Error::new(io::ErrorKind::Unsupported, MISSING))
     }
 }

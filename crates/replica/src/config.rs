@@ -187,9 +187,6 @@ impl Config {
             return Ok(());
         }
         let fail = |what: String| Err(ConfigError(what));
-        if self.transport == Transport::Dpdk {
-            return fail("log_threads needs the transport udp, tcp or xdp".into());
-        }
         for member in &self.members {
             let (packet, logs) = (member.packet, self.logs);
             let Some(last) = member.log_address(logs - 1) else {

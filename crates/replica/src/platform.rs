@@ -180,8 +180,11 @@ fn open_drivers(config: &Config, pool: &Pool) -> Result<VecDeque<Box<dyn Driver>
     match config.transport {
         Transport::Udp => each(&|at| Ok(Box::new(UdpDriver::bind(at, pool, udp)?))),
         Transport::Tcp => each(&|at| Ok(Box::new(TcpDriver::bind(at, pool, tcp)?))),
-        Transport::Dpdk => each(&|at| dpdk_ports(config).open(at, pool)),
-        // One process has an interface, with all its ports.
+        // One process has an interface, or a card, with all its ports.
+        Transport::Dpdk => dpdk_ports(config)
+            .open_ports(own.packet, pool, addresses.len() as u16)
+            .map(VecDeque::from)
+            .map_err(cannot(&own.packet)),
         Transport::Xdp => {
             let ports = addresses.len() as u16;
             let opened = XdpDriver::open_ports(own.packet, pool, &xdp_options(config), ports)

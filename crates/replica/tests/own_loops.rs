@@ -293,8 +293,4 @@ fn ports_of_logs_that_are_somebody_elses_are_refused() {
         &|config| config.members[2].packet.set_port(65_533),
         ["127.0.0.1:65533", "no room for 4"],
     );
-    refused(
-        &|config| config.transport = Transport::Dpdk,
-        ["log_threads", "udp, tcp or xdp"],
-    );
 }

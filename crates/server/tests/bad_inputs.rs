@@ -79,11 +79,6 @@ fn configurations_that_are_wrong_name_the_field() {
         ("node_key = \"", "node_key = \"zz", &["node_key", "64"]),
         ("logs = 1", "logs = 65", &["logs = 65", "64"]),
         ("id = 1", "id = 0", &["id"]),
-        (
-            "transport = \"udp\"",
-            "log_threads = 1\ntransport = \"dpdk\"",
-            &["log_threads", "udp, tcp or xdp"],
-        ),
         ("election_ms = 50", "election_ms = 1", &["election"]),
     ];
     for (from, to, words) in cases {

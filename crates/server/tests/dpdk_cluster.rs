@@ -8,16 +8,16 @@ mod counting;
 
 use std::time::Duration;
 
-use counting::{counter, info, lab, options, outcome};
+use counting::{counter, info, lab, no_frame_is_lost, options, outcome};
 use cyclone::netlab::{Cabling, LabCluster, NodeOptions};
 
 /// Kills one node after the other while a client counts over it.
-fn survives(cabling: Cabling) {
+fn survives(cabling: Cabling, options: &NodeOptions) {
     let Some(lab) = lab(1500, cabling) else {
         return;
     };
     let directory = tempfile::tempdir().unwrap();
-    let mut cluster = LabCluster::start(&lab, directory.path(), &options("dpdk")).unwrap();
+    let mut cluster = LabCluster::start(&lab, directory.path(), options).unwrap();
     cluster.wait_up(Duration::from_secs(60)).unwrap();
     let child = counter(&lab, &cluster, "dpdk", Duration::from_secs(9), 3000);
     for round in 0..4 {
@@ -30,20 +30,37 @@ fn survives(cabling: Cabling) {
     }
     outcome(child, &cluster);
     for node in 0..3 {
+        no_frame_is_lost(&lab, node, true);
         let log = cluster.log(node);
         assert!(log.contains("DPDK on "), "{log}");
         assert!(!log.contains("frames outside the region"), "{log}");
+        // Entries stayed where they were received, also those that came through another driver's hands.
+        let info = info(&lab, node);
+        let kept: f64 = info["packet_log_kept_bytes"].parse().unwrap();
+        assert!(kept > 0.0, "{info:#?}");
     }
 }
 
 #[test]
 fn nodes_are_killed_over_shared_memory() {
-    survives(Cabling::Mesh);
+    survives(Cabling::Mesh, &options("dpdk"));
 }
 
 #[test]
 fn nodes_are_killed_over_veth_pairs() {
-    survives(Cabling::Bridge);
+    survives(Cabling::Bridge, &options("dpdk"));
+}
+
+/// Each log has a loop and a port of its own; what comes for them comes by the node's.
+#[test]
+fn nodes_whose_logs_have_loops_are_killed() {
+    let options = NodeOptions {
+        logs: 2,
+        log_threads: 2,
+        ..options("dpdk")
+    };
+    survives(Cabling::Mesh, &options);
+    survives(Cabling::Bridge, &options);
 }
 
 /// Values above the inline limit lie at every replica in the log where DPDK received them, and the leader sends them to its

@@ -4,26 +4,10 @@
 #[path = "common/counting.rs"]
 mod counting;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use counting::{counter, info, lab, options, outcome};
-use cyclone::netlab::{Cabling, Lab, LabCluster, NodeOptions};
-
-/// Nothing is under way any more: every frame of the node is free, or in a log, or kept by a driver.
-fn no_frame_is_lost(lab: &Lab, node: usize) {
-    let until = Instant::now() + Duration::from_secs(20);
-    loop {
-        let info = info(lab, node);
-        let number = |name: &str| -> u64 { info[&format!("debug_frames_{name}")].parse().unwrap() };
-        let known = number("free") + number("logs") + number("drivers");
-        if known == number("all") && number("partials") == 0 {
-            println!("node {node}: {} frames in logs", number("logs"));
-            return;
-        }
-        assert!(Instant::now() < until, "node {node}: {info:#?}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
+use counting::{counter, info, lab, no_frame_is_lost, options, outcome};
+use cyclone::netlab::{Cabling, LabCluster, NodeOptions};
 
 #[test]
 fn nodes_are_killed_under_load() {
@@ -44,7 +28,7 @@ fn nodes_are_killed_under_load() {
     }
     outcome(child, &cluster);
     for node in 0..3 {
-        no_frame_is_lost(&lab, node);
+        no_frame_is_lost(&lab, node, false);
         let log = cluster.log(node);
         assert!(log.contains("AF_XDP on net0"), "{log}");
         assert!(!log.contains("frames outside the region"), "{log}");
@@ -74,7 +58,7 @@ fn nodes_whose_logs_have_loops_are_killed_under_load() {
     }
     outcome(child, &cluster);
     for node in 0..3 {
-        no_frame_is_lost(&lab, node);
+        no_frame_is_lost(&lab, node, false);
         let log = cluster.log(node);
         assert!(log.contains("AF_XDP on net0"), "{log}");
         let info = info(&lab, node);
@@ -104,7 +88,7 @@ fn cables_are_pulled_and_clients_use_sockets() {
         lab.set_cable(round % 3, true).unwrap();
     }
     outcome(child, &cluster);
-    (0..3).for_each(|node| no_frame_is_lost(&lab, node));
+    (0..3).for_each(|node| no_frame_is_lost(&lab, node, false));
 }
 
 /// Values above the inline limit, in one frame or several: at every replica they lie in the log where they were
@@ -128,7 +112,7 @@ fn large_values_are_never_copied() {
         let time = Duration::from_millis(1500);
         let child = counter(&lab, &cluster, "xdp", time, value_bytes);
         let counted = outcome(child, &cluster);
-        (0..3).for_each(|node| no_frame_is_lost(&lab, node));
+        (0..3).for_each(|node| no_frame_is_lost(&lab, node, false));
         let written = counted.acked as f64 * value_bytes as f64;
         for node in 0..3 {
             let info = info(&lab, node);

@@ -1,17 +1,19 @@
-//! One port: found or made, its queues, what is on its way out.
+//! One port: found or made, and its queues, which the drivers of one process share.
 
 use std::ffi::CString;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use cyclone_pmem::pool::{Frame, Pool};
+use cyclone_pmem::pool::Pool;
 
 use super::discovery::Mac;
 use super::eal;
 use super::error::DpdkError;
-use super::ffi::{self, BURST, Piece, PortInfo, RawOutbox};
-use super::frames::{self, Frames, as_token};
+use super::ffi::{self, Piece, PortInfo};
+use super::frames::{self, Frames};
 use super::options::{DpdkOptions, HEADROOM_BYTES};
-use super::pace::Patience;
+use super::outlet::Outbox;
 
 /// Frames that a card may have to receive into, per queue at most.
 const MOST_SLOTS: u32 = 1024;
@@ -19,31 +21,13 @@ const MOST_SLOTS: u32 = 1024;
 const LEAST_SLOTS: u32 = 16;
 /// What the kernel puts before a packet in a slot of net_af_packet, at most.
 const AF_PACKET_BYTES: u32 = 96;
-/// A virtual port whose peer has gone is connected anew after this time, µs.
-const RECONNECT_US: u64 = 500_000;
-
-/// Packets that wait to be handed to one queue.
-struct Outbox {
-    raw: *mut RawOutbox,
-    /// How many are ready.
-    ready: u64,
-}
-
-// SAFETY: the memory is used through `&mut` of its owner only.
-unsafe impl Send for Outbox {}
-
-impl Drop for Outbox {
-    fn drop(&mut self) {
-        // SAFETY: made by the shim, destroyed once.
-        unsafe { ffi::cy_outbox_destroy(self.raw) };
-    }
-}
 
 /// A port of ours.
 pub(super) struct Card {
     port: u16,
     queues: u16,
-    outboxes: Vec<Outbox>,
+    /// Queues to send by: each is locked by whoever sends. Where the card has enough, each driver has its own.
+    send_queues: Vec<Mutex<()>>,
     /// As the user named it.
     pub(super) device: String,
     pub(super) mac: Mac,
@@ -57,16 +41,13 @@ pub(super) struct Card {
     pub(super) send_slots: u32,
     /// Bytes of a packet in each frame, the last excepted.
     pub(super) room: usize,
-    /// Packets received, of whatever kind.
-    pub(super) received: u64,
     /// Whether its other end is there.
-    pub(super) up: bool,
+    up: AtomicBool,
     /// Whether its other end is a program, which may not be there yet, or gone for a while; bursts then keep clear of
     /// DPDK's interrupt thread.
     gated: bool,
-    started: bool,
+    started: AtomicBool,
     made: bool,
-    looked_us: u64,
 }
 
 /// The device's name in DPDK's list, and its text for DPDK to make it: with sizes that fit our packets, where these are not
@@ -148,7 +129,7 @@ impl Card {
         Ok(Card {
             port,
             queues: options.queues.clamp(1, 256) as u16,
-            outboxes: Vec::new(),
+            send_queues: Vec::new(),
             device: text.to_owned(),
             mac: [0; 6],
             mtu: 0,
@@ -156,16 +137,14 @@ impl Card {
             slots: 0,
             send_slots: 0,
             room: 0,
-            received: 0,
-            up: false,
+            up: AtomicBool::new(false),
             gated: false,
-            started: false,
+            started: AtomicBool::new(false),
             made,
-            looked_us: 0,
         })
     }
 
-    /// Sets up its queues, with so many frames to receive into, and starts it. Of all ports there are so many rings.
+    /// Sets up its queues, with so many frames to receive into, and starts it. So many drivers are to send by it.
     ///
     /// # Errors
     /// The device refuses what is asked of it.
@@ -175,7 +154,7 @@ impl Card {
         pool: &Pool,
         frames: &Frames,
         slots: u16,
-        rings: u32,
+        drivers: u16,
     ) -> Result<(), DpdkError> {
         let refused = |why: String| DpdkError::Port {
             device: self.device.clone(),
@@ -185,10 +164,21 @@ impl Card {
         let mut info = PortInfo::default();
         let (raw, mtu) = (frames.raw(), options.mtu);
         let (port, queues) = (self.port, self.queues);
-        let send_slots = frames::send_slots(rings);
+        let send_slots = frames::send_slots(options.send_rings(drivers));
+        let most_senders = queues.saturating_mul(drivers);
         // SAFETY: a port that DPDK has named, frames that outlive it, and a place for the answer.
-        let rc =
-            unsafe { ffi::cy_port_setup(port, raw, queues, mtu, slots, send_slots, &mut info) };
+        let rc = unsafe {
+            ffi::cy_port_setup(
+                port,
+                raw,
+                queues,
+                most_senders,
+                mtu,
+                slots,
+                send_slots,
+                &mut info,
+            )
+        };
         if rc == -libc::ERANGE && u32::from(info.most_queues) < options.queues {
             return Err(DpdkError::TooFewQueues {
                 device: self.device.clone(),
@@ -203,24 +193,14 @@ impl Card {
         if rc != 0 {
             return Err(refused(eal::text(rc)));
         }
-        for _ in 0..queues {
-            // SAFETY: nothing is asked of the caller.
-            let outbox = unsafe { ffi::cy_outbox_create() };
-            if outbox.is_null() {
-                return Err(refused("no memory".to_owned()));
-            }
-            self.outboxes.push(Outbox {
-                raw: outbox,
-                ready: 0,
-            });
-        }
+        self.send_queues = (0..info.send_queues).map(|_| Mutex::new(())).collect();
         (self.mac, self.mtu, self.gated) = (info.mac, info.mtu, info.gated);
         self.most_pieces = usize::from(info.most_pieces.max(1));
         self.slots = u32::from(info.receive_slots) * u32::from(queues);
-        self.send_slots = u32::from(info.send_slots) * u32::from(queues);
+        self.send_slots = u32::from(info.send_slots) * u32::from(info.send_queues);
         self.room = room(pool.frame_bytes(), info.copies);
         self.start();
-        if !self.started && !self.gated {
+        if !self.is_started() && !self.gated {
             return Err(DpdkError::Port {
                 device: self.device.clone(),
                 why: "it does not start".to_owned(),
@@ -229,37 +209,52 @@ impl Card {
         Ok(())
     }
 
-    fn start(&mut self) {
+    fn is_started(&self) -> bool {
+        self.started.load(Ordering::Acquire)
+    }
+
+    /// Whether its other end is there.
+    pub(super) fn is_up(&self) -> bool {
+        self.up.load(Ordering::Relaxed)
+    }
+
+    fn start(&self) {
         if self.gated {
             // SAFETY: nothing is asked of the caller.
             unsafe { ffi::cy_hurry() };
         }
         // SAFETY: the port is set up.
-        self.started = unsafe { ffi::cy_port_start(self.port) } == 0;
-        // SAFETY: as above.
-        self.up = self.started && unsafe { ffi::cy_port_up(self.port) };
+        let is_started = unsafe { ffi::cy_port_start(self.port) } == 0;
+        self.started.store(is_started, Ordering::Release);
+        self.note_link();
     }
 
-    /// Looks whether its other end is there, now and then, and connects again where that is for us to do. True: it has
-    /// gone since the last look.
-    pub(super) fn look(&mut self, now_us: u64) -> bool {
-        if now_us < self.looked_us + RECONNECT_US {
-            return false;
+    fn stop_if_started(&self) {
+        // A burst that waits at the gate finds it stopped.
+        if self.started.swap(false, Ordering::AcqRel) {
+            // SAFETY: the port is set up.
+            unsafe { ffi::cy_port_stop(self.port) };
         }
-        self.looked_us = now_us;
-        let before = self.up;
+    }
+
+    fn note_link(&self) {
         // SAFETY: the port is set up.
-        self.up = self.started && unsafe { ffi::cy_port_up(self.port) };
+        let is_up = self.is_started() && unsafe { ffi::cy_port_up(self.port) };
+        self.up.store(is_up, Ordering::Relaxed);
+    }
+
+    /// Looks whether its other end is there, and connects again where that is for us to do. For one thread at a time.
+    /// True: it has gone since the last look.
+    pub(super) fn look(&self) -> bool {
+        let before = self.is_up();
+        self.note_link();
         // A server is ready for its next peer at once, a client asks again and again.
         let asks = !before && self.device.contains("role=client");
-        if !self.up && self.gated && (before || asks) {
-            if self.started {
-                // SAFETY: as above.
-                unsafe { ffi::cy_port_stop(self.port) };
-            }
+        if !self.is_up() && self.gated && (before || asks) {
+            self.stop_if_started();
             self.start();
         }
-        before && !self.up
+        before && !self.is_up()
     }
 
     pub(super) fn queues(&self) -> u16 {
@@ -267,16 +262,16 @@ impl Card {
     }
 
     /// Receives up to `most` packets into `pieces`; answers how many of these were filled. `dropped` counts packets in more
-    /// pieces than there is room for.
+    /// pieces than there is room for. For one thread at a time, the one that looks.
     pub(super) fn receive(
-        &mut self,
+        &self,
         queue: u16,
-        frames: &mut Frames,
+        frames: &Frames,
         pieces: &mut [Piece],
         most: usize,
         dropped: &mut u64,
     ) -> usize {
-        if !self.started {
+        if !self.is_started() {
             return 0;
         }
         let room = pieces.len() as u32;
@@ -293,93 +288,41 @@ impl Card {
                 dropped,
             )
         };
-        let filled = filled as usize;
-        let packets = pieces[..filled].iter().filter(|piece| piece.last != 0);
-        self.received += packets.count() as u64;
-        filled
+        filled as usize
     }
 
-    /// A piece of `len` bytes for the packet in the making, in memory of DPDK's own, to be filled by the caller.
-    pub(super) fn copy(&mut self, queue: u16, frames: &Frames, len: usize) -> Option<&mut [u8]> {
-        let outbox = self.outboxes[usize::from(queue)].raw;
-        // SAFETY: both are alive.
-        let place = unsafe { ffi::cy_copy(frames.raw(), outbox, len as u16) };
-        if place.is_null() {
-            return None;
+    /// Hands what is ready in an outbox to a queue; answers how many packets were taken. `turn`: of the queues whose turn
+    /// it is, counted on without end.
+    pub(super) fn send(&self, turn: usize, outbox: &mut Outbox) -> u64 {
+        let queue = turn % self.send_queues.len();
+        let _alone = self.lock(queue);
+        let started = self.started.as_ptr();
+        // SAFETY: the port is set up, the queue is one of its queues and locked, and the outbox is the caller's.
+        let sent =
+            unsafe { ffi::cy_send(self.port, queue as u16, outbox.raw, self.gated, started) };
+        sent.into()
+    }
+
+    /// Whether a full queue is worth waiting for: a program at the other end empties it when it likes; a card does so at
+    /// once.
+    pub(super) fn empties_soon(&self) -> bool {
+        self.is_up() && !self.gated
+    }
+
+    /// Takes back the buffers of packets that have left by this queue.
+    pub(super) fn reclaim(&self, turn: usize) {
+        if self.is_started() {
+            let queue = turn % self.send_queues.len();
+            let _alone = self.lock(queue);
+            // SAFETY: the port is started, and the queue is one of its queues and locked.
+            unsafe { ffi::cy_reclaim(self.port, queue as u16) };
         }
-        // SAFETY: the shim has reserved so many bytes in a fresh buffer, which nobody else reads before the packet is sent;
-        // that needs `&mut self` again. They are bytes of memory that was mapped with zeros or written since.
-        Some(unsafe { std::slice::from_raw_parts_mut(place.cast(), len) })
     }
 
-    /// A frame as the next piece of the packet in the making, where it lies. False: no descriptor is free.
-    pub(super) fn lend(&mut self, queue: u16, frames: &Frames, frame: Frame) -> bool {
-        let outbox = self.outboxes[usize::from(queue)].raw;
-        let (address, len) = (frame.as_ptr().cast_mut(), frame.len());
-        let token = as_token(frame);
-        // SAFETY: the bytes are a reader's, and stay so until the token comes back; cards read them only.
-        let lent = unsafe {
-            ffi::cy_lend(
-                frames.raw(),
-                outbox,
-                address.cast(),
-                len as u16,
-                token.as_ptr().cast(),
-                size_of::<Frame>(),
-            )
-        };
-        if !lent {
-            // SAFETY: the shim has not taken it.
-            drop(unsafe { token.assume_init() });
-        }
-        lent
-    }
-
-    /// The packet in the making is given up.
-    pub(super) fn discard(&mut self, queue: u16) {
-        // SAFETY: alive.
-        unsafe { ffi::cy_discard(self.outboxes[usize::from(queue)].raw) };
-    }
-
-    /// The packet in the making is ready. True: the queue's burst is full, and has to be sent before the next one.
-    pub(super) fn ready(&mut self, queue: u16) -> bool {
-        let outbox = &mut self.outboxes[usize::from(queue)];
-        // SAFETY: alive, and not full: the caller sends when told so.
-        outbox.ready = unsafe { ffi::cy_ready(outbox.raw) }.into();
-        outbox.ready >= BURST as u64
-    }
-
-    /// Sends what is ready by a queue. Answers how many packets the card took, how many were given up because it is full,
-    /// and how many calls it took.
-    pub(super) fn send(
-        &mut self,
-        queue: u16,
-        patience: &mut Patience,
-        now_us: impl FnMut() -> u64,
-    ) -> (u64, u64, u64) {
-        let place = &mut self.outboxes[usize::from(queue)];
-        let (outbox, ready) = (place.raw, std::mem::take(&mut place.ready));
-        let (port, gated) = (self.port, self.gated);
-        let (mut sent, mut calls) = (0, 0);
-        if self.started {
-            // A program at the other end empties its queue when it likes; a card does so at once.
-            let waits = self.up && !gated;
-            (sent, calls) = patience.hand_over(ready, waits, now_us, || {
-                // SAFETY: the port is started, the queue is one of its queues, and the outbox is alive.
-                unsafe { ffi::cy_send(port, queue, outbox, gated) }.into()
-            });
-        }
-        // SAFETY: alive.
-        let dropped = unsafe { ffi::cy_drop(outbox) };
-        (sent, dropped.into(), calls)
-    }
-
-    /// Takes back the buffers of packets that have left.
-    pub(super) fn reclaim(&mut self) {
-        if self.started {
-            // SAFETY: the port is started, and has so many queues, by which nobody else sends.
-            unsafe { ffi::cy_reclaim(self.port, self.queues) };
-        }
+    fn lock(&self, queue: usize) -> impl Drop + '_ {
+        self.send_queues[queue]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Packets that the card could not put anywhere, and damaged ones.
@@ -391,14 +334,9 @@ impl Card {
     }
 
     /// From now on it touches no frame.
-    pub(super) fn stop(&mut self) {
-        self.outboxes.clear();
-        if self.started {
-            // SAFETY: the port is set up.
-            unsafe { ffi::cy_port_stop(self.port) };
-        }
-        self.started = false;
-        self.up = false;
+    pub(super) fn stop(&self) {
+        self.stop_if_started();
+        self.up.store(false, Ordering::Relaxed);
     }
 
     /// Gives the port up; its frames go back to the pool. All ports of these frames are stopped: for cards that share a

@@ -47,7 +47,7 @@ fn has_huge_pages(mib: u64) -> bool {
     free >= LEAST_HUGE_PAGES && free * kib / 1024 >= mib
 }
 
-fn arguments(options: &DpdkOptions, frames: u32) -> Vec<String> {
+fn arguments(options: &DpdkOptions, drivers: u16, frames: u32) -> Vec<String> {
     let mut list: Vec<String> = ["cyclone", "--no-telemetry", "--iova-mode=va"]
         .map(str::to_owned)
         .into();
@@ -64,9 +64,8 @@ fn arguments(options: &DpdkOptions, frames: u32) -> Vec<String> {
     for port in pci {
         list.extend(["-a".to_owned(), port.clone()]);
     }
-    let rings = options.ports.len() as u32 * options.queues;
     let needed = u64::from(frames) * MIB_PER_MILLION_FRAMES / 1_000_000
-        + frames::send_mib(rings, options.packet_bytes());
+        + frames::send_mib(options.send_rings(drivers), drivers, options.packet_bytes());
     match &options.eal {
         Some(given) => list.extend(given.split_whitespace().map(str::to_owned)),
         // Nothing is left in the file system, and no second process shares any of it.
@@ -88,9 +87,9 @@ fn affinity() -> Option<libc::cpu_set_t> {
     (rc == 0).then_some(set)
 }
 
-fn initialise(options: &DpdkOptions, frames: u32) -> Result<(), DpdkError> {
+fn initialise(options: &DpdkOptions, drivers: u16, frames: u32) -> Result<(), DpdkError> {
     let before = affinity();
-    let mut list = arguments(options, frames);
+    let mut list = arguments(options, drivers, frames);
     // DPDK would pin this thread to a CPU: it gets one of those that it may use, and afterwards all of them again.
     // SAFETY: reads a set of ours.
     let first = before.and_then(|set| (0..1024).find(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }));
@@ -118,11 +117,13 @@ fn initialise(options: &DpdkOptions, frames: u32) -> Result<(), DpdkError> {
     }
 }
 
-/// Starts DPDK for this process if it has not been started yet; `frames`: how many it will have to describe.
+/// Starts DPDK for this process if it has not been started yet; for so many drivers, and so many frames to describe.
 ///
 /// # Errors
 /// What the first start said.
-pub(super) fn start(options: &DpdkOptions, frames: u32) -> Result<(), DpdkError> {
+pub(super) fn start(options: &DpdkOptions, drivers: u16, frames: u32) -> Result<(), DpdkError> {
     static STARTED: OnceLock<Result<(), DpdkError>> = OnceLock::new();
-    STARTED.get_or_init(|| initialise(options, frames)).clone()
+    STARTED
+        .get_or_init(|| initialise(options, drivers, frames))
+        .clone()
 }

@@ -43,6 +43,9 @@ pub enum DpdkError {
     /// The kernel does not know these interfaces, so nobody but the user can say which address is theirs.
     #[error("{0} names no address; with DPDK say which: address=IP beside the ports")]
     NoAddress(SocketAddr),
+    /// There are not so many port numbers.
+    #[error("there are no {1} ports from {0} on")]
+    NoPorts(SocketAddr, u16),
     /// The pool has too few frames, or of a size that cannot be used.
     #[error("{count} frames of {bytes} bytes do not fit DPDK")]
     Frames {
@@ -68,7 +71,9 @@ impl From<DpdkError> for io::Error {
     fn from(error: DpdkError) -> io::Error {
         let kind = match &error {
             DpdkError::Port { .. } => io::ErrorKind::NotFound,
-            DpdkError::Options { .. } | DpdkError::NoAddress(_) => io::ErrorKind::InvalidInput,
+            DpdkError::Options { .. } | DpdkError::NoAddress(_) | DpdkError::NoPorts(..) => {
+                io::ErrorKind::InvalidInput
+            }
             _ => io::ErrorKind::Other,
         };
         io::Error::new(kind, error)

@@ -1,4 +1,4 @@
-//! The shim's functions, as in `shim.c`, where each is explained.
+//! The shim's functions, as in `shim.c` and `frames.c`, where each is explained.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -27,6 +27,7 @@ pub(super) struct PortInfo {
     pub(super) send_slots: u16,
     pub(super) most_pieces: u16,
     pub(super) most_queues: u16,
+    pub(super) send_queues: u16,
     pub(super) gated: bool,
     pub(super) copies: bool,
 }
@@ -71,6 +72,7 @@ unsafe extern "C" {
         port: u16,
         frames: *mut RawFrames,
         queues: u16,
+        most_senders: u16,
         mtu: u16,
         receive_slots: u16,
         send_slots: u16,
@@ -105,7 +107,13 @@ unsafe extern "C" {
     ) -> bool;
     pub(super) fn cy_discard(outbox: *mut RawOutbox);
     pub(super) fn cy_ready(outbox: *mut RawOutbox) -> c_uint;
-    pub(super) fn cy_send(port: u16, queue: u16, outbox: *mut RawOutbox, gated: bool) -> c_uint;
-    pub(super) fn cy_reclaim(port: u16, queues: u16);
+    pub(super) fn cy_send(
+        port: u16,
+        queue: u16,
+        outbox: *mut RawOutbox,
+        gated: bool,
+        started: *const bool,
+    ) -> c_uint;
+    pub(super) fn cy_reclaim(port: u16, queue: u16);
     pub(super) fn cy_drop(outbox: *mut RawOutbox) -> c_uint;
 }

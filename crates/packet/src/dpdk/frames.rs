@@ -23,7 +23,7 @@ const MOST_SEND_SLOTS: u32 = 4096;
 const LEAST_SEND_SLOTS: u32 = 1024;
 /// Slots for sending of all rings, while each has the least: their buffers cost memory.
 const MOST_SEND_SLOTS_IN_ALL: u32 = 16_384;
-/// Buffers beyond those that rings keep: for a burst in the making, whose packets have 16 pieces at most.
+/// Buffers beyond those that rings keep, for each driver: for a burst in the making, whose packets have 16 pieces at most.
 const SPARE_BUFFERS: u32 = 1023;
 /// DPDK's own bytes for each buffer, and for each descriptor of a lent payload, about.
 const BUFFER_BYTES: u64 = 256;
@@ -42,8 +42,8 @@ pub(super) fn send_slots(rings: u32) -> u16 {
 
 /// Buffers in which headers, and payloads that lie elsewhere, are put together. A card gives a buffer back only when its
 /// slot is used again, so each slot of each ring may keep one for as long as nothing is sent by it.
-fn send_buffers(slots: u32) -> u32 {
-    slots + SPARE_BUFFERS
+fn send_buffers(slots: u32, drivers: u16) -> u32 {
+    slots + SPARE_BUFFERS * u32::from(drivers)
 }
 
 /// Bytes of such a buffer: a whole packet, with the headroom and more, so that drivers which copy never begin a second one.
@@ -51,9 +51,10 @@ fn buffer_bytes(packet_bytes: u32) -> u32 {
     packet_bytes + 256
 }
 
-/// Memory for sending by so many rings, MiB.
-pub(super) fn send_mib(rings: u32, packet_bytes: u32) -> u64 {
-    let buffers = u64::from(send_buffers(rings * u32::from(send_slots(rings))));
+/// Memory for sending by so many rings of so many drivers, MiB.
+pub(super) fn send_mib(rings: u32, drivers: u16, packet_bytes: u32) -> u64 {
+    let slots = rings * u32::from(send_slots(rings));
+    let buffers = u64::from(send_buffers(slots, drivers));
     let each = u64::from(buffer_bytes(packet_bytes))
         + BUFFER_BYTES
         + u64::from(ffi::LENT_PER_HEADER) * LENT_BYTES;
@@ -73,9 +74,11 @@ pub(super) struct Frames {
     context: Box<Context>,
 }
 
-// SAFETY: the raw half is used through `&mut` of its owner only; DPDK's own threads reach the context alone, whose pool is
-// Sync and whose entries have one owner each.
+// SAFETY: the raw half's pools are made for several threads, and change only through `&mut`; the context's pool is Sync, and
+// its entries have one owner each.
 unsafe impl Send for Frames {}
+// SAFETY: as above.
+unsafe impl Sync for Frames {}
 
 unsafe extern "C" fn take(context: *mut c_void) -> i64 {
     // SAFETY: the context outlives the raw frames, which call this.
@@ -153,17 +156,19 @@ impl Frames {
         Ok(Frames { raw, context })
     }
 
-    /// Makes the buffers for sending by rings of so many slots in all. `packet_bytes`: of the largest packet.
+    /// Makes the buffers for sending by rings of so many slots in all, for so many drivers. `packet_bytes`: of the largest
+    /// packet.
     ///
     /// # Errors
     /// No memory for them.
     pub(super) fn prepare_sending(
         &mut self,
         slots: u32,
+        drivers: u16,
         packet_bytes: u32,
     ) -> Result<(), DpdkError> {
         let one_at_a_time = eal::CREATION.lock();
-        let (bytes, count) = (buffer_bytes(packet_bytes), send_buffers(slots));
+        let (bytes, count) = (buffer_bytes(packet_bytes), send_buffers(slots, drivers));
         // SAFETY: alive, and called once.
         let rc = unsafe { ffi::cy_frames_send(self.raw, bytes, count) };
         drop(one_at_a_time);
@@ -178,9 +183,12 @@ impl Frames {
     }
 
     /// The frame of a piece that was received.
-    pub(super) fn received(&mut self, number: u32) -> Option<FrameMut> {
+    ///
+    /// # Safety
+    /// [`ffi::cy_receive`] has just named it to the caller, and nobody has asked for it since.
+    pub(super) unsafe fn received(&self, number: u32) -> Option<FrameMut> {
         let entry = self.context.held.get(number as usize)?;
-        // SAFETY: DPDK has just said that it does not use this frame any more.
+        // SAFETY: DPDK does not use this frame any more, and the caller is the only one who knows.
         unsafe { (*entry.get()).take() }
     }
 

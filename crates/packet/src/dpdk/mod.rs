@@ -2,15 +2,22 @@
 //!
 //! ```text
 //! DpdkDriver    what is sent and received, by which port           mod.rs
-//!   Card        a port: its queues, what is on its way out         card.rs, outgoing.rs, pace.rs
+//!   Receiver    what comes from the cards, for all drivers         receiver.rs, inbox.rs
+//!   Outlet      what a driver has on its way to a card             outlet.rs, pace.rs
+//!   Ways        headers by destination                             ways.rs
+//! Network       what the drivers of one process share              network.rs
+//!   Card        a port, and its queues                             card.rs
 //!   Frames      the pool's frames as DPDK's packet buffers         frames.rs
 //!   Neighbours  ports and Ethernet addresses by destination        neighbours.rs, discovery.rs (ARP, ND)
 //!   Timer       wakes who waits: cards are polled                  timer.rs
 //! headers       Ethernet, IP, UDP                                  ../headers.rs
 //! eal           DPDK's environment, once per process               eal.rs
-//! shim          DPDK's inline functions for us to call             shim.c, gate.c, ffi.rs
+//! shim          DPDK's inline functions for us to call             shim.c, frames.c, gate.c, ffi.rs
 //! ```
 //! The card is ours alone: there is no kernel behind it that would take other packets, so these are counted and dropped.
+//!
+//! A process may have several drivers, one behind the other by their port numbers: the first one receives for all, each
+//! sends by queues of its own where the cards have enough.
 //! //= cyclone §4.1, §4.2
 
 mod card;
@@ -19,166 +26,64 @@ mod eal;
 mod error;
 mod ffi;
 mod frames;
+mod inbox;
 mod neighbours;
+mod network;
 mod options;
-mod outgoing;
+mod outlet;
 mod pace;
+mod receiver;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod ways;
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::time::Instant;
+use std::sync::Arc;
 
-use cyclone_pmem::Region;
 use cyclone_pmem::payload::Payload;
-use cyclone_pmem::pool::{FrameMut, Pool};
+use cyclone_pmem::pool::Pool;
 
 pub use self::error::DpdkError;
 pub use self::options::DpdkOptions;
 
-use self::card::Card;
-use self::ffi::Piece;
-use self::frames::Frames;
-use self::neighbours::{Call, Neighbours, share, spread};
+use self::inbox::{Inbox, inbox};
+use self::neighbours::{Call, share, spread};
+use self::network::{Network, local_address, system};
+use self::outlet::Outlet;
 use self::pace::Patience;
-use self::timer::Timer;
+use self::receiver::{MOST_BURST, Receiver};
+use self::ways::Ways;
 use crate::driver::{Datagram, Driver, DriverStats};
 use crate::headers::{self, Template};
 
-/// Pieces of a received packet at most, and room for those of a burst.
-const MOST_PIECES: usize = 40;
-/// Datagrams received with one call at most.
-const MOST_BURST: usize = 32;
-/// Frames of a pool of the driver's own.
-const OWN_POOL_FRAMES: u64 = 8192;
 /// Bytes of a datagram in each frame at least, as [`Driver::scatters`] promises.
 const LEAST_PIECE: usize = 512;
-/// Longest datagram over IP, bytes, whatever a port says.
-const MOST_DATAGRAM: usize = 65_000;
-/// Ports are looked at once in so many calls.
-const LOOK_EVERY: u32 = 256;
+/// Datagrams that wait for one driver while another receives for it, at least and at most.
+const LEAST_WAITING: usize = 64;
+const MOST_WAITING: usize = 1024;
 
-/// Who is looked at first: each queue of each card in turn, so that none starves behind one that is always full.
-#[derive(Default)]
-struct Rotation {
-    first: usize,
-}
-
-impl Rotation {
-    /// All cards and queues, in the order of the next look.
-    fn next(&mut self, cards: usize, queues: u16) -> impl Iterator<Item = (usize, u16)> + use<> {
-        let count = cards * usize::from(queues);
-        self.first = (self.first + 1) % count.max(1);
-        let first = self.first;
-        (0..count).map(move |turn| {
-            let place = (first + turn) % count;
-            // Next to each other in time are queues of different cards.
-            (place % cards, (place / cards) as u16)
-        })
-    }
+/// Where a driver's datagrams come from.
+enum Source {
+    /// From the cards: the first driver's, which receives for all.
+    Cards(Receiver),
+    /// From the first driver.
+    Door(Inbox),
 }
 
 /// Ports under DPDK as a [`Driver`].
 pub struct DpdkDriver {
-    cards: Vec<Card>,
-    /// Always there but during `drop`.
-    frames: Option<Frames>,
-    neighbours: Neighbours,
-    timer: Timer,
-    pool: Pool,
-    /// Whether it is not the caller's, because cards cannot reach that one.
-    own_pool: bool,
+    // These go first: they hold buffers of the network's.
+    outlets: Vec<Outlet>,
+    source: Source,
+    network: Arc<Network>,
+    ways: Ways,
     local: SocketAddr,
-    max_datagram: usize,
     burst: usize,
-    epoch: Instant,
-    pieces: Vec<Piece>,
     calls: Vec<Call>,
-    rotation: Rotation,
-    turns: u32,
     stats: DriverStats,
-}
-
-fn system(what: &'static str) -> impl FnOnce(io::Error) -> DpdkError {
-    move |error| DpdkError::System {
-        what,
-        why: error.to_string(),
-    }
-}
-
-/// Our address and port: an unspecified port becomes one of those that nobody has by name.
-fn local_address(address: SocketAddr, options: &DpdkOptions) -> Result<SocketAddr, DpdkError> {
-    let mut local = address;
-    if local.ip().is_unspecified() {
-        match options.address {
-            Some(ip) if ip.is_ipv4() == local.is_ipv4() => local.set_ip(ip),
-            _ => return Err(DpdkError::NoAddress(address)),
-        }
-    }
-    if local.port() == 0 {
-        let mut random = [0u8; 2];
-        // SAFETY: the buffer is ours and as long as said.
-        let got = unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
-        if got != random.len() as isize {
-            return Err(system("draw a port number")(io::Error::last_os_error()));
-        }
-        local.set_port(0xc000 | u16::from_ne_bytes(random));
-    }
-    Ok(local)
-}
-
-/// A pool of ordinary memory, for where cards cannot reach the caller's.
-fn own_pool(frame_bytes: u32) -> Result<Pool, DpdkError> {
-    let len = OWN_POOL_FRAMES * u64::from(frame_bytes);
-    let area = Region::anonymous(len).and_then(|region| region.take(0, len));
-    match area {
-        Ok(area) => Ok(Pool::new(area, frame_bytes)),
-        Err(error) => Err(DpdkError::Memory(error.to_string())),
-    }
-}
-
-/// Finds the ports and sets them up; those that were found are in `cards` whatever becomes of the others.
-fn add_cards(
-    options: &DpdkOptions,
-    pool: &Pool,
-    frames: &mut Frames,
-    cards: &mut Vec<Card>,
-) -> Result<(), DpdkError> {
-    let rings = options.ports.len() as u32 * options.queues.max(1);
-    let slots = card::receive_slots(pool.count(), pool.free(), rings);
-    for port in &options.ports {
-        let mut card = Card::find(port, options)?;
-        let done = card.set_up(options, pool, frames, slots, rings);
-        cards.push(card);
-        done?;
-    }
-    let send_slots = cards.iter().map(|card| card.send_slots).sum();
-    frames.prepare_sending(send_slots, options.packet_bytes())
-}
-
-fn open_cards(options: &DpdkOptions, pool: &Pool) -> Result<(Vec<Card>, Frames), DpdkError> {
-    let mut frames = Frames::new(pool)?;
-    let mut cards: Vec<Card> = Vec::new();
-    match add_cards(options, pool, &mut frames, &mut cards) {
-        Ok(()) => Ok((cards, frames)),
-        Err(error) => {
-            close_cards(cards, &frames);
-            Err(error)
-        }
-    }
-}
-
-fn close_cards(mut cards: Vec<Card>, frames: &Frames) {
-    let _one_at_a_time = eal::CREATION.lock();
-    for card in &mut cards {
-        card.stop();
-    }
-    for card in cards {
-        card.close(frames);
-    }
 }
 
 impl DpdkDriver {
@@ -193,69 +98,67 @@ impl DpdkDriver {
         pool: &Pool,
         options: &DpdkOptions,
     ) -> Result<DpdkDriver, DpdkError> {
-        let local = local_address(address, options)?;
-        eal::start(options, pool.count())?;
-        let mut pool = pool.clone();
-        let mut outside = false;
-        let (cards, frames) = match open_cards(options, &pool) {
-            // Memory that cannot be pinned (fs-DAX), or frames of an odd size.
-            Err(DpdkError::Memory(_) | DpdkError::Frames { .. }) => {
-                pool = own_pool(options.frame_bytes())?;
-                outside = true;
-                open_cards(options, &pool)?
-            }
-            opened => opened?,
-        };
-        let timer = match Timer::new() {
-            Ok(timer) => timer,
-            Err(error) => {
-                close_cards(cards, &frames);
-                return Err(system("make a timer")(error));
-            }
-        };
-        let mtu = cards.iter().map(|card| card.mtu).min().unwrap_or(0);
-        let macs = cards.iter().map(|card| card.mac).collect();
-        Ok(DpdkDriver {
-            neighbours: Neighbours::new(local, options.gateway, macs),
-            cards,
-            frames: Some(frames),
-            timer,
-            pool,
-            own_pool: outside,
-            local,
-            max_datagram: usize::from(mtu)
-                .saturating_sub(headers::ip_udp_bytes(local.ip()))
-                .min(MOST_DATAGRAM),
-            burst: options.burst.clamp(1, MOST_BURST),
-            epoch: Instant::now(),
-            pieces: vec![Piece::default(); MOST_BURST * MOST_PIECES],
-            calls: Vec::new(),
-            rotation: Rotation::default(),
-            turns: 0,
-            stats: DriverStats::default(),
-        })
+        let mut one = DpdkDriver::open_ports(address, pool, options, 1)?;
+        Ok(one.swap_remove(0))
     }
 
-    /// Packets received by each port, of whatever kind, in the order of the ports.
+    /// The same for `count` drivers, at `address` and at the ports right behind it, which may be used by threads of their
+    /// own. The first one receives for all of them: while nobody calls it, nothing arrives.
+    ///
+    /// # Errors
+    /// See [`DpdkError`].
+    pub fn open_ports(
+        address: SocketAddr,
+        pool: &Pool,
+        options: &DpdkOptions,
+        count: u16,
+    ) -> Result<Vec<DpdkDriver>, DpdkError> {
+        let local = local_address(address, options)?;
+        let count = count.max(1);
+        if local.port().checked_add(count - 1).is_none() {
+            return Err(DpdkError::NoPorts(local, count));
+        }
+        let network = Arc::new(Network::open(local, pool, options, count)?);
+        let waiting = network.receive_slots() as usize / usize::from(count);
+        let mut doors = Vec::new();
+        let mut sources = Vec::new();
+        for _ in 1..count {
+            let (door, inbox) = inbox(waiting.clamp(LEAST_WAITING, MOST_WAITING))
+                .map_err(system("make an event descriptor"))?;
+            doors.push(door);
+            sources.push(Source::Door(inbox));
+        }
+        let receiver = Receiver::new(local, doors, &network)?;
+        sources.insert(0, Source::Cards(receiver));
+        let numbered = (0..count).zip(sources);
+        let drivers = numbered.map(|(number, source)| {
+            let local = SocketAddr::new(local.ip(), local.port() + number);
+            let outlets = network.cards.iter().map(|card| Outlet::new(card, number));
+            Ok(DpdkDriver {
+                outlets: outlets.collect::<Result<_, DpdkError>>()?,
+                source,
+                ways: Ways::new(local, &network.lock_neighbours()),
+                network: Arc::clone(&network),
+                local,
+                burst: options.burst.clamp(1, MOST_BURST),
+                calls: Vec::new(),
+                stats: DriverStats::default(),
+            })
+        });
+        drivers.collect()
+    }
+
+    /// Packets received by each port, of whatever kind, in the order of the ports; by the first driver, who receives.
     pub fn received_by_port(&self) -> Vec<u64> {
-        self.cards.iter().map(|card| card.received).collect()
+        match &self.source {
+            Source::Cards(receiver) => receiver.received.clone(),
+            Source::Door(_) => vec![0; self.network.cards.len()],
+        }
     }
 
     /// Whether all ports have somebody at their other end.
     pub fn is_connected(&self) -> bool {
-        self.cards.iter().all(|card| card.up)
-    }
-
-    fn now_us(&self) -> u64 {
-        self.epoch.elapsed().as_micros() as u64
-    }
-
-    fn look(&mut self, now_us: u64) {
-        for (number, card) in self.cards.iter_mut().enumerate() {
-            if card.look(now_us) {
-                self.neighbours.forget(number);
-            }
-        }
+        self.network.is_connected()
     }
 
     /// Sends questions and answers about neighbours, which are no datagrams and are not counted. What is ready goes first.
@@ -264,24 +167,23 @@ impl DpdkDriver {
             return;
         }
         self.flush(patience);
-        let epoch = self.epoch;
-        let Some(frames) = &self.frames else { return };
+        let network = &self.network;
         for (number, packet) in self.calls.drain(..) {
-            let card = &mut self.cards[number];
-            if let Some(place) = card.copy(0, frames, packet.len()) {
+            let (card, outlet) = (&network.cards[number], &mut self.outlets[number]);
+            if let Some(place) = outlet.copy(0, &network.frames, packet.len()) {
                 place.copy_from_slice(&packet);
-                card.ready(0);
-                card.send(0, patience, || epoch.elapsed().as_micros() as u64);
+                outlet.ready(0);
+                outlet.send(card, 0, patience, || network.now_us());
             }
         }
     }
 
     fn flush(&mut self, patience: &mut Patience) {
-        let epoch = self.epoch;
-        let now_us = || epoch.elapsed().as_micros() as u64;
-        for card in &mut self.cards {
-            for queue in 0..card.queues() {
-                let (sent, dropped, calls) = card.send(queue, patience, now_us);
+        let network = &self.network;
+        for (card, outlet) in network.cards.iter().zip(&mut self.outlets) {
+            for queue in 0..outlet.queues() {
+                let sent = outlet.send(card, queue, patience, || network.now_us());
+                let (sent, dropped, calls) = sent;
                 self.stats.sent += sent;
                 self.stats.send_calls += calls;
                 self.stats.send_full += u64::from(dropped > 0);
@@ -292,11 +194,8 @@ impl DpdkDriver {
 
     /// Puts a datagram together in a card's queue. False: no buffer is free.
     fn put(&mut self, number: usize, queue: u16, template: &Template, parts: &[&[u8]]) -> bool {
-        let Some(frames) = &self.frames else {
-            return false;
-        };
-        let card = &mut self.cards[number];
-        let bytes = outgoing::put(card, queue, frames, template, parts);
+        let frames = &self.network.frames;
+        let bytes = self.outlets[number].put(queue, frames, template, parts);
         if let Some((copied, lent)) = bytes {
             self.stats.copied_bytes += copied;
             self.stats.lent_bytes += lent;
@@ -307,116 +206,27 @@ impl DpdkDriver {
     /// Gets back what buffers the cards can do without, of those that they all share.
     fn reclaim(&mut self, patience: &mut Patience) {
         self.flush(patience);
-        for card in &mut self.cards {
-            card.reclaim();
+        for (card, outlet) in self.network.cards.iter().zip(&self.outlets) {
+            outlet.reclaim(card);
         }
-    }
-
-    /// Receives up to `most` packets from one queue and appends the datagrams in them.
-    fn receive(
-        &mut self,
-        now_us: u64,
-        number: usize,
-        queue: u16,
-        most: usize,
-        out: &mut Vec<(SocketAddr, Payload)>,
-    ) -> usize {
-        let Some(frames) = &mut self.frames else {
-            return 0;
-        };
-        let (card, dropped) = (&mut self.cards[number], &mut self.stats.malformed);
-        let filled = card.receive(queue, frames, &mut self.pieces, most, dropped);
-        let (mut begin, mut count) = (0, 0);
-        for at in 0..filled {
-            if self.pieces[at].last == 0 {
-                continue;
-            }
-            let pieces = &self.pieces[begin..=at];
-            begin = at + 1;
-            let mut packet: Vec<(FrameMut, Piece)> = Vec::with_capacity(pieces.len());
-            for piece in pieces {
-                if let Some(frame) = frames.received(piece.frame) {
-                    packet.push((frame, *piece));
-                }
-            }
-            match datagram(&packet, self.local) {
-                Some(found) => {
-                    out.push(found.cut(packet));
-                    count += 1;
-                }
-                None => {
-                    let first = packet.first().map_or(&[][..], |(frame, p)| bytes(frame, p));
-                    let heard = self.neighbours.hear(now_us, number, first, &mut self.calls);
-                    self.stats.malformed += u64::from(!heard);
-                }
-            }
-        }
-        self.stats.received += count;
-        self.stats.receive_calls += u64::from(count > 0);
-        count as usize
-    }
-}
-
-/// A piece's bytes.
-fn bytes<'a>(frame: &'a FrameMut, piece: &Piece) -> &'a [u8] {
-    let (at, end) = (
-        usize::from(piece.at),
-        usize::from(piece.at) + usize::from(piece.len),
-    );
-    frame.get(at..end).unwrap_or(&[])
-}
-
-/// A datagram for us in a packet.
-struct Found {
-    from: SocketAddr,
-    skip: usize,
-    len: usize,
-}
-
-/// Finds the datagram in a packet, if it holds one for `local`.
-fn datagram(packet: &[(FrameMut, Piece)], local: SocketAddr) -> Option<Found> {
-    let total = packet.iter().map(|(_, piece)| usize::from(piece.len)).sum();
-    let (frame, piece) = packet.first()?;
-    let first = bytes(frame, piece);
-    let parsed = headers::parse(first, total, local.port(), 0)?;
-    (headers::destination(first)? == local.ip()).then_some(Found {
-        from: parsed.from,
-        skip: parsed.at,
-        len: parsed.len,
-    })
-}
-
-impl Found {
-    /// The datagram alone, in the frames where it lies.
-    fn cut(self, packet: Vec<(FrameMut, Piece)>) -> (SocketAddr, Payload) {
-        let (mut skip, mut left) = (self.skip, self.len);
-        let mut datagram = Payload::new();
-        for (frame, piece) in packet {
-            let len = usize::from(piece.len);
-            let take = len.saturating_sub(skip).min(left);
-            if take > 0 {
-                let at = usize::from(piece.at) + skip;
-                datagram.push_frame(frame.freeze(at..at + take));
-            }
-            skip = skip.saturating_sub(len);
-            left -= take;
-        }
-        (self.from, datagram)
     }
 }
 
 impl Driver for DpdkDriver {
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
-        let now_us = self.now_us();
+        let now_us = self.network.now_us();
         let mut patience = Patience::default();
         let mut taken: usize = 0;
         for datagram in datagrams {
-            if datagram.len() > self.max_datagram {
+            if datagram.len() > self.network.max_datagram {
                 self.stats.send_errors += 1;
                 taken += 1;
                 continue;
             }
-            let found = self.neighbours.find(now_us, datagram.to, &mut self.calls);
+            let neighbours = self.network.neighbours();
+            let found = self
+                .ways
+                .find(now_us, datagram.to, neighbours, &mut self.calls);
             let Some((number, template)) = found else {
                 // Its neighbour has just been asked for; whoever wants an answer sends again.
                 self.stats.send_errors += 1;
@@ -424,8 +234,8 @@ impl Driver for DpdkDriver {
                 continue;
             };
             // Datagrams of one destination keep their order: always the same queue.
-            let (_, place) = share(spread(datagram.to), self.cards.len());
-            let (queue, _) = share(place, self.cards[number].queues().into());
+            let (_, place) = share(spread(datagram.to), self.outlets.len());
+            let (queue, _) = share(place, self.outlets[number].queues().into());
             let queue = queue as u16;
             if !self.put(number, queue, &template, datagram.parts) {
                 self.reclaim(&mut patience);
@@ -435,14 +245,16 @@ impl Driver for DpdkDriver {
                 }
             }
             taken += 1;
-            if self.cards[number].ready(queue) || taken.is_multiple_of(self.burst) {
+            if self.outlets[number].ready(queue) || taken.is_multiple_of(self.burst) {
                 self.flush(&mut patience);
             }
         }
         self.flush(&mut patience);
         self.call(&mut patience);
-        if taken > 0 {
-            self.timer.busy(now_us);
+        if let Source::Cards(receiver) = &mut self.source
+            && taken > 0
+        {
+            receiver.note_sent(now_us);
         }
         Ok(taken)
     }
@@ -453,58 +265,65 @@ impl Driver for DpdkDriver {
         out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
-        let before = out.len();
-        let now_us = self.now_us();
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(LOOK_EVERY) || !self.is_connected() {
-            self.look(now_us);
-        }
-        let max = max.min(self.burst);
-        let queues = self.cards.first().map_or(0, Card::queues);
-        for (number, queue) in self.rotation.next(self.cards.len(), queues) {
-            let left = max - (out.len() - before);
-            if left > 0 {
-                self.receive(now_us, number, queue, left, out);
+        let most = max.min(self.burst);
+        match &mut self.source {
+            Source::Cards(receiver) => {
+                let (network, calls) = (&self.network, &mut self.calls);
+                let count = receiver.receive(network, most, out, calls, &mut self.stats);
+                self.call(&mut Patience::default());
+                Ok(count)
+            }
+            Source::Door(inbox) => {
+                let count = inbox.take(out, most);
+                self.stats.received += count as u64;
+                self.stats.receive_calls += u64::from(count > 0);
+                Ok(count)
             }
         }
-        self.call(&mut Patience::default());
-        if out.len() > before {
-            self.timer.busy(now_us);
-        } else {
-            self.timer.idle(now_us);
-        }
-        Ok(out.len() - before)
     }
 
     fn fds(&self) -> Vec<RawFd> {
-        vec![self.timer.fd()]
+        match &self.source {
+            Source::Cards(receiver) => vec![receiver.fd()],
+            Source::Door(inbox) => vec![inbox.fd()],
+        }
+    }
+
+    fn note_readable(&mut self, _fd: RawFd) {
+        if let Source::Door(inbox) = &self.source {
+            inbox.note_readable();
+        }
     }
 
     fn max_datagram(&self) -> usize {
-        self.max_datagram
+        self.network.max_datagram
     }
 
     fn scatters(&self) -> Option<usize> {
         // Behind DPDK's headroom, and in the first of them the headers.
-        let room = self.cards.iter().map(|card| card.room).min()?;
+        let room = self.network.cards.iter().map(|card| card.room).min()?;
         Some(room.saturating_sub(headers::MOST_BYTES).max(LEAST_PIECE))
     }
 
     fn pool(&self) -> Option<Pool> {
-        self.own_pool.then(|| self.pool.clone())
+        self.network.own_pool.then(|| self.network.pool.clone())
     }
 
     fn frames_kept(&self) -> u32 {
-        self.cards.iter().map(|card| card.slots).sum()
+        match &self.source {
+            Source::Cards(_) => self.network.receive_slots(),
+            Source::Door(_) => 0,
+        }
     }
 
     fn describe(&self) -> String {
-        let ports: Vec<&str> = self.cards.iter().map(|card| card.device.as_str()).collect();
-        let queues = self.cards.first().map_or(0, Card::queues);
+        let cards = &self.network.cards;
+        let ports: Vec<&str> = cards.iter().map(|card| card.device.as_str()).collect();
+        let queues = cards.first().map_or(0, |card| card.queues());
         format!(
             "DPDK on {}, {queues} queues{}",
             ports.join("; "),
-            if self.own_pool {
+            if self.network.own_pool {
                 ", frames outside the region"
             } else {
                 ""
@@ -518,20 +337,16 @@ impl Driver for DpdkDriver {
 
     fn stats(&self) -> DriverStats {
         let mut stats = self.stats;
-        for card in &self.cards {
-            let (missed, damaged) = card.dropped();
-            stats.pool_empty += missed;
-            stats.malformed += damaged;
+        match &self.source {
+            Source::Cards(_) => {
+                for card in &self.network.cards {
+                    let (missed, damaged) = card.dropped();
+                    stats.pool_empty += missed;
+                    stats.malformed += damaged;
+                }
+            }
+            Source::Door(inbox) => stats.pool_empty += inbox.dropped(),
         }
         stats
-    }
-}
-
-impl Drop for DpdkDriver {
-    fn drop(&mut self) {
-        // First the ports go, then the descriptors, then the frames.
-        if let Some(frames) = self.frames.take() {
-            close_cards(std::mem::take(&mut self.cards), &frames);
-        }
     }
 }

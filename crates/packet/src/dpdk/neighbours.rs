@@ -11,9 +11,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::discovery::{self, Mac};
-use crate::headers::Template;
 
 /// How long an answer is good, µs; from when on it is asked for again.
 const KEPT_US: u64 = 30_000_000;
@@ -30,10 +31,6 @@ const MOST_MACHINES: usize = 4096;
 const STRANGERS_BURST: u64 = 256;
 /// ...and one more per this time, µs.
 const STRANGER_EVERY_US: u64 = 250;
-/// Destinations whose headers are kept.
-const MOST_WAYS: usize = 16_384;
-/// How long ready-made headers are used before they are looked at again, µs.
-const WAY_US: u64 = 1_000_000;
 
 /// A machine on one of our networks.
 #[derive(Default)]
@@ -91,7 +88,7 @@ pub(super) type Call = (usize, Vec<u8>);
 
 /// What is known about the network.
 pub(super) struct Neighbours {
-    local: SocketAddr,
+    own: IpAddr,
     gateway: Option<(IpAddr, u8)>,
     macs: Vec<Mac>,
     machines: HashMap<IpAddr, Machine>,
@@ -99,7 +96,8 @@ pub(super) struct Neighbours {
     strangers: VecDeque<IpAddr>,
     stranger_credit: u64,
     credited_us: u64,
-    ways: HashMap<SocketAddr, (usize, Template, u64)>,
+    /// Counts what makes ways that were found before wrong.
+    changes: Arc<AtomicU64>,
 }
 
 /// Where a destination stands among all, as a fraction of 2^32: evenly for machines with one port number, for ports of one
@@ -136,35 +134,41 @@ fn same_network(a: IpAddr, b: IpAddr, bits: u8) -> bool {
 
 impl Neighbours {
     /// `macs`: of our ports, in order.
-    pub(super) fn new(
-        local: SocketAddr,
-        gateway: Option<(IpAddr, u8)>,
-        macs: Vec<Mac>,
-    ) -> Neighbours {
+    pub(super) fn new(own: IpAddr, gateway: Option<(IpAddr, u8)>, macs: Vec<Mac>) -> Neighbours {
         Neighbours {
-            local,
+            own,
             gateway,
             macs,
             machines: HashMap::new(),
             strangers: VecDeque::new(),
             stranger_credit: STRANGERS_BURST,
             credited_us: 0,
-            ways: HashMap::new(),
+            changes: Arc::default(),
         }
     }
 
-    /// The port and the headers for `to`, if the way is known; what has to be asked goes to `calls`.
+    /// A number that grows when ways that were found before may be wrong.
+    pub(super) fn changes(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.changes)
+    }
+
+    fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Our address by each port.
+    pub(super) fn macs(&self) -> &[Mac] {
+        &self.macs
+    }
+
+    /// The port that leads to `to`, and the next machine's address there, if the way is known; what has to be asked goes
+    /// to `calls`.
     pub(super) fn find(
         &mut self,
         now_us: u64,
         to: SocketAddr,
         calls: &mut Vec<Call>,
-    ) -> Option<(usize, Template)> {
-        if let Some((port, headers, until)) = self.ways.get(&to)
-            && now_us < *until
-        {
-            return Some((*port, *headers));
-        }
+    ) -> Option<(usize, Mac)> {
         let hop = self.next_hop(to.ip())?;
         let known = self.machines.get(&hop);
         let is_due = known.is_none_or(|machine| machine.is_due(now_us));
@@ -182,19 +186,13 @@ impl Neighbours {
             machine.asked_us = Some(now_us);
             for (port, mac) in self.macs.iter().enumerate() {
                 let near = machine.near(port, now_us);
-                let question = discovery::question(*mac, self.local.ip(), hop, near);
+                let question = discovery::question(*mac, self.own, hop, near);
                 calls.extend(question.map(|packet| (port, packet)));
             }
         }
         // Of several ways each destination has its own, so that its datagrams stay in order.
         let (way, _) = share(spread(to), machine.ports(now_us).count());
-        let (port, mac) = machine.ports(now_us).nth(way)?;
-        let headers = Template::new(self.macs[port], self.local, mac, to)?;
-        if self.ways.len() >= MOST_WAYS {
-            self.ways.clear();
-        }
-        self.ways.insert(to, (port, headers, now_us + WAY_US));
-        Some((port, headers))
+        machine.ports(now_us).nth(way)
     }
 
     fn may_ask_stranger(&mut self, now_us: u64) -> bool {
@@ -239,11 +237,11 @@ impl Neighbours {
     }
 
     fn next_hop(&self, to: IpAddr) -> Option<IpAddr> {
-        if to.is_multicast() || to.is_unspecified() || to.is_ipv4() != self.local.is_ipv4() {
+        if to.is_multicast() || to.is_unspecified() || to.is_ipv4() != self.own.is_ipv4() {
             return None;
         }
         match self.gateway {
-            Some((gateway, bits)) if !same_network(self.local.ip(), to, bits) => Some(gateway),
+            Some((gateway, bits)) if !same_network(self.own, to, bits) => Some(gateway),
             _ => Some(to),
         }
     }
@@ -260,7 +258,7 @@ impl Neighbours {
         let Some(heard) = discovery::hear(packet) else {
             return false;
         };
-        let own = self.local.ip();
+        let own = self.own;
         if heard.ip == own {
             // Our own question come back, or somebody who claims our address: not to be believed.
             return true;
@@ -274,7 +272,7 @@ impl Neighbours {
                 machine.heard.resize(self.macs.len(), None);
                 let before = machine.heard[port].replace((mac, now_us));
                 if before.is_none_or(|(known, _)| known != mac) {
-                    self.ways.clear();
+                    self.note_change();
                 }
             }
             if asks_us && let Some(answer) = discovery::answer(self.macs[port], own, mac, heard.ip)
@@ -293,7 +291,7 @@ impl Neighbours {
             }
             machine.asked_us = None;
         }
-        self.ways.clear();
+        self.note_change();
     }
 }
 

@@ -100,6 +100,11 @@ impl DpdkOptions {
         (u32::from(self.mtu) + ETHERNET_BYTES).next_multiple_of(64)
     }
 
+    /// Rings to send by of so many drivers, at most.
+    pub(super) fn send_rings(&self, drivers: u16) -> u32 {
+        self.ports.len() as u32 * self.queues.max(1) * u32::from(drivers)
+    }
+
     /// Whether this port is a PCI device.
     pub(super) fn is_pci(port: &str) -> bool {
         let name = port.split(',').next().unwrap_or_default();

@@ -1,250 +1,37 @@
 /*
  * The part of DPDK that the driver uses, as plain functions: DPDK's own are mostly inline.
  *
- * Frames of the log region are the memory of received packets. DPDK wants an mbuf (a descriptor) for each piece of such
- * memory; here frame and mbuf are bound for ever, by number, and the pool of mbufs has no list of free ones: it asks the
- * pool of frames (take, give). So there is one owner of each frame, and one who counts its readers.
- *
- * Nothing here keeps state but what cy_frames_create makes; all of it is used by one thread at a time, but for take and
- * give, which drivers may call from threads of theirs.
+ * Nothing here keeps state but what cy_frames_create makes (frames.c), which threads may share. A queue is used by one
+ * thread at a time, an outbox by its owner.
  */
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_errno.h>
 #include <rte_ethdev.h>
-#include <rte_mbuf.h>
-#include <rte_mbuf_pool_ops.h>
-#include <rte_mempool.h>
 
+#include "frames.h"
 #include "gate.h"
 
-/* Asked for a free frame: its number, or -1. */
-typedef int64_t (*cy_take_fn)(void *context);
-/* A frame that is not used any more. */
-typedef void (*cy_give_fn)(void *context, uint32_t number);
-/* How many frames are free. */
-typedef uint32_t (*cy_count_fn)(void *context);
-/* A payload has been sent: what cy_lend was given. */
-typedef void (*cy_lent_fn)(void *token);
-
-#define CY_TOKEN_BYTES 32
 #define CY_BURST 64
-#define CY_LENT_PER_HEADER 4
-
-struct cy_frames {
-	unsigned int id;
-	struct rte_mempool *mbufs;   /* one for each frame */
-	struct rte_mempool *headers; /* memory of their own: headers, and what is copied behind them */
-	struct rte_mempool *lent;    /* no memory: name a payload where it lies */
-	struct rte_mbuf **of;        /* by number of the frame */
-	void *context;
-	cy_take_fn take;
-	cy_give_fn give;
-	cy_count_fn count;
-	cy_lent_fn sent;
-	void *base;
-	size_t len;
-	size_t page_bytes;
-	bool registered;
-	bool ready; /* the mbufs are made; before that, giving only means that there is one more */
-};
-
-/* Behind a frame's mbuf. */
-struct cy_bound {
-	uint64_t number;
-};
-
-/* Behind the mbuf of a payload. */
-struct cy_loan {
-	struct rte_mbuf_ext_shared_info shared;
-	cy_lent_fn sent;
-	unsigned char token[CY_TOKEN_BYTES];
-};
-
-/* The pool that is being created: DPDK passes nothing on to its hooks. Creation is serialised by the caller. */
-static struct cy_frames *being_created;
-
-static int pool_alloc(struct rte_mempool *pool)
-{
-	pool->pool_data = being_created;
-	return being_created == NULL ? -EINVAL : 0;
-}
-
-static void pool_free(struct rte_mempool *pool)
-{
-	pool->pool_data = NULL;
-}
-
-static int pool_enqueue(struct rte_mempool *pool, void *const *objects, unsigned int count)
-{
-	struct cy_frames *frames = pool->pool_data;
-
-	for (unsigned int i = 0; frames->ready && i < count; i++) {
-		struct cy_bound *bound = rte_mbuf_to_priv(objects[i]);
-
-		frames->give(frames->context, bound->number);
-	}
-	return 0;
-}
-
-static int pool_dequeue(struct rte_mempool *pool, void **objects, unsigned int count)
-{
-	struct cy_frames *frames = pool->pool_data;
-
-	if (!frames->ready)
-		return -ENOBUFS;
-	for (unsigned int i = 0; i < count; i++) {
-		int64_t number = frames->take(frames->context);
-
-		if (number < 0) {
-			pool_enqueue(pool, objects, i);
-			return -ENOBUFS;
-		}
-		objects[i] = frames->of[number];
-	}
-	return 0;
-}
-
-static unsigned int pool_count(const struct rte_mempool *pool)
-{
-	const struct cy_frames *frames = pool->pool_data;
-
-	return frames->ready ? frames->count(frames->context) : pool->populated_size;
-}
-
-static const struct rte_mempool_ops frame_ops = {
-	.name = "cyclone",
-	.alloc = pool_alloc,
-	.free = pool_free,
-	.enqueue = pool_enqueue,
-	.dequeue = pool_dequeue,
-	.get_count = pool_count,
-};
 
 /* Negative: what rte_errno says. Once per process. */
 int cy_start(int count, char **arguments)
 {
-	if (rte_mempool_register_ops(&frame_ops) < 0)
-		return -ENOSPC;
+	int rc = register_frame_pools();
+
+	if (rc != 0)
+		return rc;
 	return rte_eal_init(count, arguments) < 0 ? -rte_errno : 0;
 }
 
 const char *cy_text(int error)
 {
 	return rte_strerror(error);
-}
-
-/* ---- memory ---- */
-
-static void bind_frame(struct rte_mempool *pool, void *opaque, void *object, unsigned int index)
-{
-	struct cy_frames *frames = opaque;
-	struct rte_mbuf *mbuf = object;
-	struct cy_bound *bound = rte_mbuf_to_priv(mbuf);
-	uint64_t frame_bytes = rte_pktmbuf_data_room_size(pool);
-
-	(void)index;
-	bound->number = RTE_PTR_DIFF(mbuf->buf_addr, frames->base) / frame_bytes;
-	frames->of[bound->number] = mbuf;
-}
-
-void cy_frames_destroy(struct cy_frames *frames)
-{
-	/* Nothing is out any more: the ports are closed. */
-	frames->ready = false;
-	rte_mempool_free(frames->lent);
-	rte_mempool_free(frames->headers);
-	rte_mempool_free(frames->mbufs);
-	if (frames->registered)
-		rte_extmem_unregister(frames->base, frames->len);
-	free(frames->of);
-	free(frames);
-}
-
-static int describe_frames(struct cy_frames *frames, uint32_t frame_bytes, uint32_t count)
-{
-	struct rte_pktmbuf_extmem memory = {
-		.buf_ptr = frames->base,
-		.buf_iova = (rte_iova_t)(uintptr_t)frames->base,
-		.buf_len = (size_t)frame_bytes * count,
-		.elt_size = frame_bytes,
-	};
-	char name[RTE_MEMPOOL_NAMESIZE];
-
-	snprintf(name, sizeof(name), "cyclone%u-frames", frames->id);
-	if (rte_mbuf_set_user_mempool_ops(frame_ops.name) < 0)
-		return -rte_errno;
-	being_created = frames;
-	frames->mbufs = rte_pktmbuf_pool_create_extbuf(name, count, 0, sizeof(struct cy_bound), frame_bytes,
-						       SOCKET_ID_ANY, &memory, 1);
-	being_created = NULL;
-	rte_mbuf_set_user_mempool_ops(RTE_MBUF_DEFAULT_MEMPOOL_OPS);
-	if (frames->mbufs == NULL)
-		return -rte_errno;
-	rte_mempool_obj_iter(frames->mbufs, bind_frame, frames);
-	return 0;
-}
-
-/* Makes the buffers for sending; before that, none is free. Zero, or negative. */
-int cy_frames_send(struct cy_frames *frames, uint32_t header_bytes, uint32_t header_count)
-{
-	char name[RTE_MEMPOOL_NAMESIZE];
-
-	snprintf(name, sizeof(name), "cyclone%u-headers", frames->id);
-	frames->headers = rte_pktmbuf_pool_create_by_ops(name, header_count, 0, 0, header_bytes, SOCKET_ID_ANY,
-							 RTE_MBUF_DEFAULT_MEMPOOL_OPS);
-	if (frames->headers == NULL)
-		return -rte_errno;
-	snprintf(name, sizeof(name), "cyclone%u-lent", frames->id);
-	frames->lent = rte_pktmbuf_pool_create_by_ops(name, CY_LENT_PER_HEADER * header_count, 0,
-						      RTE_ALIGN(sizeof(struct cy_loan), RTE_MBUF_PRIV_ALIGN), 0,
-						      SOCKET_ID_ANY, RTE_MBUF_DEFAULT_MEMPOOL_OPS);
-	return frames->lent == NULL ? -rte_errno : 0;
-}
-
-/* Makes a pool of mbufs over `count` frames that begin at `base`. NULL and a positive `error` when it fails. */
-struct cy_frames *cy_frames_create(unsigned int id, void *base, uint32_t frame_bytes, uint32_t count, void *context,
-				   cy_take_fn take, cy_give_fn give, cy_count_fn counted, cy_lent_fn sent, int *error)
-{
-	struct cy_frames *frames = calloc(1, sizeof(*frames));
-	const size_t huge = (size_t)2 << 20;
-	int rc;
-
-	*error = ENOMEM;
-	if (frames == NULL)
-		return NULL;
-	frames->id = id;
-	frames->base = base;
-	frames->len = RTE_ALIGN_CEIL((size_t)frame_bytes * count, 4096);
-	frames->page_bytes = (uintptr_t)base % huge == 0 && frames->len % huge == 0 ? huge : 4096;
-	frames->context = context;
-	frames->take = take;
-	frames->give = give;
-	frames->count = counted;
-	frames->sent = sent;
-	frames->of = calloc(count, sizeof(*frames->of));
-	if (frames->of == NULL) {
-		cy_frames_destroy(frames);
-		return NULL;
-	}
-	if (rte_extmem_register(base, frames->len, NULL, 0, frames->page_bytes) != 0) {
-		*error = rte_errno;
-		cy_frames_destroy(frames);
-		return NULL;
-	}
-	frames->registered = true;
-	rc = describe_frames(frames, frame_bytes, count);
-	if (rc != 0) {
-		*error = -rc;
-		cy_frames_destroy(frames);
-		return NULL;
-	}
-	frames->ready = true;
-	return frames;
 }
 
 /* ---- ports ---- */
@@ -256,6 +43,7 @@ struct cy_port_info {
 	uint16_t send_slots;
 	uint16_t most_pieces; /* of a packet to send; 1: it cannot be in pieces */
 	uint16_t most_queues;
+	uint16_t send_queues;
 	bool gated; /* bursts lock the gate */
 	bool copies; /* whoever sends gets the buffers back at once, and whoever receives fills them to the last byte */
 };
@@ -277,9 +65,10 @@ int cy_port_find(const char *name, const char *device, bool *made)
 	return rte_eth_dev_get_port_by_name(name, &port) == 0 ? port : -ENODEV;
 }
 
-/* Configures a port; `queues` of each kind, of so many slots if it has them. Zero, or negative. */
-int cy_port_setup(uint16_t port, struct cy_frames *frames, uint16_t queues, uint16_t mtu, uint16_t receive_slots,
-		  uint16_t send_slots, struct cy_port_info *info)
+/* Configures a port: `queues` to receive by, as many to send by, and up to `most_senders` if it has so many; of so many
+ * slots if it has them. Zero, or negative. */
+int cy_port_setup(uint16_t port, struct cy_frames *frames, uint16_t queues, uint16_t most_senders, uint16_t mtu,
+		  uint16_t receive_slots, uint16_t send_slots, struct cy_port_info *info)
 {
 	struct rte_eth_conf conf = {0};
 	struct rte_eth_dev_info device;
@@ -296,6 +85,8 @@ int cy_port_setup(uint16_t port, struct cy_frames *frames, uint16_t queues, uint
 	info->most_queues = RTE_MIN(device.max_rx_queues, device.max_tx_queues);
 	if (queues > info->most_queues)
 		return -ERANGE;
+	/* A queue to send by is one to receive by at the other end of shared memory, where there are as many as here. */
+	info->send_queues = memif ? queues : RTE_MAX(queues, RTE_MIN(most_senders, device.max_tx_queues));
 	/* The card reads and writes the frames. Virtual devices do not, and their buses cannot map memory. */
 	rc = rte_dev_dma_map(device.device, frames->base, (uint64_t)(uintptr_t)frames->base, frames->len);
 	if (rc != 0 && rte_errno != ENOTSUP)
@@ -309,16 +100,15 @@ int cy_port_setup(uint16_t port, struct cy_frames *frames, uint16_t queues, uint
 		conf.rx_adv_conf.rss_conf.rss_hf =
 			(RTE_ETH_RSS_IP | RTE_ETH_RSS_UDP) & device.flow_type_rss_offloads;
 	}
-	rc = rte_eth_dev_configure(port, queues, queues, &conf);
+	rc = rte_eth_dev_configure(port, queues, info->send_queues, &conf);
 	if (rc != 0)
 		return rc;
 	rc = rte_eth_dev_adjust_nb_rx_tx_desc(port, &receive_slots, &send_slots);
-	for (uint16_t queue = 0; rc == 0 && queue < queues; queue++) {
+	for (uint16_t queue = 0; rc == 0 && queue < queues; queue++)
 		rc = rte_eth_rx_queue_setup(port, queue, receive_slots, rte_eth_dev_socket_id(port), NULL,
 					    frames->mbufs);
-		if (rc == 0)
-			rc = rte_eth_tx_queue_setup(port, queue, send_slots, rte_eth_dev_socket_id(port), NULL);
-	}
+	for (uint16_t queue = 0; rc == 0 && queue < info->send_queues; queue++)
+		rc = rte_eth_tx_queue_setup(port, queue, send_slots, rte_eth_dev_socket_id(port), NULL);
 	if (rc != 0)
 		return rc;
 	rc = rte_eth_macaddr_get(port, &mac);
@@ -567,15 +357,16 @@ unsigned int cy_ready(struct cy_outbox *box)
 	return box->count;
 }
 
-/* Hands what is ready to the card; answers how many it took. The others stay. */
-unsigned int cy_send(uint16_t port, uint16_t queue, struct cy_outbox *box, bool gated)
+/* Hands what is ready to the card, if it is `started` behind the gate; answers how many it took. The others stay. */
+unsigned int cy_send(uint16_t port, uint16_t queue, struct cy_outbox *box, bool gated, const bool *started)
 {
-	uint16_t sent;
+	uint16_t sent = 0;
 
 	if (box->count == 0)
 		return 0;
 	enter_gate(gated);
-	sent = rte_eth_tx_burst(port, queue, box->ready, box->count);
+	if (__atomic_load_n(started, __ATOMIC_ACQUIRE))
+		sent = rte_eth_tx_burst(port, queue, box->ready, box->count);
 	leave_gate(gated);
 	box->count -= sent;
 	memmove(box->ready, box->ready + sent, box->count * sizeof(box->ready[0]));
@@ -583,10 +374,9 @@ unsigned int cy_send(uint16_t port, uint16_t queue, struct cy_outbox *box, bool 
 }
 
 /* Takes back the buffers that the card has read but not let go of, where it can be asked for them. */
-void cy_reclaim(uint16_t port, uint16_t queues)
+void cy_reclaim(uint16_t port, uint16_t queue)
 {
-	for (uint16_t queue = 0; queue < queues; queue++)
-		rte_eth_tx_done_cleanup(port, queue, 0);
+	rte_eth_tx_done_cleanup(port, queue, 0);
 }
 
 /* Gives up what is ready; answers how many packets. */

@@ -5,6 +5,7 @@
 mod cable;
 #[path = "../common/mod.rs"]
 mod common;
+mod doors;
 mod kernel;
 #[path = "../xdp/net.rs"]
 #[allow(dead_code)] // Only a part is used here.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cyclone::bench::net::child::{Counted, Reach, Role};
 use cyclone::config::hex;
@@ -96,4 +96,23 @@ pub fn info(lab: &Lab, node: usize) -> HashMap<String, String> {
         .unwrap();
     assert!(output.status.success(), "{output:?}");
     serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Nothing is under way any more: every frame of the node is free, or in a log, or kept by a driver: just so many, or over
+/// DPDK so many `at_most`.
+pub fn no_frame_is_lost(lab: &Lab, node: usize, at_most: bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let info = info(lab, node);
+        let number = |name: &str| -> u64 { info[&format!("debug_frames_{name}")].parse().unwrap() };
+        let missing = number("all") - number("free") - number("logs");
+        let kept = number("drivers");
+        let fits = missing == kept || (at_most && missing < kept);
+        if fits && number("partials") == 0 {
+            println!("node {node}: {} frames in logs", number("logs"));
+            return;
+        }
+        assert!(Instant::now() < until, "node {node}: {info:#?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
