@@ -81,7 +81,7 @@ soak: setup
 	cargo build $(FAST)
 	seq $$(nproc) | xargs -P 0 -I{} $(SIM) run --seeds 1000000000 --seconds $$(( $(HOURS) * 3600 ))
 
-# MINUTES=m of random input for everything that reads bytes from others.
+# MINUTES=m of random input for the property tests of every crate.
 fuzz: MINUTES ?= 10
 fuzz: setup
 	scripts/fuzz.sh $(MINUTES)
@@ -108,24 +108,28 @@ system:
 bench: build
 	$(BIN) bench put
 
-# Needs root: makes network namespaces and removes them.
-bench-net: build
+# Needs root: makes network namespaces and removes them. DPDK over shared memory between the machines stands beside the other drivers where
+# the system has it; then $(BIN) has it in it until the next build.
+bench-net: setup
+	@if pkg-config --exists libdpdk; then \
+		cargo build $(WORKSPACE),dpdk; \
+	else \
+		echo "bench-net: without DPDK: the system has no libdpdk" && cargo build $(WORKSPACE); \
+	fi
 	$(BIN) bench net --out $(TARGET)/bench-net
 
-# The same, and DPDK over shared memory between the machines beside the other drivers.
-bench-net-dpdk: setup
-	cargo build $(DPDK)
-	$(TARGET)/dpdk/release/cyclone bench net --out $(TARGET)/bench-net-dpdk
+bench-net-dpdk: bench-net
 
 # Installs etcd, dragonboat and Redis (nothing system-wide), then measures them beside us.
 bench-peers: build
 	scripts/bench-peers.sh
 	$(BIN) bench figures --figure peers $(if $(QUICK),--quick) --out $(TARGET)/bench-peers
 
-# The papers' figures, as far as this machine can: an hour; QUICK=1 takes minutes.
+# The papers' figures, as far as this machine can: about four hours; QUICK=1 takes minutes. Goes on with what was ended early: a result of
+# the same plan and source stays.
 figures: build
 	scripts/bench-peers.sh || echo "some peers are missing: their lines are skipped"
-	$(BIN) bench figures $(if $(QUICK),--quick --out $(TARGET)/figures-quick)
+	$(BIN) bench figures --missing $(if $(QUICK),--quick --out $(TARGET)/figures-quick)
 
 # Licences and advisories of every dependency (needs cargo-deny).
 deny:

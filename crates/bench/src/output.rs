@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::machine::Machine;
+use crate::noise::Noise;
 use crate::table::Table;
 use crate::verdict::Verdict;
 
@@ -109,6 +110,16 @@ impl Report {
             println!("wrote {}", path.display());
         }
         Ok(())
+    }
+
+    /// Whether the machine was quiet enough for the figures to be believed.
+    pub fn doubts(&self, noise: &Noise) {
+        let reasons = noise.reasons();
+        match reasons.as_slice() {
+            reasons if self.json => println!("{}", json!({"doubts": reasons})),
+            [] => println!("the machine was quiet"),
+            reasons => println!("not to be believed: {}", reasons.join("; ")),
+        }
     }
 
     /// A promise, and whether it was kept.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::measure::{Percentiles, Spread};
-use crate::plan::{Comparison, Measure, Plan};
+use crate::plan::{Axis, Comparison, Measure, Plan};
 use crate::system::Measured;
 
 /// Everything.
@@ -31,8 +31,11 @@ pub struct PlanResult {
     pub machine: String,
     /// Whether shortened.
     pub quick: bool,
-    /// Seconds since 1970.
+    /// When it began: seconds since 1970.
     pub taken_s: u64,
+    /// How long it took, with starting and filling, in seconds; 0 in results from before that was kept.
+    #[serde(default)]
+    pub lasted_s: u64,
     /// The commit of the checkout that it was run in; empty outside of one.
     #[serde(default)]
     pub commit: String,
@@ -85,6 +88,9 @@ pub struct Absent {
 pub struct PointResult {
     /// The sweep's value.
     pub x: f64,
+    /// Operations that were under way at once, at most, whatever the plan asked for; 0 in results from before that was kept.
+    #[serde(default)]
+    pub inflight: usize,
     /// Operations per second.
     pub ops_s: Spread,
     /// Percentiles of latency, each the median of the repetitions'.
@@ -196,6 +202,7 @@ impl PointResult {
         let p50_us = latency(&|p| p.p50_us);
         PointResult {
             x,
+            inflight: 0,
             ops_s: spread(&Measured::per_second),
             latency: Percentiles {
                 p50_us: p50_us.median,
@@ -280,6 +287,7 @@ impl PlanResult {
             machine: machine.to_owned(),
             quick,
             taken_s: taken.map_or(0, |since| since.as_secs()),
+            lasted_s: 0,
             commit: commit(),
             plan: plan.measured.clone(),
             axis: plan
@@ -295,6 +303,12 @@ impl PlanResult {
     /// A variant by name.
     pub fn variant(&self, name: &str) -> Option<&VariantResult> {
         self.variants.iter().find(|variant| variant.name == name)
+    }
+
+    /// How many operations were under way at once at a point of a sweep over their number, where that were fewer than x says.
+    pub fn at_once(&self, point: &PointResult) -> Option<usize> {
+        let fewer = point.inflight > 0 && (point.inflight as f64) < point.x;
+        (fewer && self.axis == Axis::Inflight.label()).then_some(point.inflight)
     }
 
     /// Works out the plan's comparisons.
@@ -331,9 +345,12 @@ impl PlanResult {
                         |v: &VariantResult| by_repetition(&at(v.points.last())?, &at(v.first())?);
                     (of.and_then(grown), "")
                 }
-                Measure::Outage => {
-                    let outages = of.map(|v| v.outages_ms.clone()).unwrap_or_default();
-                    let spread = Spread::of(outages.iter().copied());
+                Measure::Outage | Measure::OutageP99 => {
+                    let outages = of.map(|v| v.outages_ms.as_slice()).unwrap_or_default();
+                    let spread = match comparison.measure {
+                        Measure::Outage => Spread::of(outages.iter().copied()),
+                        _ => Spread::of([most_of(outages)]),
+                    };
                     ((!outages.is_empty()).then_some(spread), "ms")
                 }
             };
@@ -348,6 +365,39 @@ impl PlanResult {
             }
         };
         self.ratios = plan.comparisons.iter().map(ratio).collect();
+    }
+
+    /// Takes a plan's words and comparisons as they are today, if it still asks for what was measured; answers whether it does.
+    pub fn restate(&mut self, plan: &Plan) -> bool {
+        if self.plan != plan.measured || plan.skip.is_some() {
+            return false;
+        }
+        self.figure.clone_from(&plan.figure);
+        self.title.clone_from(&plan.title);
+        self.paper.clone_from(&plan.paper);
+        self.machine_differs.clone_from(&plan.machine);
+        self.compare(plan);
+        true
+    }
+
+    /// Whether running the plan again would measure the same: all its variants, by the same source. `is_source`: whether a commit's is
+    /// today's.
+    pub fn is_current(
+        &self,
+        plan: &Plan,
+        quick: bool,
+        is_source: impl FnOnce(&str) -> bool,
+    ) -> bool {
+        let measured = self.variants.iter().map(|variant| variant.name.as_str());
+        let can_be_had = |variant: &VariantResult| {
+            let absent = variant.absent.as_ref();
+            absent.is_some_and(|absent| absent.failed || !absent.install.is_empty())
+        };
+        self.plan == plan.measured
+            && self.quick == quick
+            && measured.eq(plan.variants.iter().map(|variant| variant.name.as_str()))
+            && !self.variants.iter().any(can_be_had)
+            && is_source(&self.commit)
     }
 
     /// Whether something that should have run went wrong.
@@ -384,29 +434,41 @@ impl PlanResult {
     }
 }
 
+/// What git prints; `None` where it fails.
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    output.status.success().then_some(text)
+}
+
+/// What decides on what is measured: figures themselves change with each plan.
+const SOURCE: [&str; 2] = ["crates", "plans"];
+
 /// The commit that is checked out where this runs, with a plus sign where files were changed since.
 fn commit() -> String {
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git").args(arguments).output().ok()?;
-        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        output.status.success().then_some(text)
-    };
     let Some(commit) = git(&["rev-parse", "--short=10", "HEAD"]) else {
         return String::new();
     };
-    // Figures themselves change with each plan.
-    let source = [
-        "status",
-        "--porcelain",
-        "--untracked-files=no",
-        "--",
-        "crates",
-        "plans",
-    ];
-    match git(&source).is_some_and(|changed| changed.is_empty()) {
+    let changed = ["status", "--porcelain", "--untracked-files=no", "--"];
+    match git(&[&changed[..], &SOURCE].concat()).is_some_and(|changed| changed.is_empty()) {
         true => commit,
         false => commit + "+",
     }
+}
+
+/// Whether the source of a commit is that of today's checkout. Of one with changes nobody knows.
+pub fn is_source_of(commit: &str) -> bool {
+    let differences = ["diff", "--name-only", commit, "--"];
+    let is_known = !commit.is_empty() && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_known && git(&[&differences[..], &SOURCE].concat()).is_some_and(|changed| changed.is_empty())
+}
+
+/// What 99 of 100 values do not exceed.
+pub(crate) fn most_of(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let rank = (values.len() * 99).div_ceil(100);
+    values.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
 /// What two variants' repetitions give, divided.

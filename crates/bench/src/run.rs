@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
@@ -67,6 +67,7 @@ struct Track {
 /// When a system cannot even be made, or it was ended early. What goes wrong with one variant is in the result.
 pub fn run(plan: &Plan, options: &mut Options<'_>) -> Result<PlanResult> {
     let machine = Machine::this();
+    let begun = Instant::now();
     let mut result = PlanResult::empty(&options.stem, plan, options.quick, &machine.line());
     if plan.skip.is_some() {
         return Ok(result);
@@ -110,6 +111,7 @@ pub fn run(plan: &Plan, options: &mut Options<'_>) -> Result<PlanResult> {
         let found = finished(variant, track, &points, &mut noise);
         result.variants.push(found);
     }
+    result.lasted_s = begun.elapsed().as_secs();
     result.compare(plan);
     result.doubts = noise.reasons();
     if machine.has_no_disk() {
@@ -134,7 +136,10 @@ fn finished(
         if measured.is_empty() {
             continue;
         }
-        let result = PointResult::of(point.x, measured);
+        let result = PointResult {
+            inflight: track.system.concurrency(point.inflight),
+            ..PointResult::of(point.x, measured)
+        };
         let what = format!("{}, {}", variant.name, point.x);
         noise.shares(&what, result.foreign, result.stolen);
         if measured.len() > 1 && track.outages_ms.is_empty() {

@@ -18,6 +18,11 @@ pub trait System {
     /// What an acknowledged write is, in words, for the table.
     fn guarantee(&self) -> String;
 
+    /// Operations that are under way at once where so many are asked for.
+    fn concurrency(&self, inflight: usize) -> usize {
+        inflight
+    }
+
     /// Its version; empty for what comes with this program, or if it cannot be found out.
     fn version(&self) -> String {
         String::new()

@@ -11,6 +11,9 @@ pub enum ClientError {
     /// Some attempt may have been executed, now or later.
     #[error("outcome unknown: no replica answered in time")]
     Unknown,
+    /// A write was executed, and its answer is longer than a message.
+    #[error("done, but its answer is longer than a message")]
+    AnswerTooLong,
     /// The state machine refused it; it changed nothing.
     #[error("{0}")]
     Refused(#[from] Failure),

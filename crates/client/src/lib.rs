@@ -29,7 +29,7 @@ use cyclone_packet::idle::{Look, Yielder};
 pub use cyclone_packet::{DpdkPorts, XdpOptions};
 use cyclone_packet::{Driver, Security, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver};
 use cyclone_pmem::{Pool, Region};
-use cyclone_wire::client::ReadMode;
+use cyclone_wire::client::{MAX_MESSAGE, ReadMode};
 use cyclone_wire::command::{Condition, Expectation, Operation, Query};
 use cyclone_wire::reply::{Failure, Reply};
 
@@ -61,7 +61,8 @@ pub struct ClientConfig {
     pub core: CoreConfig,
     /// How a thread waits for answers. [`Polling::Busy`] lets nobody else run: that takes a core to spare.
     pub polling: Polling,
-    /// Largest message: the cluster's largest value and some.
+    /// Largest message: the cluster's largest value and some. Answers have up to 4 MiB; longer ones are refused by the
+    /// cluster with an error.
     pub max_message: usize,
 }
 
@@ -78,7 +79,7 @@ impl ClientConfig {
             singly: false,
             core: CoreConfig::default(),
             polling: Polling::Adaptive,
-            max_message: 4 << 20,
+            max_message: MAX_MESSAGE,
         }
     }
 }

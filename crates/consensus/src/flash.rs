@@ -28,6 +28,10 @@ const ASKERS: usize = 9;
 const WANTED: usize = 9;
 /// Payload bytes read at once for a replay.
 const REPLAY_BYTES: u64 = 1 << 20;
+/// Failures of the device at one entry before it counts as unreadable: a read may fail for a moment.
+const FAILURES: usize = 3;
+/// The same at whatever entries, none of which was read since.
+const FAILURES_IN_ALL: usize = 16;
 
 /// raft-rs has asked for entries that are not in the ring.
 struct Wanted {
@@ -78,6 +82,10 @@ pub(crate) struct Level {
     pub(crate) archive: Part,
     /// Something on flash did not read back: followers that need it get a checkpoint.
     pub(crate) unreadable: Option<FetchError>,
+    /// It has not been told yet.
+    untold: bool,
+    /// Entries at which the device failed and that have not been read since, each as often as it did.
+    failed: Vec<u64>,
     now_us: u64,
 }
 
@@ -92,6 +100,8 @@ impl Level {
             replay: Replay::default(),
             archive: Part::default(),
             unreadable: None,
+            untold: false,
+            failed: Vec::new(),
             now_us: 0,
         }
     }
@@ -147,11 +157,8 @@ impl Level {
     fn take_fetched(&mut self) -> Vec<GetEntriesContext> {
         let mut go_on = Vec::new();
         while let Some(fetched) = self.log.take_fetched() {
-            let result = fetched.result.map_err(|error| {
-                if matches!(error, FetchError::Corrupt { .. }) {
-                    self.unreadable = Some(error);
-                }
-            });
+            self.note_outcome(&fetched.result);
+            let result = fetched.result.map_err(drop);
             if self.replay.fetch == Some(fetched.id) {
                 self.replay.fetch = None;
                 self.replay.next = result.unwrap_or_default();
@@ -173,9 +180,42 @@ impl Level {
                 }
                 self.ranges.push_back(entries);
                 go_on.extend(wanted.askers);
+            } else if self.unreadable.is_some() {
+                // They are told that there is nothing to be had, and ask for a checkpoint.
+                go_on.extend(wanted.askers);
             }
         }
         go_on
+    }
+
+    /// What a fetch says about flash.
+    fn note_outcome(&mut self, result: &Result<Vec<StoredEntry>, FetchError>) {
+        let error = match result {
+            Ok(entries) => {
+                self.failed
+                    .retain(|index| in_range(entries, *index).is_none());
+                return;
+            }
+            Err(error) => *error,
+        };
+        let given_up = match error {
+            FetchError::Corrupt { .. } => true,
+            FetchError::Device { index, .. } => {
+                self.failed.push(index);
+                let here = self.failed.iter().filter(|failed| **failed == index);
+                here.count() >= FAILURES || self.failed.len() >= FAILURES_IN_ALL
+            }
+            FetchError::Missing { .. } | FetchError::Busy(_) => false,
+        };
+        if given_up && self.unreadable.is_none() {
+            (self.unreadable, self.untold) = (Some(error), true);
+        }
+    }
+
+    /// What did not read back is gone.
+    fn is_mended(&mut self) {
+        (self.unreadable, self.untold) = (None, false);
+        self.failed.clear();
     }
 
     /// Moves entries on to flash: committed ones, or as the only level all.
@@ -423,7 +463,48 @@ impl Group {
         if let Some(level) = self.level_mut() {
             level.log.reset(index, term);
             level.ranges.clear();
-            level.unreadable = None;
+            level.is_mended();
+        }
+    }
+
+    /// What has not read back, once.
+    pub fn take_unreadable(&mut self) -> Option<FetchError> {
+        let level = self.level_mut().filter(|level| level.untold)?;
+        level.untold = false;
+        level.unreadable
+    }
+
+    /// Leaves behind on flash what did not read back, once the store survives without it: `flushed` is the last entry that
+    /// it would still have after a crash. Until nothing depends on it any more, the ring is not to be released beyond
+    /// `flushed` where it has what flash lacks. Answers whether it would help if the store flushed.
+    pub fn mend_flash(&mut self, flushed: u64) -> bool {
+        let applied = self.raw.raft.raft_log.applied;
+        let view = self.raw.mut_store();
+        let Some(level) = view.flash.as_mut() else {
+            return false;
+        };
+        let Some(page) = level.unreadable.as_ref().and_then(FetchError::page) else {
+            return false;
+        };
+        let (log, through) = (&mut level.log, flushed.min(applied));
+        if log.has_left(page) {
+            level.is_mended();
+            return false;
+        }
+        match log.mode() {
+            FlashMode::Second => {
+                let before = view.ring.first_index() - 1;
+                if through >= before {
+                    // The ring has everything behind that, and is drained once more.
+                    log.leave(page, before, view.ring.term(before).unwrap_or(0));
+                }
+                through < before
+            }
+            FlashMode::Only => {
+                // What was told is durable nowhere else: it cannot be written anew, only be outlived.
+                log.trim(through);
+                !log.trim_leaves(page, through) && log.trim_leaves(page, applied)
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use cyclone_wire::client::ReadMode;
+use cyclone_wire::command::MAX_BATCH_BYTES;
 use cyclone_wire::resp::Limits;
 use mio::net::TcpListener;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
@@ -34,6 +35,8 @@ pub struct GatewayConfig {
     pub max_key_bytes: usize,
     /// Longest value, in bytes.
     pub max_value_bytes: usize,
+    /// Most bytes of a batch (MSET, MSETNX, EXEC) in wire form; at most what the format allows, 4 MiB.
+    pub max_batch_bytes: usize,
     /// Longest request, in bytes, and most bytes of unanswered requests per connection. At most 1 GiB.
     pub max_query_buffer: usize,
     /// Most commands in flight per connection; beyond, nothing is read from it.
@@ -42,10 +45,17 @@ pub struct GatewayConfig {
     pub output_pause_bytes: usize,
     /// Bytes of unsent replies at which the connection is dropped.
     pub output_limit_bytes: usize,
+    /// Bytes of requests that all connections together may hold: above, those that hold much are not read, and those that hold most
+    /// are closed.
+    pub total_input_bytes: usize,
+    /// The same for bytes of replies.
+    pub total_output_bytes: usize,
     /// Microseconds for which a connection may have unsent replies without taking a byte, before it is dropped.
     pub output_stall_us: u64,
     /// Microseconds without traffic after which a connection is dropped; 0: never.
     pub idle_timeout_us: u64,
+    /// Microseconds after which a connection that has not logged in is dropped, where there are passwords or users; 0: never.
+    pub login_timeout_us: u64,
     /// How connections read until they say otherwise (CLIENT READMODE).
     pub read_mode: ReadMode,
     /// This node's id, as in [`TopologyNode::id`](crate::TopologyNode::id).
@@ -67,12 +77,16 @@ impl GatewayConfig {
             max_clients: 20_000,
             max_key_bytes: 64 * 1024,
             max_value_bytes: 1024 * 1024,
+            max_batch_bytes: MAX_BATCH_BYTES,
             max_query_buffer: 16 * 1024 * 1024,
             max_in_flight: 1024,
             output_pause_bytes: 1024 * 1024,
             output_limit_bytes: 256 * 1024 * 1024,
+            total_input_bytes: 1 << 30,
+            total_output_bytes: 1 << 30,
             output_stall_us: 60_000_000,
             idle_timeout_us: 0,
+            login_timeout_us: 30_000_000,
             read_mode: ReadMode::Index,
             node_id: "0".repeat(40),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -122,6 +136,7 @@ impl GatewayConfig {
             ),
             ("max_key_bytes", self.max_key_bytes, 1, 512 << 20),
             ("max_value_bytes", self.max_value_bytes, 1, 512 << 20),
+            ("max_batch_bytes", self.max_batch_bytes, 1, MAX_BATCH_BYTES),
             (
                 "max_query_buffer",
                 self.max_query_buffer,
@@ -134,6 +149,19 @@ impl GatewayConfig {
                 self.output_pause_bytes,
                 1,
                 self.output_limit_bytes,
+            ),
+            // Within its own bounds a connection alone is never too much.
+            (
+                "total_input_bytes",
+                self.total_input_bytes,
+                self.max_query_buffer.saturating_mul(2),
+                usize::MAX,
+            ),
+            (
+                "total_output_bytes",
+                self.total_output_bytes,
+                self.output_limit_bytes,
+                usize::MAX,
             ),
         ];
         for (setting, value, least, most) in ranges {

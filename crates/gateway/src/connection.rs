@@ -12,6 +12,8 @@ use crate::backend::{Backend, Outcome, Route};
 use crate::command::transaction::{Extra, Multi, Watches, encode_parts};
 use crate::config::GatewayConfig;
 use crate::login::Checking;
+use crate::memory::Held;
+use crate::reply::{Shape, encode_reply, refuse_route, route_to};
 use crate::rest::Rest;
 use crate::slab::{SEQ_MASK, ticket};
 use crate::stream::Stream;
@@ -23,26 +25,6 @@ const KEPT_PENDING: usize = 64;
 const PORTION: usize = 64 * 1024;
 /// Encoded bytes that wait for the socket, at which no further reply is encoded.
 const ENCODED_AHEAD: usize = 256 * 1024;
-
-/// In place of a slot: all keys.
-pub(crate) const ALL_SLOTS: u16 = u16::MAX;
-
-/// How a reply of the state machine looks to the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
-    /// As it is.
-    Plain,
-    /// SETNX: Ok is 1, Nil is 0.
-    Flag,
-    /// TYPE: bytes are a simple string.
-    Simple,
-    /// MSET: an array is OK.
-    AllOk,
-    /// MSETNX: an array is 1, a failed condition 0.
-    AllOrNone,
-    /// SCAN with a TYPE that no key has: the cursor alone.
-    CursorOnly,
-}
 
 /// Where a command stands.
 #[derive(Debug)]
@@ -68,7 +50,7 @@ pub(crate) struct Pending {
     slot: u16,
     /// Bytes of the request, counted against the connection's limit.
     bytes: usize,
-    /// Bytes that the answer occupies, once it is there.
+    /// Bytes that the answer occupies, as far as it is there.
     held: usize,
     extra: Option<Extra>,
 }
@@ -100,6 +82,8 @@ pub(crate) struct Waiting {
     pub(crate) replicas: usize,
     /// `u64::MAX`: for ever.
     pub(crate) deadline_us: u64,
+    /// The client wants no reply.
+    pub(crate) quiet: bool,
 }
 
 /// What commands see of a connection.
@@ -115,12 +99,14 @@ pub(crate) struct Session {
     pub(crate) reads: usize,
     /// Bytes of pending requests.
     pub(crate) request_bytes: usize,
-    /// Bytes of answers that wait for an earlier one.
+    /// Bytes of answers that wait for an earlier one, and of what an EXEC has answered already.
     held_bytes: usize,
     pub(crate) out: Vec<u8>,
     sent: usize,
     pub(crate) protocol: Protocol,
     pub(crate) authenticated: bool,
+    /// Since when it may, and must, log in.
+    pub(crate) stranger_since_us: u64,
     pub(crate) name: Vec<u8>,
     pub(crate) lib_name: Vec<u8>,
     pub(crate) lib_version: Vec<u8>,
@@ -170,6 +156,7 @@ impl Session {
             sent: 0,
             protocol: Protocol::Resp2,
             authenticated: trusted,
+            stranger_since_us: now_us,
             name: Vec::new(),
             lib_name: Vec::new(),
             lib_version: Vec::new(),
@@ -218,6 +205,8 @@ impl Session {
     ) {
         self.reads += usize::from(is_read);
         let extra = self.extra.take();
+        let held = extra.as_ref().map_or(0, Extra::held);
+        self.held_bytes += held;
         self.push(Pending {
             extra,
             state: State::Waiting,
@@ -227,7 +216,7 @@ impl Session {
             quiet,
             slot,
             bytes,
-            held: 0,
+            held,
         });
     }
 
@@ -269,8 +258,9 @@ impl Session {
             Some(Extra::Watch { keys, epoch }) => self.watches.learn(keys, *epoch, outcome),
             _ => outcome,
         };
-        pending.held = held(&outcome);
-        self.held_bytes += pending.held;
+        let held = held(&outcome);
+        pending.held += held;
+        self.held_bytes += held;
         pending.state = State::Done(outcome);
         offset == 0
     }
@@ -313,7 +303,9 @@ impl Session {
                     self.out.extend_from_slice(&reply);
                     None
                 }
-                State::Done(Outcome::Done(reply)) if front.held > PORTION => {
+                State::Done(Outcome::Done(reply))
+                    if front.held > PORTION && !matches!(reply, Reply::Failed(_)) =>
+                {
                     let (shape, protocol) = (front.shape, front.protocol);
                     Some(match (front.extra.take(), reply) {
                         (Some(Extra::Exec(parts)), Reply::Array(replies)) => {
@@ -425,64 +417,6 @@ fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backe
     }
 }
 
-/// Who serves a slot, or all keys.
-pub(crate) fn route_to(backend: &dyn Backend, slot: u16) -> Route {
-    match slot {
-        ALL_SLOTS => backend.route_of_all(),
-        slot => backend.route(slot),
-    }
-}
-
-/// `-MOVED` or `-CLUSTERDOWN`; nothing for a local route.
-pub(crate) fn refuse_route(out: &mut Vec<u8>, slot: u16, route: &Route) {
-    // Where all keys are somewhere else, any slot leads there.
-    let slot = if slot == ALL_SLOTS { 0 } else { slot };
-    match route {
-        Route::Local => {}
-        Route::Moved { addr } => encode::error(out, format!("MOVED {slot} {addr}")),
-        Route::NoLeader => encode::error(out, "CLUSTERDOWN The cluster is down"),
-    }
-}
-
-pub(crate) fn encode_reply(out: &mut Vec<u8>, reply: &Reply, shape: Shape, protocol: Protocol) {
-    match (reply, shape) {
-        (Reply::Ok, Shape::Flag) => encode::int(out, 1),
-        (Reply::Nil, Shape::Flag) => encode::int(out, 0),
-        (Reply::Array(_), Shape::AllOrNone) => encode::int(out, 1),
-        (Reply::Failed(Failure::ConditionFailed), Shape::AllOrNone) => encode::int(out, 0),
-        // Values were within the limits when they were taken in.
-        (Reply::Array(_), Shape::AllOk) => encode::ok(out),
-        (Reply::Ok, _) => encode::ok(out),
-        (Reply::Nil, _) => encode::null(out, protocol),
-        (Reply::Int(value), _) => encode::int(out, *value),
-        (Reply::Bytes(text), Shape::Simple) => encode::simple(out, text),
-        (Reply::Bytes(bytes), _) => encode::bulk(out, bytes),
-        (Reply::Array(items), Shape::CursorOnly) => {
-            encode::array(out, 2);
-            encode_reply(
-                out,
-                items.first().unwrap_or(&Reply::Bytes(b"0".to_vec())),
-                Shape::Plain,
-                protocol,
-            );
-            encode::array(out, 0);
-        }
-        (Reply::Array(items), _) => {
-            encode::array(out, items.len());
-            for item in items {
-                encode_reply(out, item, Shape::Plain, protocol);
-            }
-        }
-        (Reply::Failed(Failure::TooLong), _) => {
-            encode::error(
-                out,
-                "ERR string exceeds maximum allowed size (proto-max-bulk-len)",
-            );
-        }
-        (Reply::Failed(failure), _) => encode::error(out, format!("ERR {failure}")),
-    }
-}
-
 /// How writing went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flushed {
@@ -518,6 +452,8 @@ pub(crate) struct Connection {
     pub(crate) blocked_since_us: Option<u64>,
     /// Our side is shut; until when the peer's rest is read and dropped, lest a reset destroy our last reply.
     pub(crate) linger_until_us: Option<u64>,
+    /// What the sums over all connections count for this one.
+    pub(crate) counted: Held,
     /// Until when keys must be agreed on.
     pub(crate) handshake_until_us: Option<u64>,
 }
@@ -531,6 +467,21 @@ impl Connection {
             Some(Stall::Full) => true,
             Some(Stall::BehindReads) => self.session.reads == 0,
             Some(Stall::BehindAll) => self.session.in_flight() == 0,
+        }
+    }
+
+    /// What it holds.
+    pub(crate) fn held(&self) -> Held {
+        let session = &self.session;
+        // Short buffers go from one connection to the next, and are few.
+        let out = match session.out.capacity() {
+            ..=KEPT_BUFFER => session.out.len(),
+            long => long,
+        };
+        let queued = session.multi.as_ref().map_or(0, |multi| multi.held());
+        Held {
+            input_bytes: self.input.capacity() + queued + session.watches.held(),
+            output_bytes: out + session.held_bytes + session.in_flight() * size_of::<Pending>(),
         }
     }
 

@@ -1,24 +1,24 @@
 //! The step object: accepting, completing, flushing, closing. Reading and running commands: `pump.rs`.
 
+mod accept;
+mod evict;
 mod pressure;
 mod upkeep;
 
 use std::collections::VecDeque;
-use std::io::{self, Write as _};
 use std::net::SocketAddr;
 
-use cyclone_wire::resp::RequestParser;
 use mio::event::Event;
-use mio::net::{TcpListener, TcpStream};
+use mio::net::TcpListener;
 use mio::{Interest, Registry, Token};
 
 use crate::backend::{Backend, Outcome};
 use crate::config::{GatewayConfig, GatewayError, clients_allowed, listen};
-use crate::connection::{Connection, Flushed, KEPT_BUFFER, Session};
+use crate::connection::{Connection, Flushed, KEPT_BUFFER};
 use crate::login::Logins;
+use crate::memory::{Held, Totals};
 use crate::rest::Rest;
 use crate::slab::{MAX_CONNECTIONS, Slab};
-use crate::stream::Stream;
 use pressure::Pressure;
 
 /// Connections accepted per step, so that a storm of them does not hold up the loop.
@@ -64,6 +64,10 @@ pub struct Stats {
     pub slow_readers: u64,
     /// Connections dropped because nothing came from them.
     pub idle: u64,
+    /// Connections dropped because all together held too much, and they the most.
+    pub evicted: u64,
+    /// Connections dropped because they did not log in in time.
+    pub login_timeouts: u64,
     /// Connections dropped because no keys were agreed on: no TLS, no common version, no acceptable certificate, no
     /// answer.
     pub tls_failed: u64,
@@ -81,6 +85,8 @@ pub(crate) struct Shared {
     pub(crate) started_us: u64,
     pub(crate) connected: usize,
     pub(crate) max_clients: usize,
+    /// What the connections hold together.
+    pub(crate) totals: Totals,
     /// Places of connections in WAIT.
     pub(crate) waiting: Vec<u32>,
     /// Where there are hashed passwords: who checks them.
@@ -154,6 +160,7 @@ impl Gateway {
             started_us: 0,
             connected: 0,
             max_clients,
+            totals: Totals::default(),
             waiting: Vec::new(),
             logins,
             config,
@@ -250,6 +257,8 @@ impl Gateway {
             || !self.dirty.is_empty()
             || !self.shaking.is_empty()
             || !self.leftovers.is_empty()
+            || self.shared.totals.excess(&self.shared.config).is_some()
+            || self.shared.logins.as_ref().is_some_and(Logins::has_answers)
     }
 
     /// Microseconds from `now_us` until [`Gateway::step`] is due even without events.
@@ -333,6 +342,7 @@ impl Gateway {
         }
         self.answer_waits(now_us, backend);
         work += self.flush(now_us, backend);
+        self.evict();
         if now_us >= self.next_sweep_us {
             self.sweep(now_us);
         }
@@ -355,6 +365,9 @@ impl Gateway {
             return self.leftovers.extend(Rest::left_over(outcome));
         };
         let is_due = connection.session.complete(seq, outcome);
+        let held = connection.held();
+        let totals = &mut self.shared.totals;
+        totals.recount(&mut connection.counted, held);
         // Who does not take the replies before this one is to be found out before there are many.
         let is_much = connection.session.unsent() > self.shared.config.output_limit_bytes;
         if is_due || is_much || connection.stalled.is_some() {
@@ -378,6 +391,9 @@ impl Gateway {
             let index = self.dirty[at];
             if let Some(connection) = self.slab.get_mut(index) {
                 connection.session.settle(backend, &mut self.encode_left);
+                let held = connection.held();
+                let totals = &mut self.shared.totals;
+                totals.recount(&mut connection.counted, held);
                 if connection.may_resume(&self.shared.config) {
                     self.list_ready(index);
                 }
@@ -395,7 +411,9 @@ impl Gateway {
                 continue;
             };
             connection.in_dirty = false;
-            if self.write(&mut connection, now_us) {
+            let lives = self.write(&mut connection, now_us);
+            if lives {
+                self.recount(&mut connection);
                 self.slab.put(index, connection);
             } else {
                 self.close(connection);
@@ -490,96 +508,16 @@ impl Gateway {
         if connection.session.waiting.is_some() {
             self.shared.waiting.retain(|place| *place != index);
         }
+        if let (Some(logins), Some(checking)) =
+            (&mut self.shared.logins, &connection.session.checking)
+        {
+            logins.forget(checking.ticket, connection.session.peer.ip());
+        }
+        let totals = &mut self.shared.totals;
+        totals.recount(&mut connection.counted, Held::default());
         self.gone.extend(connection.session.unanswered_reads());
         self.leftovers.extend(connection.session.leftovers());
         self.slab.free(index);
         self.shared.connected = self.slab.len();
-    }
-
-    fn accept(&mut self, now_us: u64) -> usize {
-        if self.accept_retry_us.is_some_and(|at| now_us >= at) {
-            self.accept_retry_us = None;
-            self.accept_ready = true;
-        }
-        let mut accepted = 0;
-        while self.accept_ready && accepted < ACCEPTS_PER_STEP {
-            match self.listener.accept() {
-                Ok((stream, peer)) => {
-                    accepted += 1;
-                    self.admit(stream, peer, now_us);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.accept_ready = false
-                }
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
-                    ) => {}
-                Err(_) => {
-                    // Out of files or memory: the backlog holds the rest until some are free again.
-                    self.accept_ready = false;
-                    self.accept_retry_us = Some(now_us + ACCEPT_RETRY_US);
-                }
-            }
-        }
-        accepted
-    }
-
-    fn admit(&mut self, mut stream: TcpStream, peer: SocketAddr, now_us: u64) {
-        if self.slab.len() >= self.shared.max_clients {
-            self.shared.stats.rejected += 1;
-            if self.shared.config.tls.is_none() {
-                // A courtesy; the socket is closed either way.
-                let _ = stream.write(b"-ERR max number of clients reached\r\n");
-            }
-            return;
-        }
-        // Neither is needed for correctness.
-        let _ = stream.set_nodelay(true);
-        let _ = rustix::net::sockopt::set_socket_keepalive(&stream, true);
-        let tls = self.shared.config.tls.as_ref();
-        let Ok(mut stream) = Stream::new(stream, tls) else {
-            self.shared.stats.tls_failed += 1;
-            return;
-        };
-        let place = self.slab.reserve();
-        let token = Token(self.token_base + 1 + place.0 as usize);
-        if self
-            .registry
-            .register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)
-            .is_err()
-        {
-            self.slab.free(place.0);
-            return;
-        }
-        let id = self.next_id;
-        self.next_id += 1;
-        self.shared.stats.connections += 1;
-        let trusted = self.shared.config.is_open();
-        let mut parser = RequestParser::new(self.shared.config.limits());
-        parser.set_trusted(trusted);
-        let local = stream.local_addr().unwrap_or(self.shared.local);
-        let shakes = stream.is_handshaking();
-        let connection = Connection {
-            stream,
-            parser,
-            input: Vec::new(),
-            input_at: 0,
-            session: Session::new(id, place, (peer, local), trusted, now_us),
-            readable: true,
-            writable: true,
-            ending: false,
-            ended: false,
-            stalled: None,
-            in_ready: false,
-            in_dirty: false,
-            blocked_since_us: None,
-            linger_until_us: None,
-            handshake_until_us: shakes.then_some(now_us + HANDSHAKE_US),
-        };
-        self.slab.put(place.0, Box::new(connection));
-        self.shared.connected = self.slab.len();
-        self.list_ready(place.0);
     }
 }

@@ -31,9 +31,12 @@ pub(crate) fn sections(shared: &Shared, backend: &dyn Backend, now_us: u64) -> V
         ("uptime_in_seconds", uptime_s.to_string()),
         ("uptime_in_days", (uptime_s / 86_400).to_string()),
     ]);
+    let held = shared.totals.held();
     let clients = pairs(&[
         ("connected_clients", shared.connected.to_string()),
         ("maxclients", shared.max_clients.to_string()),
+        ("cyclone_input_bytes_held", held.input_bytes.to_string()),
+        ("cyclone_output_bytes_held", held.output_bytes.to_string()),
         ("blocked_clients", shared.waiting.len().to_string()),
     ]);
     let counters = pairs(&[
@@ -47,6 +50,8 @@ pub(crate) fn sections(shared: &Shared, backend: &dyn Backend, now_us: u64) -> V
             "client_output_buffer_limit_disconnections",
             stats.slow_readers.to_string(),
         ),
+        ("evicted_clients", stats.evicted.to_string()),
+        ("cyclone_login_timeouts", stats.login_timeouts.to_string()),
     ]);
     let cluster = pairs(&[("cluster_enabled", "1".to_owned())]);
     let mut all: Vec<InfoSection> = vec![

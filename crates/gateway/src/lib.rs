@@ -10,9 +10,15 @@
 //! 4. [`Gateway::flush`]: one write per connection. (`step` flushes as well; this one saves the replies a round.)
 //! 5. Before blocking: not at all if [`Gateway::has_work`], and no longer than [`Gateway::next_timeout_us`] says.
 //!
-//! Within a connection replies come in order, and commands take effect in order: a read may be submitted while
+//! Within a connection replies come in order, and commands are submitted in order: a read may be submitted while
 //! earlier writes are pending (the backend makes it see them), but a write waits for the connection's unanswered
-//! reads.
+//! reads. Pipelined commands take effect in order as far as their keys are in one log; where the backend has several,
+//! a write may take effect before an earlier one to a key of another log, and be done though that one is refused.
+//! Whoever needs order across keys waits for the reply, or uses MULTI.
+//!
+//! Everything a client can make the gateway hold or do at a time is bounded: per connection, for all connections
+//! together ([`Gateway::held`]; [`Gateway::next_eviction`] tells who was closed), and per command, for each runs in
+//! one step.
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -23,7 +29,9 @@ pub mod fake;
 mod gateway;
 mod info;
 mod login;
+mod memory;
 mod pump;
+mod reply;
 mod rest;
 mod slab;
 mod stream;
@@ -35,4 +43,5 @@ pub use backend::{
 pub use config::{GatewayConfig, GatewayError};
 pub use gateway::{Gateway, Stats};
 pub use login::{Users, UsersError, hash_password};
+pub use memory::{Direction, Eviction, Held};
 pub use stream::{Tls, TlsError, install_crypto};

@@ -1,10 +1,13 @@
 //! Users and their hashed passwords. Argon2 costs tens of milliseconds and of megabytes by intention, so it is computed by
-//! one thread of its own; a password that was right once is recognised by a keyed digest, in the loop, from then on.
+//! one thread of its own, which serves addresses in turn; a password that was right once is recognised by a keyed digest, in the
+//! loop, from then on.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use argon2::password_hash::{PasswordHash, PasswordHasher as _, PasswordVerifier as _, SaltString};
 use argon2::{Argon2, Params};
@@ -12,10 +15,11 @@ use cyclone_wire::resp::Protocol;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use mio::unix::pipe;
 use mio::{Interest, Registry, Token};
+use queue::{Question, Queue, Waiting};
 use sha2::Sha256;
 
-/// Logins that may wait for the thread.
-const QUEUE: usize = 4096;
+mod queue;
+
 /// Most memory a stored hash may ask for, in KiB, and most rounds.
 const MOST_MEMORY_KIB: u32 = 256 * 1024;
 const MOST_ROUNDS: u32 = 32;
@@ -190,21 +194,28 @@ impl Known {
 /// What a connection waits for between AUTH (or HELLO) and its reply.
 #[derive(Clone, Debug)]
 pub(crate) struct Checking {
+    /// What it was asked under.
+    pub(crate) ticket: u64,
     /// HELLO: the protocol and the name to be set.
     pub(crate) hello: Option<(Protocol, Option<Vec<u8>>)>,
     /// The client wants no reply.
     pub(crate) quiet: bool,
-}
-
-struct Question {
-    ticket: u64,
-    user: Vec<u8>,
-    password: Vec<u8>,
+    /// Others go first.
+    pub(crate) deferred: bool,
 }
 
 struct Answer {
     ticket: u64,
     right: Option<[u8; 32]>,
+}
+
+/// What was found out about a login.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Right,
+    Wrong,
+    /// It was not looked at: others that had fewer waiting needed its place.
+    Displaced,
 }
 
 /// How a login that was handed in goes on.
@@ -223,7 +234,9 @@ pub(crate) enum Asked {
 /// The thread that computes Argon2, and what it has found out.
 pub(crate) struct Logins {
     known: Known,
-    questions: SyncSender<Question>,
+    questions: Arc<Queue>,
+    /// Tickets of those that lost their places.
+    displaced: Vec<u64>,
     answers: Receiver<Answer>,
     bell: pipe::Receiver,
 }
@@ -239,22 +252,28 @@ impl Logins {
         };
         let (ring, mut bell) = pipe::new()?;
         registry.register(&mut bell, token, Interest::READABLE)?;
-        let (questions, asked) = sync_channel(QUEUE);
-        let (answered, answers) = sync_channel(QUEUE);
+        let questions = Arc::new(Queue::default());
+        let asked = Arc::clone(&questions);
+        let (answered, answers) = sync_channel(queue::MOST);
         let own = known.clone();
         std::thread::Builder::new()
             .name("cyclone-login".to_owned())
-            .spawn(move || answer(&users, own, &asked, &answered, ring))?;
+            .spawn(move || {
+                // Without the thread nobody is to wait.
+                let asked = Closing(asked);
+                answer(&users, own, &asked.0, &answered, ring);
+            })?;
         Ok(Logins {
             known,
             questions,
+            displaced: Vec::new(),
             answers,
             bell,
         })
     }
 
     /// Asks whether a login is right.
-    pub(crate) fn ask(&self, ticket: u64, user: &[u8], password: &[u8]) -> Asked {
+    pub(crate) fn ask(&mut self, ticket: u64, peer: IpAddr, user: &[u8], password: &[u8]) -> Asked {
         if user.len() > LONGEST || password.len() > LONGEST {
             return Asked::Wrong;
         }
@@ -266,19 +285,47 @@ impl Logins {
             user: user.to_vec(),
             password: password.to_vec(),
         };
-        match self.questions.try_send(question) {
-            Ok(()) => Asked::Later,
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Asked::Busy,
+        match self
+            .questions
+            .change(|waiting| waiting.push(peer, question))
+        {
+            Err(_) => Asked::Busy,
+            Ok(displaced) => {
+                self.displaced.extend(displaced);
+                Asked::Later
+            }
         }
     }
 
-    /// The next answer: the ticket, and whether the login was right.
-    pub(crate) fn next_answer(&mut self) -> Option<(u64, bool)> {
+    /// Nobody waits for the answer any more.
+    pub(crate) fn forget(&mut self, ticket: u64, peer: IpAddr) {
+        self.questions.change(|waiting| waiting.take(ticket, peer));
+    }
+
+    /// The client has sent its last byte, and most likely has gone: others come first.
+    pub(crate) fn defer(&mut self, ticket: u64, peer: IpAddr) {
+        self.questions.change(|waiting| waiting.defer(ticket, peer));
+    }
+
+    /// Whether there is an answer that no bell has rung for.
+    pub(crate) fn has_answers(&self) -> bool {
+        !self.displaced.is_empty()
+    }
+
+    /// The next answer, and the ticket it belongs to.
+    pub(crate) fn next_answer(&mut self) -> Option<(u64, Verdict)> {
+        if let Some(ticket) = self.displaced.pop() {
+            return Some((ticket, Verdict::Displaced));
+        }
         let answer = self.answers.try_recv().ok()?;
         if let Some(digest) = answer.right {
             self.known.learn(digest);
         }
-        Some((answer.ticket, answer.right.is_some()))
+        let verdict = match answer.right {
+            Some(_) => Verdict::Right,
+            None => Verdict::Wrong,
+        };
+        Some((answer.ticket, verdict))
     }
 
     /// Hears the bell, before answers are fetched.
@@ -288,14 +335,29 @@ impl Logins {
     }
 }
 
+impl Drop for Logins {
+    fn drop(&mut self) {
+        self.questions.change(Waiting::close);
+    }
+}
+
+/// Closes the queue however the thread ends.
+struct Closing(Arc<Queue>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.change(Waiting::close);
+    }
+}
+
 fn answer(
     users: &Users,
     mut known: Known,
-    asked: &Receiver<Question>,
+    asked: &Queue,
     answered: &SyncSender<Answer>,
     mut bell: pipe::Sender,
 ) {
-    while let Ok(question) = asked.recv() {
+    while let Some(question) = asked.next() {
         let digest = known.digest(&question.user, &question.password);
         // Many clients with one password may have come at once.
         let right = known.holds(&digest) || users.verify(&question.user, &question.password);

@@ -44,6 +44,12 @@ impl Gateway {
         let Some(mut connection) = self.slab.take(index) else {
             return;
         };
+        if self.is_held_back(&connection) {
+            // There will be room: those that hold most are closed before this step ends.
+            connection.in_ready = true;
+            self.later.push(index);
+            return self.slab.put(index, connection);
+        }
         connection.in_ready = false;
         let shakes = connection.stream.is_handshaking();
         if shakes && may_read && connection.readable {
@@ -74,7 +80,21 @@ impl Gateway {
         if connection.has_output() || connection.ended || connection.session.closing {
             self.list_dirty_taken(&mut connection);
         }
+        if connection.ending || connection.ended {
+            self.defer_login(&mut connection.session);
+        }
+        self.recount(&mut connection);
         self.slab.put(index, connection);
+    }
+
+    /// Lets the logins of others go before that of a client who has sent its last byte: most likely it has gone.
+    fn defer_login(&mut self, session: &mut Session) {
+        if let (Some(logins), Some(checking)) = (&mut self.shared.logins, &mut session.checking)
+            && !checking.deferred
+        {
+            checking.deferred = true;
+            logins.defer(checking.ticket, session.peer.ip());
+        }
     }
 
     fn serve(
@@ -319,7 +339,12 @@ impl Gateway {
             } => {
                 session.push_submitted(is_read, shape, slot, input.len(), quiet);
             }
-            Flow::Waits => self.shared.waiting.push(session.index),
+            Flow::Waits => {
+                if let Some(waiting) = &mut session.waiting {
+                    waiting.quiet = quiet;
+                }
+                self.shared.waiting.push(session.index);
+            }
             Flow::Checks => {
                 if let Some(checking) = &mut session.checking {
                     checking.quiet = quiet;
@@ -344,10 +369,18 @@ impl Gateway {
     }
 }
 
-/// Answers an error in its turn.
+/// Answers an error in its turn, if the client wants replies.
 fn refuse(session: &mut Session, text: &[u8]) {
     if let Some(multi) = &mut session.multi {
         multi.doomed = true;
+    }
+    match session.reply_mode {
+        ReplyMode::On => {}
+        ReplyMode::Off => return,
+        ReplyMode::SkipNext => {
+            session.reply_mode = ReplyMode::On;
+            return;
+        }
     }
     if session.in_flight() == 0 {
         return encode::error(&mut session.out, text);

@@ -8,7 +8,7 @@ use cyclone_wire::resp::{Protocol, encode};
 
 use crate::backend::Outcome;
 use crate::command::transaction::Part;
-use crate::connection::{Shape, encode_reply};
+use crate::reply::{Shape, encode_reply};
 
 /// What is left of a reply.
 #[derive(Debug)]
@@ -176,7 +176,7 @@ mod tests {
     fn an_exec_is_its_parts() {
         let parts = vec![
             Part::Next(Shape::Flag),
-            Part::Local(b"+PONG\r\n".to_vec()),
+            Part::Local(b"+PONG\r\n".into()),
             Part::Next(Shape::Plain),
         ];
         let replies = vec![Reply::Ok, Reply::Bytes(vec![b'x'; 3000])];

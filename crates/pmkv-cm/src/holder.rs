@@ -68,7 +68,8 @@ pub enum Action {
         serve: Vec<ShardId>,
         /// Shards whose content this server is to send elsewhere. A task that was named before goes on.
         copy: Vec<CopyTask>,
-        /// Shards that this server holds something of no more: free it.
+        /// Shards that this process held something of and holds no more: free it. What an earlier process held is for the
+        /// program to find, in what it knows of its memory.
         release: Vec<ShardId>,
     },
     /// The manager does not let this server in; it goes on asking.

@@ -10,6 +10,8 @@
 mod leading;
 mod office;
 mod roll;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -130,6 +132,14 @@ pub enum Notice {
     },
     /// The store holds something that is no configuration of this cluster; nothing is changed.
     Unreadable(Revision),
+    /// The next configuration would contradict itself, and nobody could read it. It is not written; what was asked for
+    /// with it is dropped.
+    Contradiction {
+        /// What is wrong with it.
+        error: ConfigError,
+        /// Operators' commands that are dropped.
+        commands: Vec<Command>,
+    },
     /// A cluster of this shape is impossible.
     CannotFound(ConfigError),
 }

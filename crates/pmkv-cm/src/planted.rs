@@ -29,6 +29,8 @@ pub(crate) enum Mistake {
     OldReportCounts,
     /// A server that returns is granted a lease before it has adopted its new membership.
     LeaseBeforeAdoption,
+    /// A primary is moved to where no copy of it is begun, and nobody makes it good.
+    MovedWithoutCopy,
 }
 
 #[cfg(not(test))]

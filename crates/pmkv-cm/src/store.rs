@@ -13,6 +13,8 @@ pub mod memory;
 pub mod raft;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 mod remote;
+#[cfg(any(feature = "zookeeper", test))]
+mod versions;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 

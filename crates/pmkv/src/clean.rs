@@ -60,6 +60,13 @@ impl Control {
             return false;
         }
         self.log.fence();
+        let live = self.store.heap().live_bytes(segment);
+        if live > 0 {
+            // The index points at what the scan did not find whole. When some of it is overwritten the segment is looked at again.
+            self.kept.insert(segment, live);
+            self.stats.kept = self.kept.len() as u64;
+            return true;
+        }
         self.free(segment);
         self.stats.cleaned += 1;
         true
@@ -94,7 +101,7 @@ impl Control {
             .entries()
             .filter(|(_, entry)| entry.state == SegmentState::Committed)
             .map(|(segment, _)| (heap.live_bytes(segment), segment))
-            .filter(|(live, _)| *live < limit)
+            .filter(|(live, segment)| *live < limit && self.kept.get(segment) != Some(live))
             .min()
             .map(|(_, segment)| segment)
             // Copying needs a segment to copy to.

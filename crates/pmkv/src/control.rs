@@ -71,6 +71,8 @@ pub struct ControlStats {
     pub checkpoints: u64,
     /// Checkpoints that could not be written.
     pub checkpoints_failed: u64,
+    /// Segments that are not freed now because entries in them that are needed are damaged.
+    pub kept: u64,
     /// Segment operations that the table refused: bugs.
     pub refused: u64,
 }
@@ -97,6 +99,8 @@ pub struct Control {
     /// Where segments are copied to, to be read.
     pub(crate) copy: Vec<u8>,
     pub(crate) found: Found,
+    /// Segments that could not be cleaned because of damaged entries, and how many of their bytes were needed then.
+    pub(crate) kept: BTreeMap<u32, u64>,
     /// When something to be cleaned is looked for again.
     pub(crate) clean_due_us: u64,
     memory: u64,
@@ -137,6 +141,7 @@ impl Control {
             voids: Voids::new(shards, voids),
             copy: Vec::new(),
             found: Found::default(),
+            kept: BTreeMap::new(),
             clean_due_us: 0,
             memory: start.memory,
             checkpoint: None,
@@ -388,6 +393,8 @@ impl Control {
             .entry(segment)
             .map(|it| it.owner.is_remote());
         self.store.heap().forget(segment);
+        self.kept.remove(&segment);
+        self.stats.kept = self.kept.len() as u64;
         if remote == Some(true) {
             if self.backup.release(segment).is_err() {
                 self.stats.refused += 1;
@@ -468,8 +475,10 @@ impl Control {
         let is_news = |(_, member): (usize, Entry<'_>)| {
             let stamp = member.header.stamp;
             let hash = KeyHash::hash_of(member.key);
-            let known = self.store.find(stamp.shard, hash, member.key);
-            known.is_none_or(|known| known.stamp().version < stamp.version)
+            let known = self.store.look(stamp.shard, hash, member.key);
+            known.map_or(true, |known| {
+                known.is_none_or(|known| known.stamp().version < stamp.version)
+            })
         };
         if !entry.members().any(is_news) {
             return true;

@@ -103,7 +103,8 @@ pub(crate) fn note_commits(store: &Store, is_void: impl Fn(ShardId) -> bool, ent
 }
 
 /// The records of a segment of any log: address, bytes, and whether these are known to lie there in one piece. `copy` is
-/// where the segment is copied to.
+/// where the segment is copied to. The server's own logs have no holes, but what lies behind a damaged block counts: the
+/// index points at it, and after a crash it is a write of which nobody was told yet.
 pub(crate) fn records_of(
     table: &BackupMemory,
     segment: u32,
@@ -122,7 +123,7 @@ pub(crate) fn records_of(
     }
     table.area().read_into(base, table.segment_bytes(), copy);
     let seed = table.seed(entry.epoch);
-    scan_blocks(Shape::Contiguous, seed, copy, |block, payload| {
+    scan_blocks(Shape::WithHoles, seed, copy, |block, payload| {
         found(base + block.payload.start as u64, payload, true);
     });
     Ok(())

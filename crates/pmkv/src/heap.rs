@@ -11,6 +11,7 @@ use cyclone_replication::frame::block_bytes;
 
 use crate::configuration::KeyHash;
 use crate::entry::{Entry, HEADER_BYTES, Header, Kind, Stamp};
+use crate::index::Looked;
 
 /// Keys up to this long are compared and hashed without a buffer of their own.
 const SHORT_KEY_BYTES: usize = 64;
@@ -139,14 +140,21 @@ impl Heap {
         Object::new(self.area.read_vec(address, header.len() as u64))
     }
 
-    /// The entry at an address, if it is this key's.
-    pub fn object_of(&self, address: u64, key: &[u8]) -> Option<Object> {
-        let header = self.header(address)?;
-        if header.key_len != key.len() {
-            return None;
+    /// Whether the entry at an address, which an item of the key's tag points at, is this key's. Other keys' are few there: they are read
+    /// whole as well, because a damaged header names another key.
+    pub fn look(&self, address: u64, key: &[u8]) -> Looked<Object> {
+        match self.object(address) {
+            Some(object) if object.key() == key => Looked::Mine(object),
+            Some(_) => Looked::Other,
+            None => Looked::Damaged,
         }
-        let object = Object::new(self.area.read_vec(address, header.len() as u64))?;
-        (object.key() == key).then_some(object)
+    }
+
+    /// The key of the entry at an address, if it is a value. Its checksum is not looked at, its value not read.
+    pub fn key_of_value(&self, address: u64) -> Option<Vec<u8>> {
+        let header = self.header(address)?;
+        let at = address + HEADER_BYTES as u64;
+        (header.kind == Kind::Put).then(|| self.area.read_vec(at, header.key_len as u64))
     }
 
     /// The header of the entry at an address, if it is this key's. For addresses that cannot be given away meanwhile.

@@ -7,7 +7,7 @@
 //!   Entry          how objects stand in logs                              entry.rs
 //!   Index          where a shard's objects lie, in DRAM                   index/
 //!   Heap           entries by address, live bytes per segment             heap.rs
-//!   Store          what a server's threads share                          store.rs, space.rs
+//!   Store          what a server's threads share                          store.rs, space.rs, walk.rs
 //!   Void           what is there and does not count                        void.rs
 //!   Log            a log of the server's own                              log.rs
 //!   Worker         requests: append, replicate, publish, answer           worker/
@@ -26,6 +26,8 @@ pub mod checkpoint;
 mod clean;
 pub mod configuration;
 pub mod control;
+#[cfg(test)]
+mod damage_tests;
 mod digest;
 pub mod entry;
 pub mod heap;
@@ -37,7 +39,10 @@ pub mod peers;
 mod rebuild;
 pub mod space;
 pub mod store;
+#[cfg(test)]
+mod testing;
 pub mod void;
+pub mod walk;
 mod words;
 pub mod worker;
 

@@ -1,5 +1,5 @@
 //! A log of the server's own: a worker's t-log, or where a cleaner copies to (rowan §4.1). Blocks behind each other from a
-//! segment's front, each with one entry; the first place without a block is the log's end.
+//! segment's front, each with one entry. No block is written behind a place without one, but one may be damaged later.
 
 use std::collections::HashMap;
 use std::sync::Arc;

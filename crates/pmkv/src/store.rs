@@ -1,13 +1,12 @@
 //! What all threads of a server share: memory, the shards' indexes, the space.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use cyclone_replication::BackupMemory;
 
 use crate::configuration::{KeyHash, ShardId, shard_of_slot};
-use crate::entry::{self, Entry, Header, Kind, MAX_VERSION, Stamp};
+use crate::entry::{Entry, Header, Kind, MAX_VERSION};
 use crate::heap::{Heap, Object};
 use crate::index::{Index, Updated};
 use crate::rebuild::Restored;
@@ -50,19 +49,21 @@ impl Shard {
         self.commit.load(Ordering::SeqCst)
     }
 
-    /// Takes note of a CommitVer.
+    /// Takes note of a CommitVer: that version was given, even if no entry that has it is left.
     pub fn committed(&self, version: u64) {
+        self.saw(version);
         self.commit.fetch_max(version, Ordering::SeqCst);
     }
 }
 
-/// A page of a walk.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Page {
-    /// Keys that have a value.
-    pub keys: Vec<Vec<u8>>,
-    /// Where the next page begins, a hash; `None` after the last.
-    pub next: Option<u64>,
+/// An entry that the index points at and that is not whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the entry at {address:#x} of shard {shard} is damaged")]
+pub struct Damaged {
+    /// The shard.
+    pub shard: ShardId,
+    /// Where it lies.
+    pub address: u64,
 }
 
 /// What all threads of a server share.
@@ -70,6 +71,7 @@ pub struct Store {
     heap: Heap,
     shards: Vec<Shard>,
     space: Space,
+    damaged: AtomicU64,
 }
 
 impl Store {
@@ -79,7 +81,18 @@ impl Store {
             heap: Heap::new(table),
             shards: (0..shards).map(|_| Shard::default()).collect(),
             space: Space::default(),
+            damaged: AtomicU64::new(0),
         }
+    }
+
+    /// How often a damaged entry was met.
+    pub fn damaged(&self) -> u64 {
+        self.damaged.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn met(&self, shard: ShardId, address: u64) -> Damaged {
+        self.damaged.fetch_add(1, Ordering::Relaxed);
+        Damaged { shard, address }
     }
 
     /// The memory.
@@ -108,23 +121,42 @@ impl Store {
     }
 
     /// The newest entry of a key, a tombstone too.
-    pub fn find(&self, shard: ShardId, hash: u64, key: &[u8]) -> Option<Object> {
-        let shard = self.shard(shard)?;
-        shard
-            .index
-            .lookup(hash, |address| self.heap.object_of(address, key))
+    ///
+    /// # Errors
+    /// It may be a damaged one.
+    pub fn look(&self, id: ShardId, hash: u64, key: &[u8]) -> Result<Option<Object>, Damaged> {
+        let Some(shard) = self.shard(id) else {
+            return Ok(None);
+        };
+        let look = || {
+            let whole = |address| self.heap.look(address, key);
+            shard.index.lookup_whole(hash, whole)
+        };
+        // Once more: its place may have been given away, and to the same key again, while it was read.
+        look()
+            .or_else(|_| look())
+            .map_err(|address| self.met(id, address))
     }
 
-    /// A key's value.
+    /// As [`Store::look`], for tools and tests: a damaged entry is none.
+    pub fn find(&self, shard: ShardId, hash: u64, key: &[u8]) -> Option<Object> {
+        self.look(shard, hash, key).ok().flatten()
+    }
+
+    /// A key's value, for tools and tests: a damaged one is none.
     pub fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
         let KeyHash { slot, hash } = KeyHash::of(key);
-        self.value(self.shard_of(slot), hash, key)
+        self.value(self.shard_of(slot), hash, key).ok().flatten()
     }
 
     /// The value of a key whose shard and hash are known.
-    pub fn value(&self, shard: ShardId, hash: u64, key: &[u8]) -> Option<Vec<u8>> {
-        let object = self.find(shard, hash, key)?;
-        (object.kind() == Kind::Put).then(|| object.into_value())
+    ///
+    /// # Errors
+    /// It may be a damaged one.
+    pub fn value(&self, shard: ShardId, hash: u64, key: &[u8]) -> Result<Option<Vec<u8>>, Damaged> {
+        let object = self.look(shard, hash, key)?;
+        let value = object.filter(|it| it.kind() == Kind::Put);
+        Ok(value.map(Object::into_value))
     }
 
     /// Brings what is looked at to publish these keys, or to find their entries, into the caches: all side by side, where one key after the
@@ -152,13 +184,17 @@ impl Store {
         let hash = KeyHash::hash_of(key);
         shard.saw(header.stamp.version);
         let old: Cell<Option<Header>> = Cell::new(None);
+        let version = header.stamp.version;
         let version_at = |at: u64| {
             old.set(self.heap.header_of(at, key));
-            old.get().map(|it| it.stamp.version)
+            let known = old.get()?.stamp.version;
+            // A damaged entry hides no whole one, whatever its version is now.
+            let hides = known < version || self.heap.object(at).is_some();
+            Some(if hides { known } else { 0 })
         };
         let updated = shard
             .index
-            .update(hash, address, header.stamp.version, version_at, |at| {
+            .update(hash, address, version, version_at, |at| {
                 self.heap.hash_at(at)
             });
         let had = match updated {
@@ -254,122 +290,9 @@ impl Store {
                 }
             }
         }
+        // What is damaged names no key that it could be removed by.
+        shard.index.fill(0, std::iter::empty());
         shard.objects.store(0, Ordering::SeqCst);
         shard.commit.store(0, Ordering::SeqCst);
-    }
-
-    /// Keys of a shard that have a value, from a hash on: whole chains, until there are `count`.
-    pub fn page(&self, shard: ShardId, from: u64, count: usize) -> Page {
-        let mut page = Page::default();
-        let Some(shard) = self.shard(shard) else {
-            return page;
-        };
-        let mut objects = Vec::new();
-        let mut at = Some(from);
-        while let Some(hash) = at.filter(|_| page.keys.len() < count.max(1)) {
-            at = self.chain(shard, hash, |_| true, |_| true, &mut objects);
-            let wanted = objects.iter().filter(|object| {
-                let here = KeyHash::hash_of(object.key());
-                object.kind() == Kind::Put && here >= from
-            });
-            page.keys.extend(wanted.map(|object| object.key().to_vec()));
-        }
-        page.next = at;
-        page
-    }
-
-    /// The entries of one chain, and where the next begins; not those that their addresses rule out. Entries that are moved while they
-    /// are read are looked for again.
-    fn chain(
-        &self,
-        shard: &Shard,
-        hash: u64,
-        is_there: impl Fn(u64) -> bool,
-        is_wanted: impl Fn(Stamp) -> bool,
-        objects: &mut Vec<Object>,
-    ) -> Option<u64> {
-        let (mut addresses, mut again, mut there) = (Vec::new(), Vec::new(), Vec::new());
-        loop {
-            objects.clear();
-            addresses.clear();
-            let next = shard.index.collect(hash, &mut addresses);
-            there.clear();
-            there.extend(addresses.iter().copied().filter(|&it| is_there(it)));
-            there.iter().for_each(|&it| self.heap.prefetch(it));
-            // Most are not wanted where few are new: their headers say so.
-            let is_wanted = |&&address: &&u64| {
-                let header = self.heap.header(address);
-                header.is_some_and(|it| is_wanted(it.stamp))
-            };
-            let wanted = there.iter().filter(is_wanted);
-            objects.extend(wanted.filter_map(|&address| self.heap.object(address)));
-            again.clear();
-            shard.index.collect(hash, &mut again);
-            // An entry that stays unreadable is not moved, it is damaged: the walk goes on without it.
-            if again == addresses {
-                return next;
-            }
-        }
-    }
-
-    /// Entries of a shard up to a version, each by itself, from a hash on: whole chains, until there are so many bytes. And the hash that is
-    /// next; `None` after the last.
-    pub fn stretch(
-        &self,
-        shard: ShardId,
-        from: u64,
-        version: u64,
-        most_bytes: usize,
-    ) -> (Vec<Vec<u8>>, Option<u64>) {
-        let (mut entries, mut bytes) = (Vec::new(), 0);
-        let Some(it) = self.shard(shard) else {
-            return (entries, None);
-        };
-        let mut objects = Vec::new();
-        let mut at = Some(from);
-        while let Some(hash) = at.filter(|_| bytes < most_bytes) {
-            let is_wanted = |stamp: Stamp| stamp.shard == shard && stamp.version <= version;
-            at = self.chain(it, hash, |_| true, is_wanted, &mut objects);
-            for object in objects.iter().filter(|it| is_wanted(it.stamp())) {
-                bytes += object.bytes().len();
-                entries.push(object.bytes().to_vec());
-            }
-        }
-        (entries, at)
-    }
-
-    /// What a shard has above a version and is not known to be on every replica, as records: what was written as one and is the newest of
-    /// its keys still stays one, so that a replica that takes over has all of it or nothing. In order of versions.
-    pub fn newer(&self, shard: ShardId, version: u64) -> Vec<Vec<u8>> {
-        let is_there = |address| !self.heap.is_settled(address);
-        let Some(it) = self.shard(shard) else {
-            return Vec::new();
-        };
-        let mut batches: BTreeMap<u64, BTreeMap<u64, Vec<u8>>> = BTreeMap::new();
-        let mut objects = Vec::new();
-        let mut at = Some(0);
-        while let Some(hash) = at {
-            let is_newer = |stamp: Stamp| stamp.shard == shard && stamp.version > version;
-            at = self.chain(it, hash, is_there, is_newer, &mut objects);
-            // What was read may have been another entry by then.
-            for object in objects.iter().filter(|it| is_newer(it.stamp())) {
-                let batch = batches.entry(object.header().batch()).or_default();
-                batch.insert(object.stamp().version, object.bytes().to_vec());
-            }
-        }
-        let record = |(first, entries): (u64, BTreeMap<u64, Vec<u8>>)| {
-            let mut entries: Vec<Vec<u8>> = entries.into_values().collect();
-            if entries.len() == 1 {
-                return entries.pop().unwrap_or_default();
-            }
-            let first = Stamp {
-                version: first,
-                shard,
-            };
-            let mut record = Vec::new();
-            entry::encode_whole(first, &entries, &mut record);
-            record
-        };
-        batches.into_iter().map(record).collect()
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 
 use cyclone_packet::{Outgoing, Peer, Port};
-use cyclone_wire::client::{Status, put_response};
+use cyclone_wire::client::{MAX_MESSAGE, Status, put_response};
 use cyclone_wire::envelope;
 
 use crate::config::Member;
@@ -28,13 +28,19 @@ pub(crate) struct ClientReplies {
     turned_away: BTreeSet<u64>,
     /// One answer per message.
     singly: bool,
+    /// Bytes that a message may have before the terms are added.
+    longest: usize,
 }
 
 impl ClientReplies {
-    /// `burst` 1: one answer per message; for measuring what bursts are worth.
-    pub(crate) fn new(burst: usize) -> ClientReplies {
+    /// `burst` 1: one answer per message; for measuring what bursts are worth. `max_message`: the port's; `logs`: in all,
+    /// whose terms each message tells.
+    pub(crate) fn new(burst: usize, max_message: usize, logs: u16) -> ClientReplies {
+        let mut terms = Vec::new();
+        put_response(&mut terms, 0, &Status::Terms(vec![0; usize::from(logs)]));
         ClientReplies {
             singly: burst == 1,
+            longest: max_message.min(MAX_MESSAGE).saturating_sub(terms.len()),
             ..ClientReplies::default()
         }
     }
@@ -66,8 +72,20 @@ impl ClientReplies {
             return;
         };
         let Peer::Client(client) = peer else { return };
+        let longest = self.longest;
         let message = self.message_to(client);
+        let before = message.len();
         put_response(message, id, status);
+        if message.len() <= longest {
+            return;
+        }
+        // What lies in it already is to arrive.
+        let answer = message.split_off(before);
+        let message = self.new_message(client);
+        match message.len() + answer.len() <= longest {
+            true => message.extend_from_slice(&answer),
+            false => put_response(message, id, &Status::AnswerTooLong),
+        }
     }
 
     /// The client asked, and this replica does not lead: it will hear when that changes.
@@ -102,15 +120,18 @@ impl ClientReplies {
             Some(&position) if !self.singly && self.messages[position].1.len() < MESSAGE_BYTES => {
                 position
             }
-            _ => {
-                let mut message = self.spare.pop().unwrap_or_default();
-                message.clear();
-                message.push(envelope::CLIENT_RESPONSE);
-                self.messages.push((Peer::Client(client), message));
-                self.open.insert(client, self.messages.len() - 1);
-                self.messages.len() - 1
-            }
+            _ => return self.new_message(client),
         };
+        &mut self.messages[position].1
+    }
+
+    fn new_message(&mut self, client: u64) -> &mut Vec<u8> {
+        let mut message = self.spare.pop().unwrap_or_default();
+        message.clear();
+        message.push(envelope::CLIENT_RESPONSE);
+        let position = self.messages.len();
+        self.messages.push((Peer::Client(client), message));
+        self.open.insert(client, position);
         &mut self.messages[position].1
     }
 
@@ -146,5 +167,57 @@ impl ClientReplies {
         );
         self.spare.truncate(64);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cyclone_wire::client::responses;
+    use cyclone_wire::reply::Reply;
+
+    use super::*;
+
+    fn origin(id: u64) -> Origin {
+        Origin::Native {
+            door: 0,
+            peer: Peer::Client(7),
+            id,
+        }
+    }
+
+    /// The numbers that each message answers, and how.
+    fn messages(replies: &ClientReplies) -> Vec<Vec<(u64, Status)>> {
+        let answers = |(_, message): &(Peer, Vec<u8>)| {
+            let answers: Result<Vec<_>, _> = responses(&message[1..]).collect();
+            answers.unwrap()
+        };
+        replies.messages.iter().map(answers).collect()
+    }
+
+    #[test]
+    fn an_answer_that_fits_no_message_is_told_and_takes_none_along() {
+        let mut replies = ClientReplies::new(32, 1000, 2);
+        let bytes = |len| Status::Done(Reply::Bytes(vec![1; len]));
+        replies.add(origin(1), &bytes(10));
+        replies.add(origin(2), &bytes(5000));
+        replies.add(origin(3), &bytes(600));
+        replies.add(origin(4), &bytes(600));
+        replies.add(origin(5), &bytes(10));
+        let wanted = [
+            vec![(1, bytes(10))],
+            vec![(2, Status::AnswerTooLong), (3, bytes(600))],
+            vec![(4, bytes(600)), (5, bytes(10))],
+        ];
+        assert_eq!(messages(&replies), wanted);
+        // The terms of both logs have room behind it.
+        let most = replies.longest - 1 - 4 - 9 - 5;
+        for (len, fits) in [(most, true), (most + 1, false)] {
+            let mut replies = ClientReplies::new(32, 1000, 2);
+            replies.add(origin(1), &bytes(len));
+            put_response(&mut replies.messages[0].1, 0, &Status::Terms(vec![3, 4]));
+            assert!(replies.messages[0].1.len() <= 1000);
+            let answers = &messages(&replies)[0];
+            assert_eq!(answers[0].1 == bytes(len), fits, "{len}");
+        }
     }
 }

@@ -247,6 +247,9 @@ pub(crate) fn rebuild(
 ) -> Result<Memory, StartError> {
     let layout = Layout::of(config);
     let frame_bytes = platform.frame_bytes(config)?;
+    // Cut short, this must not leave rings that pass for memory.
+    let mut head = region.take(0, cyclone_wire::ring::SUPERBLOCK_BYTES)?;
+    superblock::wipe(&mut head);
     let pool = Pool::new(
         region.take(layout.frames_at, layout.frames_bytes)?,
         frame_bytes,
@@ -282,7 +285,6 @@ pub(crate) fn rebuild(
         region_bytes: region.len(),
         frame_bytes,
     };
-    let mut head = region.take(0, cyclone_wire::ring::SUPERBLOCK_BYTES)?;
     superblock::create(&mut head, &who, incarnation);
     Ok(Memory {
         rings,
@@ -353,6 +355,11 @@ pub(crate) fn trim_levels(
     let Some(status) = log.group.flash_status(now_us) else {
         return Ok(false);
     };
+    if let Some(error) = log.group.take_unreadable() {
+        let log = log.id;
+        tracing::error!(log, %error, "the flash log does not read back: followers that need it get a checkpoint");
+    }
+    let mut flush = status.unreadable && log.group.mend_flash(flushed);
     let group = log.group.status();
     // Large payloads lie in frames, which may run short before the ring does.
     let used = log.group.fullness().max(frames_used);
@@ -364,12 +371,17 @@ pub(crate) fn trim_levels(
         } else {
             entries * TRIM_AT / used
         };
-        let through = group.last.saturating_sub(keep as u64);
+        let mut through = group.last.saturating_sub(keep as u64);
+        if status.unreadable && !status.only {
+            // Flash may not open again: the area is then made anew, from what store and ring have.
+            through = through.min(flushed);
+            flush |= used >= FLUSH_AT && log.applied > flushed;
+        }
         log.group.release(through.min(log.applied))?;
     }
     let full = matches!(status.state, FlashState::Full { .. });
     if status.fill < TRIM_AT && !full {
-        return Ok(false);
+        return Ok(flush);
     }
     let entries = (status.durable + 1 - status.first) as f64;
     let keep = if full {
@@ -390,5 +402,5 @@ pub(crate) fn trim_levels(
     if through >= status.first {
         log.group.trim(through)?;
     }
-    Ok((status.fill >= FLUSH_AT || full) && log.applied > flushed)
+    Ok(flush || ((status.fill >= FLUSH_AT || full) && log.applied > flushed))
 }

@@ -176,7 +176,7 @@ impl Node {
             region,
             pool,
         } = boot;
-        let clients = ClientReplies::new(config.network.burst);
+        let clients = ClientReplies::new(config.network.burst, port.max_message(), config.logs);
         let snapshots = Snapshots::new(config.data.join(SNAPSHOTS), salt & 0xffff_ffff)?;
         let backups = Backups::new(config.data.join(BACKUP), salt)?;
         let terms: Vec<u64> = logs.iter().map(|log| log.applied_term).collect();
@@ -255,8 +255,10 @@ impl Node {
                 self.submit(log, Request::Write(origin, Payload::from_vec(bytes)));
             }
             (Ok(()), None) => {
-                let mut builder = BatchBuilder::new(self.config.network.burst);
-                builder.push_bytes(origin, |out| command.encode(out));
+                let mut builder = BatchBuilder::new(&self.config);
+                let mut bytes = Vec::new();
+                command.encode(&mut bytes);
+                builder.push_payload(origin, &Payload::from_vec(bytes));
                 self.begin_gang(logs, builder);
             }
         }
@@ -514,14 +516,7 @@ impl Node {
                     terms,
                     result,
                 } => self.read_done(log, read, terms.as_deref(), result)?,
-                Done::Digest {
-                    ticket,
-                    result: Err(ApplyError::NoSpace(_)),
-                } => self.completions.push((ticket, Outcome::Busy)),
-                Done::Digest { ticket, result } => {
-                    let reply = Reply::Bytes(result?.into_bytes());
-                    self.completions.push((ticket, Outcome::Done(reply)));
-                }
+                Done::Digest { ticket, result } => self.digest_done(ticket, result)?,
                 Done::Flushed(result) => self.flushed(result)?,
                 Done::Snapshot(done) => self.snapshot_done(done)?,
                 Done::Backup(done) => self.backup_done(done),

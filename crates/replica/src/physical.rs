@@ -6,7 +6,7 @@ mod fate;
 use std::collections::VecDeque;
 
 use cyclone_consensus::{
-    Committed, ConsensusError, GangBook, Group, Outbox, ProposeError, RequestError,
+    Committed, ConsensusError, GangBook, Group, Outbox, ProposeError, RequestError, StepError,
 };
 use cyclone_pmem::Payload;
 use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
@@ -106,13 +106,15 @@ pub(crate) struct PhysicalLog {
     pending: usize,
     /// The log had no room for the front of `sealed`.
     starved: bool,
+    /// The last entry of a leader's that was said to be too long for this replica.
+    told_too_large: u64,
     scratch: Vec<u8>,
 }
 
 impl PhysicalLog {
     pub(crate) fn new(
         id: u16,
-        most_commands: usize,
+        open: BatchBuilder,
         group: Group,
         applied: u64,
         applied_term: u64,
@@ -123,7 +125,7 @@ impl PhysicalLog {
             replay_to: group.replay_through(),
             behind: VecDeque::new(),
             group,
-            open: BatchBuilder::new(most_commands),
+            open,
             sealed: VecDeque::new(),
             in_flight: VecDeque::new(),
             apply_queue: VecDeque::new(),
@@ -133,6 +135,7 @@ impl PhysicalLog {
             reads: Reads::new(salt),
             pending: 0,
             starved: false,
+            told_too_large: 0,
             scratch: Vec::new(),
         }
     }
@@ -209,6 +212,22 @@ impl PhysicalLog {
         self.group.last_index() + self.sealed.len() as u64 + u64::from(!self.open.is_empty())
     }
 
+    /// Says so where a leader's entry can never be taken in: the leader sends it again and again, and commits nothing behind it
+    /// without another majority.
+    pub(crate) fn tell_of_refusal(&mut self, error: &StepError) {
+        if let StepError::TooLarge { index, len, limit } = error
+            && self.told_too_large != *index
+        {
+            self.told_too_large = *index;
+            tracing::error!(
+                log = self.id,
+                index,
+                "the leader's entry of {len} bytes is longer than this node takes ({limit}): nvm_bytes or limits differ between \
+                 the nodes; give this one what the leader has"
+            );
+        }
+    }
+
     /// Adds a command whose bytes are to be copied into the entry.
     pub(crate) fn write_bytes(
         &mut self,
@@ -216,12 +235,17 @@ impl PhysicalLog {
         origin: Origin,
         encode: impl FnOnce(&mut Vec<u8>),
     ) {
-        self.open.push_bytes(origin, encode);
-        self.added(now_ms);
+        match self.open.push_bytes(origin, encode) {
+            Ok(()) => self.added(now_ms),
+            Err(command) => self.write_payload(now_ms, origin, &command),
+        }
     }
 
     /// Adds a command that may stay in the frames it came in.
     pub(crate) fn write_payload(&mut self, now_ms: u64, origin: Origin, command: &Payload) {
+        if self.open.stands_apart(command.len()) {
+            self.seal(now_ms);
+        }
         self.open.push_payload(origin, command);
         self.added(now_ms);
     }

@@ -5,6 +5,8 @@ use cyclone_pmem::Payload;
 use cyclone_wire::batch;
 use cyclone_wire::reply::Reply;
 
+use crate::config::Config;
+
 /// The caller's own number for a request; handed back with its outcome.
 pub type Ticket = u64;
 
@@ -57,6 +59,8 @@ pub(crate) enum Origin {
 //= cyclone §4.2
 pub(crate) struct BatchBuilder {
     most_commands: usize,
+    /// What the commands may produce, bytes.
+    max_value_bytes: u32,
     done: Payload,
     open: Vec<u8>,
     origins: Vec<Origin>,
@@ -69,10 +73,12 @@ impl BatchBuilder {
     /// Payload bytes after which an entry takes no further command.
     pub(crate) const FULL_BYTES: usize = 64 << 10;
 
-    /// `most_commands`: per entry.
-    pub(crate) fn new(most_commands: usize) -> Self {
+    /// As a replica with this configuration makes them.
+    pub(crate) fn new(config: &Config) -> Self {
         BatchBuilder {
-            most_commands,
+            most_commands: config.network.burst,
+            // Regions of 64 GiB and more could hold longer ones.
+            max_value_bytes: u32::try_from(config.max_value_bytes).unwrap_or(u32::MAX),
             done: Payload::new(),
             open: Vec::new(),
             origins: Vec::new(),
@@ -88,28 +94,47 @@ impl BatchBuilder {
         self.origins.len() >= self.most_commands || self.bytes >= Self::FULL_BYTES
     }
 
-    /// Adds a command whose bytes are copied.
-    pub(crate) fn push_bytes(&mut self, origin: Origin, encode: impl FnOnce(&mut Vec<u8>)) {
+    /// Adds a command whose bytes are copied. One that would fill an entry by itself is given back if it is not the first:
+    /// if it is too long for the log, its neighbours are not to be refused with it.
+    pub(crate) fn push_bytes(
+        &mut self,
+        origin: Origin,
+        encode: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), Payload> {
         self.begin();
         let length_at = self.open.len();
         self.open.extend_from_slice(&[0; 4]);
         encode(&mut self.open);
-        let length = (self.open.len() - length_at - 4) as u32;
-        self.open[length_at..length_at + 4].copy_from_slice(&length.to_le_bytes());
-        self.bytes += length as usize + 4;
+        let length = self.open.len() - length_at - 4;
+        if self.stands_apart(length) {
+            let command = self.open.split_off(length_at + 4);
+            self.open.truncate(length_at);
+            return Err(Payload::from_vec(command));
+        }
+        self.open[length_at..length_at + 4].copy_from_slice(&(length as u32).to_le_bytes());
+        self.bytes += length + 4;
         self.origins.push(origin);
+        Ok(())
     }
 
-    /// Adds a command that stays where it was received.
+    /// Whether a command of this length is to begin an entry: see [`BatchBuilder::push_bytes`].
+    pub(crate) fn stands_apart(&self, length: usize) -> bool {
+        length > Self::FULL_BYTES && !self.origins.is_empty()
+    }
+
+    /// Adds a command that stays where it was received, if it is not short.
     pub(crate) fn push_payload(&mut self, origin: Origin, command: &Payload) {
-        if command.len() <= Self::INLINE_BYTES {
-            return self.push_bytes(origin, |out| {
-                command
-                    .segments()
-                    .for_each(|part| out.extend_from_slice(part))
-            });
-        }
         self.begin();
+        if command.len() <= Self::INLINE_BYTES {
+            self.open
+                .extend_from_slice(&(command.len() as u32).to_le_bytes());
+            for part in command.segments() {
+                self.open.extend_from_slice(part);
+            }
+            self.bytes += command.len() + 4;
+            self.origins.push(origin);
+            return;
+        }
         self.open
             .extend_from_slice(&(command.len() as u32).to_le_bytes());
         self.done.push_vec(std::mem::take(&mut self.open));
@@ -128,7 +153,7 @@ impl BatchBuilder {
     /// Closes the entry. `stamp_ms` is the leader's clock.
     pub(crate) fn seal(&mut self, stamp_ms: u64) -> (Payload, Vec<Origin>) {
         let origins = std::mem::take(&mut self.origins);
-        let header = batch::header(origins.len() as u32, stamp_ms);
+        let header = batch::header(origins.len() as u32, stamp_ms, self.max_value_bytes);
         let mut sealed = Payload::new();
         let done = std::mem::take(&mut self.done);
         if done.is_empty() {

@@ -1,19 +1,21 @@
 //! Reads that a worker carries out, because the store would have to wait for its disk or to copy much. Few are with the workers at a
-//! time: what has to be applied waits behind no more than those.
+//! time: each may hold a long answer in memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use cyclone_store::Mode;
+use cyclone_store::{ApplyError, Mode};
 use cyclone_wire::command::Query;
 use cyclone_wire::reply::Reply;
 
-use crate::node::{Done, Node};
+use crate::node::{Done, Node, NodeError};
 use crate::reads::Read;
 use crate::requests::{Origin, Outcome, Ticket};
 
 /// Reads that are with the workers at a time.
 const AT_ONCE: usize = 4;
+/// Hashes of the whole state that are computed at a time; more are refused.
+const DIGESTS_AT_ONCE: usize = 1;
 /// Reads that wait for them; more are refused.
 const MOST_WAITING: usize = 8192;
 /// Bytes that one step's reads may answer; those beyond are left to workers, so that the step stays short.
@@ -50,6 +52,7 @@ pub(crate) struct SlowRead {
 #[derive(Default)]
 pub(crate) struct SlowReads {
     running: usize,
+    digests: usize,
     waiting: VecDeque<SlowRead>,
     step_us: u64,
     portion: Portion,
@@ -103,7 +106,7 @@ impl Node {
         {
             self.slow.running += 1;
             let store = Arc::clone(&self.store);
-            self.workers.run(move || {
+            self.workers.run_read(move || {
                 let result = match Query::decode(&read.query) {
                     Ok(query) => store.query_at(&query, read.now_ms, Mode::Blocking),
                     // It was decoded when it was taken in.
@@ -117,6 +120,35 @@ impl Node {
                 }
             });
         }
+    }
+
+    /// Computes the state's hash on a worker; the outcome comes back under `ticket`.
+    pub fn digest(&mut self, ticket: Ticket) {
+        if self.slow.digests >= DIGESTS_AT_ONCE {
+            self.answers.push((Origin::Local(ticket), Outcome::Busy));
+            return;
+        }
+        self.slow.digests += 1;
+        let store = Arc::clone(&self.store);
+        self.workers.run_read(move || Done::Digest {
+            ticket,
+            result: store.digest(),
+        });
+    }
+
+    /// A worker has computed one.
+    pub(crate) fn digest_done(
+        &mut self,
+        ticket: Ticket,
+        result: Result<String, ApplyError>,
+    ) -> Result<(), NodeError> {
+        self.slow.digests -= 1;
+        let outcome = match result {
+            Err(ApplyError::NoSpace(_)) => Outcome::Busy,
+            result => Outcome::Done(Reply::Bytes(result?.into_bytes())),
+        };
+        self.completions.push((ticket, outcome));
+        Ok(())
     }
 
     /// Nobody waits for these reads of this process any more: those that have not begun are dropped. They get no outcome.

@@ -20,8 +20,6 @@ use crate::fetching::{Fetching, Piece, PieceState};
 use crate::node::{Done as NodeDone, Node, NodeError};
 use crate::physical::PhysicalLog;
 
-/// Requests outstanding at once: with [`PIECE_BYTES`] well below what a socket buffers.
-const WINDOW: usize = 8;
 /// A request without an answer for this long is sent again.
 const PIECE_TIMEOUT_US: u64 = 60_000;
 /// A leader that answers nothing for this long is given up on.
@@ -29,8 +27,12 @@ const LEADER_TIMEOUT_US: u64 = 1_500_000;
 
 /// Directory of checkpoints below a node's data; what a start finds there is removed.
 pub(crate) const SNAPSHOTS: &str = "snapshots";
+/// The store's directory below a node's data.
+const STORE: &str = "store";
 /// Time until something is tried again that a full disk did not take, µs.
 pub(crate) const FULL_DISK_PAUSE_US: u64 = 2_000_000;
+/// The longest time until a checkpoint is fetched again after fetches that were of no use, µs.
+const LONGEST_PAUSE_US: u64 = 60_000_000;
 
 /// What a worker brings back.
 pub(crate) enum Done {
@@ -64,6 +66,8 @@ pub(crate) struct Snapshots {
     fetches: u64,
     /// None is begun before.
     not_before_us: u64,
+    /// Fetches given up since the last one that was installed.
+    given_up: u32,
     next_id: u64,
     /// Directories discarded so far.
     pub(crate) discarded: u64,
@@ -83,6 +87,7 @@ impl Snapshots {
             fetching: None,
             fetches: 0,
             not_before_us: 0,
+            given_up: 0,
             next_id: salt << 16,
             discarded: 0,
         })
@@ -123,6 +128,31 @@ fn list_files(directory: &Path) -> io::Result<Vec<(String, u64)>> {
     }
     files.sort();
     Ok(files)
+}
+
+/// How long to wait before another fetch, where so many have been of no use: each has moved a whole checkpoint.
+fn pause_us(given_up: u32) -> u64 {
+    let doublings = given_up.saturating_sub(1).min(16);
+    (FULL_DISK_PAUSE_US << doublings).min(LONGEST_PAUSE_US)
+}
+
+/// Whether a directory's file system takes so many more bytes. One that does not say is tried.
+fn has_room(directory: &Path, bytes: u64) -> bool {
+    rustix::fs::statvfs(directory).map_or(true, |system| {
+        system.f_bavail.saturating_mul(system.f_frsize) >= bytes
+    })
+}
+
+/// What was installed must be what was offered: the log goes on behind it.
+fn check_installed(offered: &[u64], meta: &CheckpointMeta) -> Result<(), ApplyError> {
+    let installed = meta.applied.iter().map(|(index, _)| index);
+    match installed.eq(offered) {
+        true => Ok(()),
+        false => Err(ApplyError::Fatal(format!(
+            "a checkpoint was offered as applied up to {offered:?}, and holds {:?}",
+            meta.applied
+        ))),
+    }
 }
 
 impl Node {
@@ -189,8 +219,8 @@ impl Node {
         self.snapshots.fetches += 1;
         let number = self.snapshots.fetches;
         let directory = self.snapshots.root.join(format!("fetched-{number}"));
-        if fs::create_dir_all(&directory).is_err() {
-            return;
+        if let Err(error) = fs::create_dir_all(&directory) {
+            return self.give_up_fetching(&error);
         }
         let from = offer.from;
         tracing::info!(from, index = meta.index, "fetching a checkpoint");
@@ -223,8 +253,12 @@ impl Node {
     }
 
     /// As [`Node::abandon_fetch`], where another one at once would come to the same end.
-    fn give_up_fetching(&mut self) {
-        self.snapshots.not_before_us = self.now_us() + FULL_DISK_PAUSE_US;
+    fn give_up_fetching(&mut self, reason: &dyn std::fmt::Display) {
+        self.snapshots.given_up = self.snapshots.given_up.saturating_add(1);
+        let pause_us = pause_us(self.snapshots.given_up);
+        let pause_s = pause_us / 1_000_000;
+        tracing::warn!(%reason, pause_s, "a checkpoint could not be taken; what was fetched of it is thrown away");
+        self.snapshots.not_before_us = self.now_us() + pause_us;
         self.abandon_fetch();
     }
 
@@ -241,21 +275,9 @@ impl Node {
         if now_us.saturating_sub(fetching.heard_us) > LEADER_TIMEOUT_US {
             return self.abandon_fetch();
         }
-        while fetching
-            .pieces
-            .get(fetching.done_before)
-            .is_some_and(|piece| piece.state == PieceState::Done)
-        {
-            fetching.done_before += 1;
-        }
         let mut requests = Vec::new();
         let (id, from) = (fetching.id, fetching.from);
-        let window = fetching
-            .pieces
-            .iter_mut()
-            .skip(fetching.done_before)
-            .take(WINDOW);
-        for piece in window {
+        for piece in fetching.window() {
             let due = match piece.state {
                 PieceState::Wanted => true,
                 PieceState::Asked(asked_us) => now_us.saturating_sub(asked_us) > PIECE_TIMEOUT_US,
@@ -296,7 +318,7 @@ impl Node {
         }
         fetching.heard_us = now_us;
         let wanted = |piece: &Piece| piece.file == chunk.file && piece.offset == chunk.offset;
-        let Some(position) = fetching.pieces.iter().position(wanted) else {
+        let Some(position) = fetching.find(wanted) else {
             return;
         };
         if !matches!(fetching.pieces[position].state, PieceState::Asked(_)) {
@@ -310,6 +332,9 @@ impl Node {
             if !self.would_fit() {
                 // The leader will have a newer one once nobody asks for this.
                 return self.abandon_fetch();
+            }
+            if let Err(reason) = self.prepare_fetch() {
+                return self.give_up_fetching(&reason);
             }
             return self.fetch_upkeep(now_us);
         }
@@ -346,6 +371,21 @@ impl Node {
         let fits = |(log, applied): (&PhysicalLog, &u64)| applied + 1 >= log.group.first_index();
         fetching.applied.len() == self.logs.len()
             && self.logs.iter().zip(&fetching.applied).all(fits)
+    }
+
+    /// Before the first piece is asked for: whether there is room for all of them. The store may lie elsewhere, and take as much.
+    fn prepare_fetch(&self) -> io::Result<()> {
+        let Some(fetching) = &self.snapshots.fetching else {
+            return Ok(());
+        };
+        let bytes = fetching.total_bytes();
+        for directory in [&fetching.directory, &self.config.data.join(STORE)] {
+            if !has_room(directory, bytes) {
+                let what = format!("{} has no room for its {bytes} bytes", directory.display());
+                return Err(io::Error::new(io::ErrorKind::StorageFull, what));
+            }
+        }
+        fetching.make_empty_files()
     }
 
     fn install_when_whole(&mut self) {
@@ -410,10 +450,7 @@ impl Node {
                 };
                 match result {
                     Ok(()) => piece.state = PieceState::Done,
-                    Err(error) => {
-                        tracing::warn!(%error, "a checkpoint's piece could not be written");
-                        self.give_up_fetching();
-                    }
+                    Err(error) => self.give_up_fetching(&error),
                 }
                 self.fetch_upkeep(now_us);
             }
@@ -431,15 +468,16 @@ impl Node {
         if let Err(ApplyError::NoSpace(error)) = &result
             && self.snapshots.fetching.as_mut().is_some_and(is_of)
         {
-            // What was there before is as it was.
-            tracing::warn!(error, "a checkpoint could not be installed");
-            self.give_up_fetching();
+            // What was there before is as it was: there was no room, or the files are damaged.
+            self.give_up_fetching(error);
             return Ok(());
         }
         let Some(fetching) = self.snapshots.fetching.take_if(is_of) else {
             return Ok(());
         };
         let meta = result?;
+        check_installed(&fetching.applied, &meta)?;
+        self.snapshots.given_up = 0;
         self.counters.snapshots_installed += 1;
         for (log, &(index, term)) in self.logs.iter_mut().zip(&meta.applied) {
             log.skip_to(index, term, &mut self.answers);
@@ -456,3 +494,6 @@ impl Node {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,6 +33,7 @@ use crate::membership;
 use crate::node::{Boot, Node};
 use crate::physical::PhysicalLog;
 use crate::platform::{Os, Platform};
+use crate::requests::BatchBuilder;
 use crate::snapshot::SNAPSHOTS;
 use ports::{MESSAGE_SLACK, message_bytes, open_lanes, open_port};
 
@@ -527,7 +528,7 @@ impl Node {
             };
             let mut physical = PhysicalLog::new(
                 log,
-                config.network.burst,
+                BatchBuilder::new(&config),
                 Group::open_with(group, ring, level)?,
                 applied,
                 applied_term,

@@ -11,7 +11,6 @@ use cyclone_wire::planted::{self, Bug};
 
 use crate::config::{Config, Member};
 use crate::node::{Done, Node, NodeError};
-use crate::requests::Ticket;
 use crate::snapshot::FULL_DISK_PAUSE_US;
 
 /// Fill of the log from which on it is trimmed.
@@ -282,15 +281,6 @@ impl Node {
     /// The store, for looking at.
     pub fn store(&self) -> &dyn cyclone_store::StateMachine {
         &*self.store
-    }
-
-    /// Computes the state's hash on a worker; the outcome comes back under `ticket`.
-    pub fn digest(&mut self, ticket: Ticket) {
-        let store = Arc::clone(&self.store);
-        self.workers.run(move || Done::Digest {
-            ticket,
-            result: store.digest(),
-        });
     }
 
     /// A client of this process has work: the polling policy may look again at once for a while, from the next step on.

@@ -1,5 +1,6 @@
 //! What would block the event loop runs elsewhere: stalled store writes, reads that need the disk, checkpoints. In a
-//! process that is a small pool of threads; in a simulation a queue that the simulator empties when it likes.
+//! process these are small pools of threads, one for what the log waits for and one for what only a client waits for; in a
+//! simulation a queue that the simulator empties when it likes.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,30 +22,32 @@ pub(crate) enum Workers<R: Send + 'static> {
     },
 }
 
-/// A small pool of threads.
+/// Two small pools of threads.
 pub(crate) struct Threads<R: Send + 'static> {
-    jobs: Option<Sender<Job<R>>>,
+    /// `None` once they are to end.
+    jobs: Option<[Sender<Job<R>>; 2]>,
     results: Receiver<R>,
     threads: Vec<JoinHandle<()>>,
     running: usize,
 }
 
 impl<R: Send + 'static> Workers<R> {
-    /// Starts `count` threads; `waker` wakes the loop when a result is there.
+    /// Starts `count` threads for each kind of job; `waker` wakes the loop when a result is there.
     ///
     /// # Errors
     /// When a thread cannot be started.
     pub(crate) fn threads(count: usize, waker: Arc<Waker>) -> std::io::Result<Self> {
         let (jobs, queue) = channel::<Job<R>>();
+        let (reads, read_queue) = channel::<Job<R>>();
         let (results_in, results) = channel();
-        let queue = Arc::new(Mutex::new(queue));
-        let mut threads = Vec::with_capacity(count);
-        for number in 0..count {
-            let (queue, results, waker) =
-                (Arc::clone(&queue), results_in.clone(), Arc::clone(&waker));
-            threads.push(
-                std::thread::Builder::new()
-                    .name(format!("worker-{number}"))
+        let queues = [queue, read_queue].map(|queue| Arc::new(Mutex::new(queue)));
+        let mut threads = Vec::with_capacity(2 * count);
+        for (name, queue) in ["worker", "reader"].iter().zip(&queues) {
+            for number in 0..count {
+                let (queue, results) = (Arc::clone(queue), results_in.clone());
+                let waker = Arc::clone(&waker);
+                let thread = std::thread::Builder::new()
+                    .name(format!("{name}-{number}"))
                     .spawn(move || {
                         loop {
                             // The lock is held only while waiting for a job, so a poisoned one still guards a sound queue.
@@ -56,11 +59,12 @@ impl<R: Send + 'static> Workers<R> {
                             // A wake-up that fails leaves the result to the loop's next timer.
                             let _ = waker.wake();
                         }
-                    })?,
-            );
+                    })?;
+                threads.push(thread);
+            }
         }
         Ok(Workers::Threads(Threads {
-            jobs: Some(jobs),
+            jobs: Some([jobs, reads]),
             results,
             threads,
             running: 0,
@@ -103,8 +107,17 @@ impl<R: Send + 'static> Workers<R> {
         }
     }
 
-    /// Queues a job.
+    /// Queues a job that the log waits for.
     pub(crate) fn run(&mut self, job: impl FnOnce() -> R + Send + 'static) {
+        self.queue(0, job);
+    }
+
+    /// Queues a job that may take long, and for which only a client waits: no other kind stands behind it.
+    pub(crate) fn run_read(&mut self, job: impl FnOnce() -> R + Send + 'static) {
+        self.queue(1, job);
+    }
+
+    fn queue(&mut self, kind: usize, job: impl FnOnce() -> R + Send + 'static) {
         match self {
             Workers::Threads(Threads {
                 jobs: Some(jobs),
@@ -113,7 +126,7 @@ impl<R: Send + 'static> Workers<R> {
             }) => {
                 *running += 1;
                 // Threads end only when the sender is dropped, so the queue is there.
-                let _ = jobs.send(Box::new(job));
+                let _ = jobs[kind].send(Box::new(job));
             }
             Workers::Threads(_) => {}
             Workers::Manual { jobs, .. } => jobs.push_back(Box::new(job)),

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use cyclone_fabric::{Access, ConnectionId, MemoryKey};
+use cyclone_fabric::{Access, ConnectionId, FabricError, MemoryKey};
 
 use crate::build::SenderConfig;
 use crate::control::{Grant, ToBackup, ToSender};
@@ -15,6 +15,7 @@ use crate::memory::{Content, Owner, SegmentState};
 use crate::protocol::{BackupId, ReplicationError};
 use crate::rwrite::{count_blocks, cut_for};
 use crate::sessions::{Identity, Keeper, Sessions};
+use crate::stuck::Stuck;
 
 /// Set in a tail that gives no more addresses; larger than any offset.
 const CLOSED: u64 = 1 << 63;
@@ -169,11 +170,11 @@ impl Log for FaaLog {
     }
 }
 
-/// What one sender may do with one segment.
-#[derive(Clone, Copy)]
+/// What one sender may do with one segment; a key goes when it is revoked.
 struct Keys {
-    bytes: MemoryKey,
-    tail: MemoryKey,
+    bytes: Option<MemoryKey>,
+    tail: Option<MemoryKey>,
+    who: Identity,
 }
 
 /// The backup's side: one current segment, shared by all.
@@ -182,6 +183,7 @@ pub(crate) struct FaaKeeper {
     current: Option<u32>,
     /// Who may still write which segment.
     holders: HashMap<(ConnectionId, u32), Keys>,
+    stuck: Stuck<(ConnectionId, u32)>,
     /// Who has asked for a segment while there was none.
     waiting: Vec<ConnectionId>,
 }
@@ -189,6 +191,9 @@ pub(crate) struct FaaKeeper {
 impl FaaKeeper {
     /// Lets a session write the current segment, if there is one; it waits otherwise.
     fn grant(&mut self, sessions: &mut Sessions, connection: ConnectionId) {
+        let Some(who) = sessions.identity(connection) else {
+            return;
+        };
         let Some(segment) = self.current.or_else(|| self.open_segment(sessions)) else {
             if !self.waiting.contains(&connection) {
                 self.waiting.push(connection);
@@ -205,8 +210,12 @@ impl FaaKeeper {
             sessions.refuse(connection, "no registration left for another sender");
             return;
         };
-        self.holders
-            .insert((connection, segment), Keys { bytes, tail });
+        let keys = Keys {
+            bytes: Some(bytes),
+            tail: Some(tail),
+            who,
+        };
+        self.holders.insert((connection, segment), keys);
         let grant = sessions.grant(segment, bytes, Some(tail));
         sessions.answer(connection, &ToSender::Segment(grant));
     }
@@ -244,12 +253,40 @@ impl FaaKeeper {
         }
     }
 
+    /// Takes a segment back for the first time.
     fn end(&mut self, sessions: &mut Sessions, connection: ConnectionId, segment: u32) {
-        if let Some(keys) = self.holders.remove(&(connection, segment)) {
-            sessions.revoke(&keys.bytes);
-            sessions.revoke(&keys.tail);
-            self.finish(sessions, segment);
+        if !self.stuck.contains((connection, segment)) {
+            // Tried again by `tick`.
+            let _ = self.revoke(sessions, (connection, segment));
         }
+    }
+
+    /// Held until nothing can come any more: only then may the segment be used.
+    fn revoke(
+        &mut self,
+        sessions: &mut Sessions,
+        holder: (ConnectionId, u32),
+    ) -> Result<(), FabricError> {
+        let Some(keys) = self.holders.get_mut(&holder) else {
+            return Ok(());
+        };
+        let mut revoke = |place: &mut Option<MemoryKey>| {
+            if let Some(key) = place {
+                sessions.revoke(key)?;
+                *place = None;
+            }
+            Ok(())
+        };
+        // Both are tried: what is refused does not keep the other open.
+        let (bytes, tail) = (revoke(&mut keys.bytes), revoke(&mut keys.tail));
+        if let Err(error) = bytes.and(tail) {
+            self.stuck.insert(holder);
+            return Err(error);
+        }
+        self.stuck.remove(holder);
+        self.holders.remove(&holder);
+        self.finish(sessions, holder.1);
+        Ok(())
     }
 }
 
@@ -293,6 +330,27 @@ impl Keeper for FaaKeeper {
         segments.sort_unstable();
         for segment in segments {
             self.end(sessions, connection, segment);
+        }
+    }
+
+    fn shut_out(
+        &mut self,
+        sessions: &mut Sessions,
+        out: &dyn Fn(&Identity) -> bool,
+    ) -> Result<(), FabricError> {
+        let holders = self.holders.iter().filter(|(_, keys)| out(&keys.who));
+        let mut holders: Vec<(ConnectionId, u32)> = holders.map(|(holder, _)| *holder).collect();
+        holders.sort_unstable();
+        let revoked = holders
+            .into_iter()
+            .map(|holder| self.revoke(sessions, holder));
+        revoked.fold(Ok(()), Result::and)
+    }
+
+    fn tick(&mut self, sessions: &mut Sessions, now_us: u64) {
+        if let Some(holder) = self.stuck.due(now_us) {
+            // It stays with the others.
+            let _ = self.revoke(sessions, holder);
         }
     }
 

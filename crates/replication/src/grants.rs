@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use cyclone_fabric::{Access, ConnectionId, MemoryKey};
+use cyclone_fabric::{Access, ConnectionId, FabricError, MemoryKey};
 
 use crate::control::{MAX_WANTED, ToSender};
 use crate::memory::{Content, Owner};
 use crate::sessions::{Identity, Keeper, Sessions};
+use crate::stuck::Stuck;
 
 /// Who a segment is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,7 @@ struct Holding {
 pub(crate) struct GrantKeeper {
     purpose: For,
     holdings: BTreeMap<u32, Holding>,
+    stuck: Stuck<u32>,
     waiting: VecDeque<(ConnectionId, u8)>,
 }
 
@@ -36,6 +38,7 @@ impl GrantKeeper {
         GrantKeeper {
             purpose,
             holdings: BTreeMap::new(),
+            stuck: Stuck::default(),
             waiting: VecDeque::new(),
         }
     }
@@ -75,11 +78,35 @@ impl GrantKeeper {
         }
     }
 
+    /// Takes a segment back for the first time.
     fn take_back(&mut self, sessions: &mut Sessions, segment: u32) {
-        if let Some(holding) = self.holdings.remove(&segment) {
-            sessions.revoke(&holding.key);
-            sessions.segment_used(segment);
+        if !self.stuck.contains(segment) {
+            // Tried again by `tick`.
+            let _ = self.revoke(sessions, segment);
         }
+    }
+
+    /// Held until nothing can come any more: only then is the segment used.
+    fn revoke(&mut self, sessions: &mut Sessions, segment: u32) -> Result<(), FabricError> {
+        let Some(holding) = self.holdings.get(&segment) else {
+            return Ok(());
+        };
+        if let Err(error) = sessions.revoke(&holding.key) {
+            self.stuck.insert(segment);
+            return Err(error);
+        }
+        self.stuck.remove(segment);
+        self.holdings.remove(&segment);
+        sessions.segment_used(segment);
+        Ok(())
+    }
+
+    fn held_by(&self, concerned: impl Fn(&Holding) -> bool) -> Vec<u32> {
+        let holdings = self.holdings.iter();
+        holdings
+            .filter(|(_, holding)| concerned(holding))
+            .map(|(segment, _)| *segment)
+            .collect()
     }
 }
 
@@ -138,11 +165,7 @@ impl Keeper for GrantKeeper {
             For::Sender => holding.connection == connection,
             For::Server => of_group(holding),
         };
-        let holdings = self.holdings.iter();
-        let segments: Vec<u32> = holdings
-            .filter(|(_, holding)| concerned(holding))
-            .map(|(segment, _)| *segment)
-            .collect();
+        let segments = self.held_by(concerned);
         let sibling = match self.purpose {
             For::Sender => None,
             For::Server => sessions.session_of(group.0, group.1),
@@ -157,7 +180,26 @@ impl Keeper for GrantKeeper {
         }
     }
 
+    fn shut_out(
+        &mut self,
+        sessions: &mut Sessions,
+        out: &dyn Fn(&Identity) -> bool,
+    ) -> Result<(), FabricError> {
+        let segments = self.held_by(|holding| out(&holding.who));
+        let revoked = segments
+            .into_iter()
+            .map(|segment| self.revoke(sessions, segment));
+        revoked.fold(Ok(()), Result::and)
+    }
+
     fn released(&mut self, sessions: &mut Sessions) {
         self.serve(sessions);
+    }
+
+    fn tick(&mut self, sessions: &mut Sessions, now_us: u64) {
+        if let Some(segment) = self.stuck.due(now_us) {
+            // It stays with the others.
+            let _ = self.revoke(sessions, segment);
+        }
     }
 }

@@ -38,6 +38,7 @@ mod rwrite;
 pub mod scan;
 mod sessions;
 mod share;
+mod stuck;
 pub mod tailwind;
 
 pub use assemble::Assembler;

@@ -221,7 +221,7 @@ impl Keeper for RpcKeeper {
         self.store_waiting(sessions);
     }
 
-    fn tick(&mut self, sessions: &mut Sessions) {
+    fn tick(&mut self, sessions: &mut Sessions, _now_us: u64) {
         let mut fenced = false;
         for (&connection, stored) in &mut self.stored {
             let counter = stored.through;

@@ -53,14 +53,28 @@ pub(crate) trait Keeper: Send {
         sessions.refuse(connection, "records do not come by message here");
     }
 
-    /// A session has ended: takes back everything its sender could write. The identity is gone already.
+    /// A session has ended: takes back everything its sender could write. The identity is gone already. What cannot be
+    /// revoked now is tried again later.
     fn gone(&mut self, _sessions: &mut Sessions, _connection: ConnectionId, _who: Identity) {}
+
+    /// Takes back everything that those who are `out` could write, whether they still have sessions or not. All of it is
+    /// tried.
+    ///
+    /// # Errors
+    /// The first that could not be revoked; the call can be repeated.
+    fn shut_out(
+        &mut self,
+        _sessions: &mut Sessions,
+        _out: &dyn Fn(&Identity) -> bool,
+    ) -> Result<(), FabricError> {
+        Ok(())
+    }
 
     /// A segment was released.
     fn released(&mut self, _sessions: &mut Sessions) {}
 
     /// After each round of messages.
-    fn tick(&mut self, _sessions: &mut Sessions) {}
+    fn tick(&mut self, _sessions: &mut Sessions, _now_us: u64) {}
 }
 
 /// Who opened a log.
@@ -180,9 +194,12 @@ impl Sessions {
             .register(at, len, Access::ATOMIC, self.config.token)
     }
 
-    /// Ends a registration. That it is not there any more is as good.
-    pub fn revoke(&mut self, key: &MemoryKey) {
-        let _ = self.endpoint.revoke(key);
+    /// Ends a registration.
+    ///
+    /// # Errors
+    /// An operation under way may still take effect: the segment is not used yet.
+    pub fn revoke(&mut self, key: &MemoryKey) -> Result<(), FabricError> {
+        self.endpoint.revoke(key)
     }
 
     /// What a sender needs to know of a segment.
@@ -398,14 +415,14 @@ impl<K: Keeper> Backup for LogBackup<K> {
         self.sessions.endpoint.address()
     }
 
-    fn step(&mut self, _now_us: u64) -> bool {
+    fn step(&mut self, now_us: u64) -> bool {
         let mut events = std::mem::take(&mut self.events);
         let mut busy = self.sessions.endpoint.poll(&mut events) > 0;
         for event in events.drain(..) {
             self.event(event);
         }
         self.events = events;
-        self.keeper.tick(&mut self.sessions);
+        self.keeper.tick(&mut self.sessions, now_us);
         busy |= self.sessions.drain();
         self.tell_ended();
         busy
@@ -438,6 +455,7 @@ impl<K: Keeper> Backup for LogBackup<K> {
     fn fence_off(&mut self, server: u32, term: u32) -> Result<(), ReplicationError> {
         // First the door, then those inside: a restart in between must not let them in again.
         self.sessions.memory.raise_min_term(term);
+        let term = self.sessions.memory.min_term();
         let out = |who: &Identity| who.sender.server == server || who.term < term;
         let fenced: Vec<ConnectionId> = self
             .sessions
@@ -450,8 +468,10 @@ impl<K: Keeper> Backup for LogBackup<K> {
         for connection in fenced {
             self.sessions.refuse(connection, &why);
         }
+        // Asks for what is held: an earlier call may have ended the session, but not what it could write.
+        let shut_out = self.keeper.shut_out(&mut self.sessions, &out);
         self.tell_ended();
-        Ok(())
+        Ok(shut_out?)
     }
 
     fn memory(&self) -> &SharedArea {

@@ -86,9 +86,8 @@ struct EntryLine {
 
 impl EntryLine {
     fn of(entry: &EntryReport<'_>, payload: bool) -> EntryLine {
-        let header: Option<&[u8; batch::HEADER_BYTES]> = entry.payload.first_chunk();
-        let commands = header.map(|head| u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
-        let stamp = header.and_then(|head| head[4..].try_into().ok());
+        let head = batch::Head::decode(entry.payload).ok();
+        let commands = head.map(|head| head.count);
         EntryLine {
             log: entry.log,
             level: entry.level,
@@ -97,7 +96,7 @@ impl EntryLine {
             kind: entry.kind,
             bytes: entry.payload.len(),
             commands: commands.or(entry.payload.is_empty().then_some(0)),
-            stamp_ms: stamp.map(u64::from_le_bytes),
+            stamp_ms: head.map(|head| head.stamp_ms),
             payload: payload.then(|| hex(entry.payload)),
         }
     }

@@ -32,6 +32,13 @@ struct Redis {
     gateway: Gateway,
 }
 
+/// Says which clients were closed because all together held too much memory.
+pub(crate) fn tell_of_evictions(gateway: &mut Gateway) {
+    while let Some(eviction) = gateway.next_eviction() {
+        tracing::warn!("{eviction}");
+    }
+}
+
 /// The node as the gateway's backend, for the length of a step.
 struct Behind<'a> {
     node: &'a mut Node,
@@ -410,6 +417,7 @@ impl Companion for Redis {
     fn step(&mut self, now: Now, node: &mut Node) -> usize {
         let mut behind = Behind { node };
         let work = self.gateway.step(now.steady_us, &mut behind);
+        tell_of_evictions(&mut self.gateway);
         if work > 0 {
             behind.node.note_work();
         }

@@ -129,6 +129,27 @@ fn a_tiny_plan_gives_all_its_files() {
 }
 
 #[test]
+fn without_a_directory_results_go_below_the_current_one() {
+    let directory = tempfile::tempdir().expect("directory");
+    std::fs::write(directory.path().join("tiny.toml"), PLAN).expect("written");
+    let output = Command::new(env!("CARGO_BIN_EXE_cyclone"))
+        .args(["bench", "run", "tiny.toml", "--quick", "--only", "rocksdb"])
+        .current_dir(directory.path())
+        .output()
+        .expect("the program runs");
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{said}{}", text(&output.stderr));
+    for name in ["tiny.csv", "tiny.svg", "tiny.md", "tiny.json"] {
+        let path = Path::new("bench-results/tiny").join(name);
+        assert!(directory.path().join(&path).exists(), "{name}");
+        assert!(
+            said.contains(&format!("wrote {}", path.display())),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn batches_over_logs_two_phase_commit_and_a_kill() {
     let directory = tempfile::tempdir().expect("directory");
     let run = |name: &str, body: &str| -> PlanResult {

@@ -20,6 +20,15 @@ struct Entry {
     in_term: u64,
 }
 
+/// What a start must bring back.
+#[derive(Clone, Copy, Default)]
+struct Settled {
+    term: u64,
+    vote: u64,
+    /// Index and term of the log's end.
+    last: (u64, u64),
+}
+
 /// What a replica has let others see of itself.
 #[derive(Clone, Copy, Default)]
 struct Seen {
@@ -30,6 +39,8 @@ struct Seen {
     last: (u64, u64),
     /// Some of this is not durable yet, and has not been told.
     forgettable: bool,
+    /// What was durable and may have been told when all of it was.
+    settled: Settled,
     /// Checked up to here in this life.
     commit: u64,
     /// What it had applied when a checkpoint was being installed.
@@ -230,6 +241,16 @@ impl Entry {
     }
 }
 
+impl Seen {
+    fn now(&self) -> Settled {
+        Settled {
+            term: self.term,
+            vote: self.vote,
+            last: self.last,
+        }
+    }
+}
+
 impl LogChecks {
     /// Which log a broken promise is about.
     fn told(&self, Broken(what): Broken) -> Broken {
@@ -243,12 +264,12 @@ impl LogChecks {
         let seen = self.seen.entry(id).or_default();
         (seen.leads, seen.commit, seen.frozen) = (false, 0, None);
         self.made += 1;
-        let (last, term) = seen.last;
-        if seen.forgettable {
+        let told = match seen.forgettable {
             // Where flash is the only durable level, nobody has been told yet of what is not durable there.
-            (seen.term, seen.vote) = (group.term(), group.vote());
-            return Ok(());
-        }
+            true => seen.settled,
+            false => seen.now(),
+        };
+        let (last, term) = told.last;
         if !interrupted && last >= group.first_index() {
             let found = group.entry_term(last);
             require(found == Some(term), || {
@@ -257,22 +278,26 @@ impl LogChecks {
                 )
             })?;
         }
-        require(group.term() >= seen.term, || {
+        require(group.term() >= told.term, || {
             format!(
                 "replica {id} came back in term {} after term {}",
                 group.term(),
-                seen.term
+                told.term
             )
         })?;
         require(
-            group.term() > seen.term || seen.vote == 0 || group.vote() == seen.vote,
+            group.term() > told.term || told.vote == 0 || group.vote() == told.vote,
             || {
                 format!(
                     "replica {id} forgot its vote for {} in term {}",
-                    seen.vote, seen.term
+                    told.vote, told.term
                 )
             },
         )?;
+        if seen.forgettable {
+            (seen.term, seen.vote) = (group.term(), group.vote());
+            return Ok(());
+        }
         // The step that ended the process may have committed and applied what nobody has looked at; the next one may trim it.
         let unseen = group.first_index().max(self.committed.len() as u64 + 1);
         (unseen..=node.applied(self.log).0).try_for_each(|index| self.commits(node, index))
@@ -304,6 +329,13 @@ impl LogChecks {
             .filter(|flash| flash.mode() == FlashMode::Only);
         seen.forgettable = only.is_some_and(|flash| !flash.is_settled(last));
         seen.last = (last, group.entry_term(last).unwrap_or(0));
+        let (index, term) = seen.settled.last;
+        if !seen.forgettable {
+            seen.settled = seen.now();
+        } else if index >= group.first_index() && group.entry_term(index) != Some(term) {
+            // Replaced since: any part of that may be durable.
+            seen.settled.last = (0, 0);
+        }
         if elected {
             self.elected(node)?;
         }

@@ -38,6 +38,7 @@ impl World {
             Kind::FlashError => rates.flash_error_us,
             Kind::FlashFull => rates.flash_full_us,
             Kind::FlashAstray => rates.flash_astray_us,
+            Kind::FlashRot => rates.flash_rot_us,
             Kind::Members => rates.members_us,
             _ => 0,
         }
@@ -157,6 +158,12 @@ impl World {
                 }
                 trace!(self, "replica {id}'s flash loses or misplaces a write");
                 self.machines[victim].misplace_flash_write();
+            }
+            Kind::FlashRot => {
+                if !self.may_lose_one() || !self.machines[victim].rot_flash() {
+                    return Ok(());
+                }
+                trace!(self, "a page of replica {id}'s flash goes bad as it runs");
             }
             Kind::Jump => {
                 let far = self.plan.election_us as i64 * 3;

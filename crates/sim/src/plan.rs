@@ -62,6 +62,8 @@ pub struct Rates {
     pub flash_full_us: u64,
     /// Flash that loses or misplaces a write.
     pub flash_astray_us: u64,
+    /// A page of the flash that goes bad while the process runs.
+    pub flash_rot_us: u64,
     /// An operator who wants other members.
     pub members_us: u64,
 }
@@ -301,6 +303,7 @@ impl Plan {
         plan.rates.flash_full_us = rate(&mut apart, 6);
         plan.rates.flash_astray_us = rate(&mut apart, 10);
         plan.flash_rot = some(&mut apart, 0.6);
+        plan.rates.flash_rot_us = rate(&mut apart, 6);
         let mut apart = Random::new(seed ^ 0x686f_6172_6465);
         if plan.job_us > 2_000 && apart.chance(0.5) {
             let longest_us = *apart.pick(&[SECOND, 4 * SECOND, 10 * SECOND]);
@@ -448,7 +451,9 @@ impl Plan {
             Kind::FlashFull => self.flash.is_some() && rates.flash_full_us > 0,
             // As the only durable level, flash that loses what it said was written breaks every promise.
             Kind::FlashAstray => self.flash == Some(Durability::Nvm) && rates.flash_astray_us > 0,
-            Kind::FlashRot => self.flash.is_some() && self.flash_rot > 0.0,
+            Kind::FlashRot => {
+                self.flash.is_some() && (self.flash_rot > 0.0 || rates.flash_rot_us > 0)
+            }
             Kind::Gangs => self.logs > 1 && self.gangs,
             Kind::Expiry => self.expiry,
             Kind::Members => rates.members_us > 0,
@@ -504,7 +509,7 @@ impl Plan {
             Kind::Lull => self.lull_us = 0,
             Kind::Members => (rates.members_us, self.spares) = (0, 0),
             Kind::FlashAstray => rates.flash_astray_us = 0,
-            Kind::FlashRot => self.flash_rot = 0.0,
+            Kind::FlashRot => (self.flash_rot, rates.flash_rot_us) = (0.0, 0),
         }
         self
     }

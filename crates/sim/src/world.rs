@@ -362,6 +362,10 @@ impl World {
                 self.machines[position].interrupted = true;
                 self.machines[position].stop(&net, false);
             }
+            // What is to be replayed went bad after the start had looked at it; the next start says so.
+            Fault::Error(text) if text.contains("flash") && self.machines[position].is_lost() => {
+                self.machines[position].stop(&net, false);
+            }
             Fault::Error(text) => return Err(Broken(format!("replica {id} gave up: {text}"))),
             Fault::PowerLost => {
                 self.machines[position].interrupted = true;

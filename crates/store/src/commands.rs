@@ -26,11 +26,16 @@ pub(crate) fn number(index: u64, position: usize) -> u64 {
     (index << 12) | position as u64
 }
 
+/// What it costs an event loop to look up a key, and to note a change, in bytes of values read.
+const LOOKUP_BYTES: usize = 512;
+const CHANGE_BYTES: usize = 64;
+
 /// The changes of one call, seen by the commands that follow in it.
 pub(crate) struct Overlay<'a> {
     kv: &'a dyn Kv,
     mode: Mode,
-    max_value_bytes: usize,
+    /// The longest value that a command may produce.
+    pub(crate) max_value_bytes: usize,
     /// FLUSHALL happened: what is below counts for nothing.
     cleared: bool,
     /// What is to be stored, by stored key; `None`: removed.
@@ -69,7 +74,11 @@ impl<'a> Overlay<'a> {
         }
     }
 
-    /// Whether the call has been given up because its values are too much for an event loop.
+    fn spend(&self, bytes: usize) {
+        self.left.set(self.left.get().saturating_sub(bytes));
+    }
+
+    /// Whether the call is to be given up because it is too much for an event loop.
     pub(crate) fn is_too_much(&self) -> bool {
         self.left.get() == 0
     }
@@ -110,7 +119,7 @@ impl<'a> Overlay<'a> {
         };
         if self.mode == Mode::NonBlocking {
             let length = found.as_ref().map_or(0, |found| found.len());
-            self.left.set(self.left.get().saturating_sub(length));
+            self.spend(LOOKUP_BYTES + length);
             if self.is_too_much() {
                 return Err(ApplyError::WouldBlock);
             }
@@ -132,6 +141,7 @@ impl<'a> Overlay<'a> {
     /// Stores a value. A deadline that has passed removes the key.
     fn put(&mut self, key: &[u8], parts: &[&[u8]], deadline: Option<u64>) {
         let stored = data_key(key);
+        self.spend(CHANGE_BYTES);
         if let Some(deadline) = deadline {
             if deadline <= self.clock_ms {
                 self.values.insert(stored, None);
@@ -144,6 +154,7 @@ impl<'a> Overlay<'a> {
     }
 
     fn remove(&mut self, key: &[u8]) {
+        self.spend(CHANGE_BYTES);
         self.values.insert(data_key(key), None);
     }
 

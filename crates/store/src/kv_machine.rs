@@ -22,10 +22,11 @@ use crate::migrate;
 use crate::queries::{self, At};
 use crate::session::{SessionChanges, Sessions, Verdict};
 
-/// Limits that are part of what commands mean: all replicas must have the same.
+/// Limits that are part of what commands mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Longest value that a command may produce, in bytes.
+    /// Longest value that a command may produce, in bytes, where its entry does not tell: entries of the first format. All
+    /// others bring the limit of the leader that made them, and mean the same to replicas with other settings.
     pub max_value_bytes: usize,
     /// Sessions per log; opening one more forgets the one unused for longest. At least 1.
     pub max_sessions: usize,
@@ -55,7 +56,8 @@ pub struct KvMachine<K> {
     /// these never are. Lags `logs` only within a call.
     places: Vec<Mutex<(u64, u64)>>,
     flushed: Vec<AtomicU64>,
-    /// Held while what is written becomes durable, or is replaced: what was flushed is what was read before.
+    /// Held while what is written becomes durable, or is copied, or is replaced: what was flushed or copied is what was read before. Taken
+    /// before any of `logs`.
     flushing: Mutex<()>,
     /// Per log the state's clock, for queries.
     clocks: Vec<AtomicU64>,
@@ -70,6 +72,16 @@ struct Share<'a> {
     log: u16,
     index: u64,
     sessions: &'a mut Sessions,
+}
+
+/// Entries come one after the other: one that is passed over never comes again. A log of which nothing is applied may begin anywhere.
+fn check_next(log: u16, applied: u64, index: u64) -> Result<(), ApplyError> {
+    match applied == 0 || index == applied + 1 {
+        true => Ok(()),
+        false => Err(ApplyError::Fatal(format!(
+            "entry {index} of log {log} is to be applied to a state that has its entries up to {applied}"
+        ))),
+    }
 }
 
 #[allow(private_bounds)]
@@ -221,6 +233,8 @@ impl<K: Kv> KvMachine<K> {
             return Ok(vec![Reply::Failed(Failure::Unsupported)]);
         };
         *clock_ms = commands.stamp_ms().max(*clock_ms);
+        let told = commands.max_value_bytes().map(|bytes| bytes as usize);
+        overlay.max_value_bytes = told.unwrap_or(self.limits.max_value_bytes);
         let places: Vec<(u16, u64)> = shares
             .iter()
             .map(|share| (share.log, share.index))
@@ -264,7 +278,11 @@ impl<K: Kv> KvMachine<K> {
                 Operation::Record { after, record } => self.books.replace(changes, after, record),
                 ref operation => {
                     overlay.begin(*clock_ms, position);
-                    overlay.execute(operation)?
+                    let reply = overlay.execute(operation)?;
+                    if overlay.is_too_much() {
+                        return Err(ApplyError::WouldBlock);
+                    }
+                    reply
                 }
             };
             if let Some(tag) = &command.session {
@@ -337,6 +355,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                     answers.push(Vec::new());
                     continue;
                 }
+                check_next(log, applied, entry.index)?;
                 let mut shares = [Share {
                     log,
                     index: entry.index,
@@ -401,6 +420,9 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                 let what = format!("{some} of {} logs are past a gang's entry", parts.len());
                 return Err(ApplyError::Fatal(what));
             }
+        }
+        for (guard, (log, entry)) in guards.iter().zip(parts) {
+            check_next(*log, guard.applied, entry.index)?;
         }
         let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, self.count());
         let mut changes = SessionChanges::default();
@@ -524,6 +546,8 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     }
 
     fn checkpoint(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
+        // Nor is the state replaced between looking at the places and writing the files.
+        let _alone = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         // All logs are held, so that the files show one moment of every log.
         let logs: Vec<MutexGuard<'_, Log>> = self
             .logs

@@ -45,5 +45,6 @@ pub use fake::{FakeDisk, FakeKv};
 pub use kv_machine::{KvMachine, Limits};
 pub use machine::{Applied, ApplyError, CheckpointMeta, EntryInput, Mode, StateMachine};
 pub use memory::MemoryKv;
+pub use queries::names_its_keys;
 #[cfg(feature = "rocksdb")]
 pub use rocks::{RocksKv, RocksOptions};

@@ -42,7 +42,7 @@ impl At {
 }
 
 /// Whether a query is answered from the keys it names.
-pub(crate) fn names_its_keys(query: &Query<'_>) -> bool {
+pub fn names_its_keys(query: &Query<'_>) -> bool {
     !matches!(
         query,
         Query::DbSize | Query::Scan { .. } | Query::Keys { .. }

@@ -2,12 +2,14 @@
 //! that a memtable flush carries all of them or none. Changes gather in a hash table before they reach it, many at a time and in order
 //! (docs/adr/0051).
 
+mod generations;
 mod pace;
 mod recent;
 mod table;
 mod view;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -20,6 +22,10 @@ use rocksdb::{
 };
 use rustix::process::{Pid, setpriority_process};
 
+use self::generations::{
+    current, discard_draft, path_of, refuse_lost, remove_others, switch, tables, take_files,
+    write_draft,
+};
 use self::recent::Recent;
 use self::table::Frozen;
 use self::view::Moment;
@@ -33,6 +39,9 @@ const TABLES_OF_MEMTABLE: usize = 4;
 
 /// What RocksDB's threads for compactions are called; those for flushes are `rocksdb:high`.
 const COMPACTION_THREADS: &str = "rocksdb:low";
+
+/// Bytes that are read at once where all of a database is.
+const READAHEAD_BYTES: usize = 2 << 20;
 
 /// What can be tuned.
 #[derive(Clone, Debug)]
@@ -78,6 +87,18 @@ fn fatal(error: impl std::fmt::Display) -> ApplyError {
     ApplyError::Fatal(format!("rocksdb: {error}"))
 }
 
+fn closed() -> ApplyError {
+    fatal("the database is closed: installing a checkpoint failed")
+}
+
+/// A checkpoint that could not be made ready: the state before it is as it was, whatever the reason.
+fn nothing_done(error: ApplyError) -> ApplyError {
+    match error {
+        ApplyError::Fatal(what) => ApplyError::NoSpace(format!("not installed: {what}")),
+        other => other,
+    }
+}
+
 /// RocksDB has no kind for it. What it says is the C library's word, which does not depend on the language unless a program asks for that.
 fn is_no_space(error: &rocksdb::Error) -> bool {
     error.kind() == ErrorKind::IOError && error.as_ref().contains("No space left on device")
@@ -115,6 +136,9 @@ impl RocksKv {
         let named = current(directory)?;
         let generation = named.unwrap_or(0);
         let path = path_of(directory, generation);
+        if named.is_none() {
+            refuse_lost(directory)?;
+        }
         // Before anything is written: a checkpoint that was not installed to its end may be what fills the disk.
         if named.is_none() || path.exists() {
             remove_others(directory, generation);
@@ -191,9 +215,7 @@ impl Shared {
     ) -> Result<T, ApplyError> {
         match &*self.guard(mode)? {
             Some((db, _)) => call(db),
-            None => Err(fatal(
-                "the database is closed: installing a checkpoint failed",
-            )),
+            None => Err(closed()),
         }
     }
 
@@ -247,36 +269,7 @@ fn write(db: &DB, batch: WriteBatch, mode: Mode) -> Result<(), ApplyError> {
         .map_err(|error| store_error(error, mode))
 }
 
-fn path_of(directory: &Path, generation: u64) -> PathBuf {
-    directory.join(format!("gen-{generation}"))
-}
-
-fn current(directory: &Path) -> Result<Option<u64>, ApplyError> {
-    match fs::read_to_string(directory.join("CURRENT_GENERATION")) {
-        Ok(text) => text
-            .trim()
-            .parse()
-            .map(Some)
-            .map_err(|_| fatal(format!("CURRENT_GENERATION reads {text:?}"))),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(fatal(error)),
-    }
-}
-
-/// What an interrupted installation left behind is only in the way.
-fn remove_others(directory: &Path, generation: u64) {
-    let Ok(entries) = fs::read_dir(directory) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with("gen-") && entry.path() != path_of(directory, generation) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
-fn open_db(path: &Path, tuning: &RocksOptions, create: bool) -> Result<DB, ApplyError> {
+fn options(tuning: &RocksOptions, create: bool) -> Options {
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(&Cache::new_lru_cache(tuning.block_cache_bytes));
     table.set_bloom_filter(10.0, false);
@@ -292,9 +285,42 @@ fn open_db(path: &Path, tuning: &RocksOptions, create: bool) -> Result<DB, Apply
     options.set_atomic_flush(true);
     options.set_keep_log_file_num(2);
     options.set_stats_dump_period_sec(0);
-    let db = DB::open(&options, path).map_err(write_error)?;
+    options
+}
+
+fn open_db(path: &Path, tuning: &RocksOptions, create: bool) -> Result<DB, ApplyError> {
+    let db = DB::open(&options(tuning, create), path).map_err(write_error)?;
     give_way();
     Ok(db)
+}
+
+/// Looks whether a checkpoint's files are whole, before anything is written to them: what has rotted must not replace what has not.
+fn verify(path: &Path, tuning: &RocksOptions) -> Result<(), ApplyError> {
+    let db = DB::open_for_read_only(&options(tuning, false), path, false).map_err(write_error)?;
+    // RocksDB takes a manifest that ends early for one whose end a crash has torn off, and goes back to what was before.
+    let live = db.live_files().map_err(fatal)?;
+    let live: BTreeSet<String> = live.into_iter().map(|file| file.name).collect();
+    for table in tables(path).map_err(file_error)? {
+        if !live.contains(&format!("/{table}")) {
+            return Err(fatal(format!("the manifest does not know {table}")));
+        }
+    }
+    let mut reading = ReadOptions::default();
+    reading.set_verify_checksums(true);
+    reading.fill_cache(false);
+    reading.set_readahead_size(READAHEAD_BYTES);
+    // Blocks whose keys a range removes would be passed over.
+    #[expect(
+        deprecated,
+        reason = "for speed it is of no use any more, and that is not what it is for here"
+    )]
+    reading.set_ignore_range_deletions(true);
+    let mut entries = db.raw_iterator_opt(reading);
+    entries.seek_to_first();
+    while entries.valid() {
+        entries.next();
+    }
+    entries.status().map_err(fatal)
 }
 
 /// How much compactions give way to the event loops: a third of what those get. Flushes do not: a memtable that waits for one delays the
@@ -445,54 +471,41 @@ impl Kv for RocksKv {
 
     fn install(&self, directory: &Path) -> Result<(), ApplyError> {
         let writing = self.recent().begin(Mode::Blocking)?;
-        let mut guard = (self.shared.db.write()).unwrap_or_else(PoisonError::into_inner);
-        let generation = guard.as_ref().map_or(0, |(_, generation)| *generation);
+        let Some(generation) = (self.shared.guard(Mode::Blocking)?)
+            .as_ref()
+            .map(|(_, generation)| *generation)
+        else {
+            return Err(closed());
+        };
         let next = generation + 1;
         let target = path_of(&self.directory, next);
         let _ = fs::remove_dir_all(&target);
-        let draft = self.directory.join("CURRENT_GENERATION.new");
         let prepare = || -> Result<DB, ApplyError> {
-            copy_directory(directory, &target).map_err(file_error)?;
+            take_files(directory, &target).map_err(file_error)?;
+            verify(&target, &self.options)?;
             // Opened before it counts: a checkpoint that does not open replaces nothing.
             // Nor is an empty one made of it.
             let db = open_db(&target, &self.options, false)?;
-            let name = || -> std::io::Result<()> {
-                // The new generation's name is durable before anything points at it.
-                fs::File::open(&self.directory)?.sync_all()?;
-                fs::write(&draft, next.to_string())?;
-                fs::File::open(&draft)?.sync_all()
-            };
-            name().map_err(file_error)?;
+            write_draft(&self.directory, next).map_err(file_error)?;
             Ok(db)
         };
-        let db = prepare().inspect_err(|_| {
+        // Reads go on meanwhile.
+        let db = prepare().map_err(|error| {
             // Whatever was written of it is in the way.
-            let _ = fs::remove_file(&draft);
-            let _ = fs::remove_dir_all(&target);
+            discard_draft(&self.directory, next);
+            nothing_done(error)
         })?;
-        let switch = || -> std::io::Result<()> {
-            fs::rename(&draft, self.directory.join("CURRENT_GENERATION"))?;
-            fs::File::open(&self.directory)?.sync_all()
-        };
-        // From here on nobody knows which one a crash would leave.
-        switch().map_err(fatal)?;
+        let mut guard = (self.shared.db.write()).unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = switch(&self.directory) {
+            // Nobody knows which one a crash would leave: neither is used any more.
+            *guard = None;
+            return Err(fatal(error));
+        }
         self.recent().discard(&writing);
         *guard = Some((Arc::new(db), next));
         remove_others(&self.directory, next);
         Ok(())
     }
-}
-
-/// Copies a checkpoint's files, synced: links would tie the database to the transfer directory's fate.
-fn copy_directory(from: &Path, to: &Path) -> std::io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        fs::copy(entry.path(), &target)?;
-        fs::File::open(&target)?.sync_all()?;
-    }
-    fs::File::open(to)?.sync_all()
 }
 
 #[cfg(test)]

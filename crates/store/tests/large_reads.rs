@@ -84,6 +84,34 @@ fn a_loop_reads_little() {
     }
 }
 
+/// Neither does it write much: a command over very many keys is for a worker, be they there or not.
+#[test]
+fn a_loop_changes_few_keys() {
+    let place = tempfile::tempdir().unwrap();
+    for machine in engines(place.path()) {
+        let keys: Vec<[u8; 4]> = (0..40_000u32).map(u32::to_le_bytes).collect();
+        let absent = Operation::Del {
+            keys: keys.iter().map(|key| &key[..]).collect(),
+        };
+        let sets: Vec<Operation<'_>> = keys.iter().map(|key| set(key, b"v")).collect();
+        let batch = Operation::Batch {
+            expectations: Vec::new(),
+            operations: sets,
+        };
+        for (index, many) in (1..).zip([absent, batch]) {
+            let payload = operations(&[many]);
+            let entries = [entry(index, &payload)];
+            assert!(matches!(
+                machine.apply(0, &entries, Mode::NonBlocking),
+                Err(ApplyError::WouldBlock)
+            ));
+            machine.apply(0, &entries, Mode::Blocking).unwrap();
+        }
+        let count = machine.query(&Query::DbSize, Mode::Blocking).unwrap();
+        assert_eq!(count, Reply::Int(40_000));
+    }
+}
+
 /// What is read lies in the tables of changes, in the database, and in both.
 #[cfg(feature = "rocksdb")]
 #[test]

@@ -315,6 +315,31 @@ fn what_is_no_checkpoint_replaces_nothing() {
     }
 }
 
+/// A state that was labelled with other indexes than its own was given the entries behind them: those between were passed over without a word.
+#[test]
+fn entries_come_one_after_the_other() {
+    for engine in ENGINES {
+        let root = tempfile::tempdir().unwrap();
+        let machine = engine.open(root.path(), 2);
+        let bytes = operations(&[incr(b"n")]);
+        let at = |index| entry(index, &bytes);
+        let apply = |entries: &[_]| machine.apply(0, entries, Mode::Blocking);
+        let fatal = |error| matches!(error, cyclone_store::ApplyError::Fatal(_));
+        apply(&[at(1), at(2)]).unwrap();
+        assert!(fatal(apply(&[at(4)]).unwrap_err()));
+        assert!(fatal(apply(&[at(3), at(5)]).unwrap_err()), "all or nothing");
+        assert_eq!(machine.applied(0), (2, 1));
+        // What is applied already may come again, as a replay brings it.
+        assert_eq!(apply(&[at(1), at(2), at(3)]).unwrap()[2], [Reply::Int(3)]);
+        machine.apply(1, &[at(1)], Mode::Blocking).unwrap();
+        let gang = |one, other| machine.apply_gang(&[(0, at(one)), (1, at(other))], Mode::Blocking);
+        assert!(fatal(gang(5, 2).unwrap_err()));
+        assert!(fatal(gang(4, 3).unwrap_err()));
+        assert_eq!((machine.applied(0).0, machine.applied(1).0), (3, 1));
+        assert_eq!(gang(4, 2).unwrap(), [Reply::Int(5)]);
+    }
+}
+
 /// The pointer names a database that is gone. An empty one in its place would look like a fresh replica that has applied
 /// nothing, and the trimmed log could not make up for it.
 #[cfg(feature = "rocksdb")]

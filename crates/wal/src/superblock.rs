@@ -69,6 +69,12 @@ pub enum SuperblockError {
     Rebooted,
 }
 
+/// Until [`create`] the region counts as never formatted: its rings are about to be made anew.
+pub fn wipe(area: &mut Area) {
+    area.store_u64(0, 0);
+    area.persist(0, 8);
+}
+
 /// Formats a region for a new replica, whose rings have been created. The superblock's magic is written last: until
 /// then the region counts as never formatted, whatever stood there.
 pub fn create(area: &mut Area, identity: &Identity, incarnation: u64) {
@@ -85,8 +91,7 @@ pub fn create(area: &mut Area, identity: &Identity, incarnation: u64) {
     let magic = u64::from_le_bytes([
         bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7],
     ]);
-    area.store_u64(0, 0);
-    area.persist(0, 8);
+    wipe(area);
     area.zero(8, SUPERBLOCK_BYTES - 8);
     area.write(8, &bytes[8..]);
     area.persist(8, SUPERBLOCK_BYTES - 8);

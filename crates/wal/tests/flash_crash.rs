@@ -466,3 +466,42 @@ fn recovered(levels: &mut Levels, applied: u64, states: &[State], context: &str)
         hard,
     }
 }
+
+/// The log is trimmed as far as it goes, wherever a hard state or an entry lies across a segment's beginning, and the power
+/// fails: a hard state is there.
+#[test]
+fn as_the_only_level_trimming_leaves_a_hard_state() {
+    for round in 0..15 {
+        let seed = seed(1_300 + round);
+        println!("seed {seed} (CYCLONE_SEED)");
+        let mut dice = Dice(seed);
+        let mut levels = Levels::new(FlashMode::Only, seed);
+        let mut hard = first_hard_state();
+        hard.learners = (10..10 + 30 * dice.roll(3)).collect();
+        let mut last = 0;
+        for step in 0..200 {
+            let len = [60, 250, 1_000, 9_000][dice.roll(4) as usize];
+            last += u64::from(levels.append(last + 1, 1, len));
+            if dice.roll(6) == 0 {
+                hard.vote = hard.vote % 3 + 1;
+                hard.commit = levels.flash.durable_index();
+                levels.flash.set_hard_state(hard.clone());
+            }
+            // While writes are under way, pages fill.
+            let us = [0, 0, 20, 300][dice.roll(4) as usize];
+            levels.pass(us, last);
+            levels.flash.trim(levels.flash.durable_index());
+            let through = levels.flash.durable_index().min(last - 1);
+            levels.ring.trim(through).expect("within the log");
+            let durable = levels.flash.durable_index();
+            for fate in fates(levels.disk.pages_at_stake(), &mut dice) {
+                let disk = levels.disk.crashed_copy(|page| fate[page]);
+                let context = format!("seed {seed}, step {step}, fate {fate:?}");
+                let flash = open_flash(&disk, FlashMode::Only)
+                    .unwrap_or_else(|error| panic!("{error}: {context}"));
+                assert!(flash.last_index() >= durable, "{context}");
+            }
+        }
+        assert!(levels.flash.first_index() > 1, "nothing was trimmed");
+    }
+}

@@ -247,3 +247,28 @@ fn growth_goes_on_behind_a_new_area() {
         }
     }
 }
+
+/// Looking at an area, long enough for it to grow if it did: it stays as it is.
+#[test]
+fn an_area_that_is_looked_at_does_not_change() {
+    let place = Place::new("looked-at");
+    let spec = FlashSpec::new(3, FlashMode::Only, BYTES);
+    let device = ThreadedFlash::open(&place.0, BYTES).expect("the file can be made");
+    let hard = first_hard_state();
+    let made = FlashLog::create(Box::new(device), spec, &WHO, 9, (0, 0), &hard);
+    drop(made.expect("a new file"));
+    let before = std::fs::read(&place.0).expect("it is there");
+    let device = ThreadedFlash::open_read_only(&place.0).expect("it is there");
+    let (mut flash, _) = FlashLog::inspect(Box::new(device)).expect("it is whole");
+    assert!((before.len() as u64) < BYTES, "there is room to grow");
+    for round in 1..=200 {
+        flash.poll(round * 10_000);
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+    assert_eq!(flash.outstanding(), 0);
+    drop(flash);
+    assert!(before == std::fs::read(&place.0).expect("it is there"));
+    let nowhere = Place::new("nowhere");
+    assert!(ThreadedFlash::open_read_only(&nowhere.0).is_err());
+    assert!(!nowhere.0.exists());
+}

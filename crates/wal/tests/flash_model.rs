@@ -352,6 +352,49 @@ fn rot_and_unreadable_pages_are_no_end_of_the_log() {
     );
 }
 
+/// A page goes bad while the log is open: only entries that lie in it cannot be had, whatever is read along with them.
+#[test]
+fn a_bad_page_costs_only_the_entries_in_it() {
+    let mut levels = Levels::new(FlashMode::Second, 11);
+    fill(&mut levels, 1, 60, 500);
+    let segment = u64::from(SEGMENT) / 4096;
+    for page in 0..levels.flash.position() {
+        levels
+            .disk
+            .faults(|faults| faults.read_error = vec![segment + page]);
+        let mut failed = Vec::new();
+        for index in 1..=60 {
+            // One by one, and as the first of many.
+            for to in [index, 60] {
+                levels.flash.fetch(index, to, 3_000).expect("it is there");
+                let fetched = loop {
+                    levels.now_us += 50;
+                    levels.flash.poll(levels.now_us);
+                    if let Some(fetched) = levels.flash.take_fetched() {
+                        break fetched;
+                    }
+                };
+                match fetched.result {
+                    Ok(entries) => {
+                        for (entry, index) in entries.iter().zip(index..) {
+                            assert_eq!((entry.index, entry.term), (index, 1));
+                            assert_eq!(entry.payload, bytes(index, 1, 500));
+                        }
+                    }
+                    Err(FetchError::Device { index: told, .. }) => {
+                        assert_eq!(told, index, "page {page}");
+                        failed.push(index);
+                    }
+                    Err(error) => panic!("{error}: page {page}"),
+                }
+            }
+        }
+        failed.dedup();
+        // Seven fit into a page, and one more may lie in it in part at each end.
+        assert!(failed.len() <= 9, "page {page}: {failed:?}");
+    }
+}
+
 /// Areas of others, of other shapes, and damaged ones are told apart.
 #[test]
 fn foreign_areas_are_refused() {

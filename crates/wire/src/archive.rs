@@ -259,9 +259,8 @@ impl End {
 pub fn stamp_ms(payload: &[u8]) -> Option<u64> {
     let fixed = payload.first_chunk::<FIXED_BYTES>();
     let at = fixed.and_then(GangHead::length).unwrap_or(0);
-    let header = payload.get(at..at + batch::HEADER_BYTES)?;
-    let stamp = header[4..].first_chunk::<8>()?;
-    Some(u64::from_le_bytes(*stamp)).filter(|stamp| *stamp > 0)
+    let head = batch::Head::decode(payload.get(at..)?).ok()?;
+    Some(head.stamp_ms).filter(|stamp| *stamp > 0)
 }
 
 #[cfg(test)]

@@ -1,30 +1,78 @@
 //! The payload of a log entry: several commands that were received in one burst and share one entry.
 //!
 //! ```text
-//! 0        4               12
-//! +--------+---------------+----------------------------+----
-//! | count  | stamp_ms      | length u32 | command bytes | ...
-//! +--------+---------------+----------------------------+----
+//! 0        4               12                 16
+//! +--------+---------------+------------------+----------------------------+----
+//! | count  | stamp_ms      | max_value_bytes  | length u32 | command bytes | ...
+//! +--------+---------------+------------------+----------------------------+----
 //! ```
-//! An empty payload (the entry a new leader begins its term with) is an empty batch.
+//! What commands may do is the leader's to say, so its limit comes with them: replicas with other settings, or these ones
+//! after a restart with others, must come to the same state. Bit 31 of the count says that the limit is there; entries of
+//! the first format have neither. An empty payload (the entry a new leader begins its term with) is an empty batch.
 //= cyclone §4.2
 
 use crate::codec::{DecodeError, Reader, Write};
 
 /// Bytes before the first command.
-pub const HEADER_BYTES: usize = 12;
+pub const HEADER_BYTES: usize = 16;
+/// The same where no limit is told.
+const SHORT_HEADER_BYTES: usize = 12;
+/// In the count: a limit is told.
+const LIMITED: u32 = 1 << 31;
 /// Commands that one entry may hold.
 pub const MAX_COMMANDS: usize = 4096;
 
-/// The header of a batch of `count` commands; `stamp_ms` is the leader's clock in milliseconds since 1970.
-pub fn header(count: u32, stamp_ms: u64) -> [u8; HEADER_BYTES] {
+/// The header of a batch of `count` commands; `stamp_ms` is the leader's clock in milliseconds since 1970, and
+/// `max_value_bytes` the longest value that they may produce.
+pub fn header(count: u32, stamp_ms: u64, max_value_bytes: u32) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
-    header[..4].copy_from_slice(&count.to_le_bytes());
-    header[4..].copy_from_slice(&stamp_ms.to_le_bytes());
+    header[..4].copy_from_slice(&(count | LIMITED).to_le_bytes());
+    header[4..12].copy_from_slice(&stamp_ms.to_le_bytes());
+    header[12..].copy_from_slice(&max_value_bytes.to_le_bytes());
     header
 }
 
-/// Builds a batch in one vector.
+/// What a batch says before its commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Commands that follow.
+    pub count: u32,
+    /// The leader's clock when the entry was made, in milliseconds since 1970.
+    pub stamp_ms: u64,
+    /// The longest value that the commands may produce, bytes; `None`: it is not told.
+    pub max_value_bytes: Option<u32>,
+}
+
+impl Head {
+    fn read(reader: &mut Reader<'_>) -> Result<Head, DecodeError> {
+        let first = reader.u32()?;
+        let count = first & !LIMITED;
+        if count as usize > MAX_COMMANDS {
+            return Err(DecodeError::OutOfRange {
+                what: "batch count",
+                value: u64::from(count),
+            });
+        }
+        Ok(Head {
+            count,
+            stamp_ms: reader.u64()?,
+            max_value_bytes: match first & LIMITED {
+                0 => None,
+                _ => Some(reader.u32()?),
+            },
+        })
+    }
+
+    /// Reads what stands before the commands, and looks no further.
+    ///
+    /// # Errors
+    /// It is cut short, or has more than [`MAX_COMMANDS`].
+    pub fn decode(bytes: &[u8]) -> Result<Head, DecodeError> {
+        Head::read(&mut Reader::new(bytes))
+    }
+}
+
+/// Builds a batch in one vector that tells no limit, for commands that make no values.
 #[derive(Clone, Debug)]
 pub struct Writer {
     bytes: Vec<u8>,
@@ -41,7 +89,7 @@ impl Writer {
     /// An empty batch.
     pub fn new() -> Self {
         Writer {
-            bytes: vec![0; HEADER_BYTES],
+            bytes: vec![0; SHORT_HEADER_BYTES],
             count: 0,
         }
     }
@@ -69,7 +117,8 @@ impl Writer {
 
     /// The finished batch.
     pub fn finish(mut self, stamp_ms: u64) -> Vec<u8> {
-        self.bytes[..HEADER_BYTES].copy_from_slice(&header(self.count, stamp_ms));
+        self.bytes[..4].copy_from_slice(&self.count.to_le_bytes());
+        self.bytes[4..SHORT_HEADER_BYTES].copy_from_slice(&stamp_ms.to_le_bytes());
         self.bytes
     }
 }
@@ -80,12 +129,18 @@ pub struct Iter<'a> {
     reader: Reader<'a>,
     left: u32,
     stamp_ms: u64,
+    max_value_bytes: Option<u32>,
 }
 
 impl Iter<'_> {
     /// The leader's clock when the entry was made, in milliseconds since 1970; 0 for an empty payload.
     pub fn stamp_ms(&self) -> u64 {
         self.stamp_ms
+    }
+
+    /// The longest value that the commands may produce, bytes; `None`: it is not told.
+    pub fn max_value_bytes(&self) -> Option<u32> {
+        self.max_value_bytes
     }
 }
 
@@ -115,26 +170,21 @@ pub fn iter(bytes: &[u8]) -> Result<Iter<'_>, DecodeError> {
             reader: Reader::new(bytes),
             left: 0,
             stamp_ms: 0,
+            max_value_bytes: None,
         });
     }
     let mut reader = Reader::new(bytes);
-    let left = reader.u32()?;
-    if left as usize > MAX_COMMANDS {
-        return Err(DecodeError::OutOfRange {
-            what: "batch count",
-            value: u64::from(left),
-        });
-    }
-    let stamp_ms = reader.u64()?;
+    let head = Head::read(&mut reader)?;
     let mut walk = reader.clone();
-    for _ in 0..left {
+    for _ in 0..head.count {
         walk.bytes()?;
     }
     walk.finish()?;
     Ok(Iter {
         reader,
-        left,
-        stamp_ms,
+        left: head.count,
+        stamp_ms: head.stamp_ms,
+        max_value_bytes: head.max_value_bytes,
     })
 }
 
@@ -153,7 +203,7 @@ mod tests {
             }
             let bytes = writer.finish(stamp_ms);
             let batch = iter(&bytes).unwrap();
-            prop_assert_eq!(batch.stamp_ms(), stamp_ms);
+            prop_assert_eq!((batch.stamp_ms(), batch.max_value_bytes()), (stamp_ms, None));
             prop_assert_eq!(batch.len(), commands.len());
             prop_assert_eq!(batch.map(<[u8]>::to_vec).collect::<Vec<_>>(), commands);
             for cut in 1..bytes.len() {
@@ -162,9 +212,25 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_an_error_or_a_batch(mut bytes in vec(prop_oneof![Just(0u8), any::<u8>()], 0..200), few in 0u8..8) {
+        fn limits_come_back(commands in vec(vec(any::<u8>(), 0..30), 0..40), stamp_ms: u64, limit: u32) {
+            let mut bytes = header(commands.len() as u32, stamp_ms, limit).to_vec();
+            for command in &commands {
+                bytes.put_sized(|out| out.extend_from_slice(command));
+            }
+            let wanted = Head { count: commands.len() as u32, stamp_ms, max_value_bytes: Some(limit) };
+            prop_assert_eq!(Head::decode(&bytes).unwrap(), wanted);
+            let batch = iter(&bytes).unwrap();
+            prop_assert_eq!((batch.stamp_ms(), batch.max_value_bytes()), (stamp_ms, Some(limit)));
+            prop_assert_eq!(batch.map(<[u8]>::to_vec).collect::<Vec<_>>(), commands);
+            for cut in 1..bytes.len() {
+                prop_assert!(iter(&bytes[..cut]).is_err());
+            }
+        }
+
+        #[test]
+        fn garbage_is_an_error_or_a_batch(mut bytes in vec(prop_oneof![Just(0u8), any::<u8>()], 0..200), few in 0u8..8, limited: bool) {
             if bytes.len() > 4 {
-                bytes[..4].copy_from_slice(&[few, 0, 0, 0]);
+                bytes[..4].copy_from_slice(&[few, 0, 0, u8::from(limited) << 7]);
             }
             if let Ok(batch) = iter(&bytes) {
                 prop_assert!(batch.map(<[u8]>::len).sum::<usize>() <= bytes.len());

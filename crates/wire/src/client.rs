@@ -18,6 +18,9 @@ pub const COMMAND: u8 = 1;
 const QUERY: u8 = 2;
 const PING: u8 = 3;
 
+/// Longest message of answers, in bytes: what clients have to take, whatever they ask for.
+pub const MAX_MESSAGE: usize = 4 << 20;
+
 /// Most logs whose terms a message names.
 pub const MAX_TERMS: usize = 255;
 
@@ -202,6 +205,8 @@ pub enum Status {
     /// Under number 0, no answer to a request: per log the last term in which the sender led, 0 for never. Clients keep the highest
     /// for their weak reads. A message with nothing else says that the sender has begun to lead, to clients it turned away before.
     Terms(Vec<u64>),
+    /// Executed; the answer is longer than a message.
+    AnswerTooLong,
 }
 
 /// Appends the answer to request `id`. Of an address only [`MAX_ADDRESS`] bytes are sent; longer ones are left out.
@@ -215,6 +220,7 @@ pub fn put_response(out: &mut Vec<u8>, id: u64, status: &Status) {
         Status::TooLarge => 5,
         Status::Malformed => 6,
         Status::Terms(_) => 7,
+        Status::AnswerTooLong => 8,
     };
     put_item(out, id, kind, |out| match status {
         Status::Done(reply) => reply.encode(out),
@@ -287,6 +293,7 @@ fn read_response(item: &[u8]) -> Result<(u64, Status), DecodeError> {
         5 => Status::TooLarge,
         6 => Status::Malformed,
         7 => Status::Terms(read_terms(&mut reader)?),
+        8 => Status::AnswerTooLong,
         other => {
             return Err(DecodeError::Unknown {
                 what: "response",
@@ -314,6 +321,7 @@ mod tests {
             Just(Status::Lost),
             Just(Status::Unknown),
             Just(Status::TooLarge),
+            Just(Status::AnswerTooLong),
             Just(Status::Malformed),
             vec(any::<u64>(), 0..5).prop_map(Status::Terms),
         ]

@@ -65,7 +65,7 @@ fn comparisons(plan: &Plan) -> Result<()> {
         }
         let single = matches!(
             comparison.measure,
-            Measure::Growth | Measure::GrowthThroughput | Measure::Outage
+            Measure::Growth | Measure::GrowthThroughput | Measure::Outage | Measure::OutageP99
         );
         match (&comparison.over, single) {
             (None, false) => bail!("compare.over is missing in {:?}", comparison.say),
@@ -96,8 +96,9 @@ fn comparisons(plan: &Plan) -> Result<()> {
             }
             _ => {}
         }
-        if comparison.measure == Measure::Outage && plan.failover.is_none() {
-            bail!("compare.measure = \"outage\" needs a [failover]");
+        let of_kills = matches!(comparison.measure, Measure::Outage | Measure::OutageP99);
+        if of_kills && plan.failover.is_none() {
+            bail!("compare.measure: outages need a [failover]");
         }
     }
     Ok(())

@@ -70,7 +70,7 @@ pub struct Comparison {
     pub say: String,
     /// The variant above the line.
     pub of: String,
-    /// The variant below it; not for `growth` and `outage`.
+    /// The variant below it; not for growths and outages.
     pub over: Option<String>,
     /// Of what.
     pub measure: Measure,

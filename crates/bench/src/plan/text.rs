@@ -305,8 +305,10 @@ pub enum Measure {
     Growth,
     /// Throughput at the last point over that at the first, of one variant.
     GrowthThroughput,
-    /// Milliseconds without an answer after the kill: no ratio.
+    /// Milliseconds without an answer after the kill, the median: no ratio.
     Outage,
+    /// The same for 99 kills of 100.
+    OutageP99,
 }
 
 /// A system by name.

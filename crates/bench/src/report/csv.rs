@@ -10,6 +10,7 @@ pub fn points(result: &PlanResult) -> Table {
     let mut table = Table::new(&[
         "variant",
         "x",
+        "inflight_real",
         "ops_s",
         "ops_s_least",
         "ops_s_most",
@@ -43,6 +44,7 @@ pub fn points(result: &PlanResult) -> Table {
             table.add(vec![
                 variant.name.as_str().into(),
                 rounded(point.x, 3),
+                point.inflight.into(),
                 rounded(point.ops_s.median, 0),
                 rounded(point.ops_s.least, 0),
                 rounded(point.ops_s.most, 0),

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::{number, quotient, spread};
-use crate::result::{PlanResult, Ratio, VariantResult};
+use crate::result::{PlanResult, Ratio, VariantResult, most_of};
 
 /// Of the table that [`row`]s make.
 pub const HEADING: &str = "| figure | what we ran | highest throughput, operations/s | ratios: ours (the paper's) | to be believed |\n|---|---|---|---|---|\n";
@@ -257,9 +257,13 @@ fn variants(text: &mut String, result: &PlanResult) {
             "" => String::new(),
             version => format!(" ({version})"),
         };
+        let at_once = result.at_once(peak);
+        let at_once = at_once.map_or(String::new(), |count| {
+            format!(", {count} in flight in place of {}", peak.x)
+        });
         let _ = writeln!(
             text,
-            "| {}{version} | {} | {}{} | {}, {} | {:.1}: {} |",
+            "| {}{version} | {} | {}{at_once}{} | {}, {} | {:.1}: {} |",
             cell(&variant.name),
             cell(&variant.guarantee),
             spread(&peak.ops_s, 0),
@@ -282,14 +286,6 @@ fn variants(text: &mut String, result: &PlanResult) {
         );
     }
     text.push('\n');
-}
-
-/// What 99 of 100 values do not exceed.
-fn most_of(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    let rank = (values.len() * 99).div_ceil(100);
-    values.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
 /// Refusals and operations that never ended, if any.

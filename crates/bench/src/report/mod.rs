@@ -47,13 +47,20 @@ pub fn write(result: &PlanResult, plan: &Plan, out: &Path) -> Result<Vec<PathBuf
         picture::draw(&path(".svg"), result, plan)?;
         written.push(path(".svg"));
     }
-    let row = format!("{}{}", index::HEADING, index::row(result));
-    std::fs::write(path(".md"), row)
-        .with_context(|| format!("writing {}", path(".md").display()))?;
-    written.push(path(".md"));
-    result.write(&path(".json"))?;
-    written.push(path(".json"));
+    written.extend(write_words(result, out)?);
     Ok(written)
+}
+
+/// Writes a result's row and JSON alone.
+///
+/// # Errors
+/// What the file system says.
+pub fn write_words(result: &PlanResult, out: &Path) -> Result<[PathBuf; 2]> {
+    let [row, json] = ["md", "json"].map(|ending| out.join(format!("{}.{ending}", result.stem)));
+    let text = format!("{}{}", index::HEADING, index::row(result));
+    std::fs::write(&row, text).with_context(|| format!("writing {}", row.display()))?;
+    result.write(&json)?;
+    Ok([row, json])
 }
 
 /// Median, and in brackets the least and the most where they differ.

@@ -74,6 +74,11 @@ fn result() -> (PlanResult, Plan) {
         outages_ms: Vec::new(),
         timeline: Vec::new(),
     };
+    // Two threads, whatever is asked for.
+    let shared = PointResult {
+        inflight: 2,
+        ..point(8.0, 100_000.0, 80.0)
+    };
     let gone = Absent {
         why: "it is not installed".into(),
         install: "make bench-peers".into(),
@@ -87,7 +92,7 @@ fn result() -> (PlanResult, Plan) {
         ),
         variant(
             "theirs, \"quoted\"",
-            vec![point(1.0, 20_000.0, 50.0), point(8.0, 100_000.0, 80.0)],
+            vec![point(1.0, 20_000.0, 50.0), shared],
             None,
         ),
         variant("absent", Vec::new(), Some(gone)),
@@ -106,7 +111,7 @@ fn all_files_are_written_and_hold_what_was_measured() {
     let csv = read("fig99.csv");
     assert_eq!(csv.lines().count(), 5, "{csv}");
     assert!(
-        csv.contains("\"theirs, \"\"quoted\"\"\",8.0,100000.0,90000.0,110000.0,80.0"),
+        csv.contains("\"theirs, \"\"quoted\"\"\",8.0,2,100000.0,90000.0,110000.0,80.0"),
         "{csv}"
     );
     assert!(csv.contains("leader 1.50; clients 0.50"));
@@ -177,6 +182,7 @@ fn the_index_says_what_was_run_what_not_and_what_is_not_to_be_believed() {
         "Here are two cores.",
         "**Not to be believed:** other programs used up to 40%",
         "- absent was skipped: it is not installed. `make bench-peers` installs it.",
+        ", 2 in flight in place of 8 |",
         "| ours / theirs | 0.90 | 0.95 |",
         "| ours / theirs, with 1 in flight | 0.50 | – |",
         "| ours / absent | – | – |",
@@ -269,4 +275,45 @@ fn numbers_read_well() {
     assert_eq!(number(0.5, 2), "0.50");
     assert_eq!(spread(&Spread::of([1.0, 2.0, 3.0]), 0), "2 (1–3)");
     assert_eq!(spread(&Spread::of([2.0]), 1), "2.0");
+}
+
+#[test]
+fn a_result_is_current_only_of_its_plan_its_length_and_all_its_variants() {
+    let (mut result, mut plan) = result();
+    plan.variants.pop();
+    let absent = result.variants.pop().expect("the absent one");
+    result.commit = "abc".into();
+    let is_current = |result: &PlanResult, plan: &Plan, quick| {
+        result.is_current(plan, quick, |commit| commit == "abc")
+    };
+    assert!(is_current(&result, &plan, false));
+    assert!(!is_current(&result, &plan, true), "another length");
+    let mut other = result.clone();
+    other.plan.push('x');
+    assert!(!is_current(&other, &plan, false), "another plan");
+    other = result.clone();
+    other.commit.push('+');
+    assert!(!is_current(&other, &plan, false), "another source");
+    other = result.clone();
+    other.variants.pop();
+    assert!(!is_current(&other, &plan, false), "only some variants");
+    plan.variants
+        .extend(Plan::parse(PLAN).expect("plan").variants.pop());
+    result.variants.push(absent);
+    assert!(!is_current(&result, &plan, false), "one can be installed");
+    assert!(!crate::result::is_source_of("") && !crate::result::is_source_of("abc+"));
+}
+
+#[test]
+fn words_and_comparisons_follow_the_plan_while_it_asks_for_the_same() {
+    let (mut result, _) = result();
+    let text = PLAN.replace("a line", "two lines").replace("0.95", "0.96");
+    assert!(result.restate(&Plan::parse(&text).expect("plan")));
+    assert_eq!(result.paper, "The paper shows two lines.");
+    assert_eq!(result.ratios[0].paper, Some(0.96));
+    let text = text
+        .replace("points = [1, 8]", "points = [1, 9]")
+        .replace("two", "three");
+    assert!(!result.restate(&Plan::parse(&text).expect("plan")));
+    assert_eq!(result.paper, "The paper shows two lines.");
 }

@@ -107,6 +107,13 @@ impl ClientCore {
                 self.hunt.found(now_us, node);
                 return self.on_reply(ticket, attempt, reply);
             }
+            Status::AnswerTooLong => {
+                self.hunt.found(now_us, node);
+                return match request.kind {
+                    Kind::Write => self.finish(ticket, Err(ClientError::AnswerTooLong)),
+                    _ => self.finish(ticket, Ok(Reply::Failed(Failure::ReplyTooLong))),
+                };
+            }
             Status::Unknown => {
                 if !request.attempts.unknown(attempt) {
                     return;

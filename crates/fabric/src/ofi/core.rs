@@ -35,6 +35,8 @@ pub struct Core {
     pub queues: BTreeMap<u64, Queue>,
     pub registrations: BTreeMap<u64, Registration>,
     pub revoking: Option<Revoking>,
+    /// Keys that were revoked while the port could not be opened anew: what came in by it may still be under way.
+    pub not_cut_off: BTreeSet<u64>,
     pub slots: Slots<Work>,
     pub buffers: Buffers,
     /// The endpoint's own memory for receives into it, where the provider wants it registered.
@@ -84,6 +86,7 @@ impl Core {
             queues: BTreeMap::new(),
             registrations: BTreeMap::new(),
             revoking: None,
+            not_cut_off: BTreeSet::new(),
             slots: Slots::new(MAX_SLOTS),
             buffers: Buffers::default(),
             local: parts.local,
@@ -500,7 +503,9 @@ impl Core {
                 connection.grants.clear();
             }
         }
-        self.fill_receives()
+        self.fill_receives()?;
+        self.not_cut_off.clear();
+        Ok(())
     }
 }
 

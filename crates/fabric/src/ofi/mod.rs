@@ -267,6 +267,9 @@ impl Endpoint for OfiEndpoint {
             if core.queues.contains_key(&key.id) {
                 return core.close_append(&AppendKey(*key)).map(drop);
             }
+            if core.not_cut_off.contains(&key.id) {
+                return core.reopen();
+            }
             core.begin_revoke(key)?;
         }
         let until = Instant::now() + self.revoke_timeout;

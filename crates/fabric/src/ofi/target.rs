@@ -378,6 +378,7 @@ impl Core {
         let Some(revoking) = self.revoking.take() else {
             return Ok(());
         };
+        let key = revoking.key;
         drop(revoking.memory);
         if revoking.waiting.is_empty() && !revoking.lost {
             return Ok(());
@@ -395,6 +396,7 @@ impl Core {
         while Instant::now() < until {
             self.progress();
         }
+        self.not_cut_off.insert(key);
         self.reopen()
     }
 }

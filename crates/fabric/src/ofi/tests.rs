@@ -164,3 +164,35 @@ fn the_provider_refuses_what_a_forger_posts() {
         assert_eq!(target.memory().read_vec(64, 64), [0; 64], "{name}");
     }
 }
+
+/// Another program has taken the address while the port was opened anew: the revocation has failed, and goes on failing
+/// until the port is there again. It must not look like one of a key that never was.
+#[test]
+fn a_revocation_that_could_not_cut_off_can_be_repeated() {
+    let region = Region::anonymous(1 << 16).expect("region");
+    let area = region.take(0, 1 << 16).expect("area").share();
+    let mut target = match OfiEndpoint::open(area, options("tcp")) {
+        Ok(target) => target,
+        Err(why) => return eprintln!("libfabric/tcp skipped: {why}"),
+    };
+    let key = target
+        .register(0, 4096, Access::ALL, Token(7))
+        .expect("key");
+    let sound = {
+        let mut core = target.shared.lock();
+        core.begin_revoke(&key).expect("begun");
+        // A peer has gone in the middle of something.
+        core.revoking.as_mut().expect("under way").lost = true;
+        let sound = core.raw_address.clone();
+        // 192.0.2.1 in a sockaddr_in: nobody's here.
+        core.raw_address[4..8].copy_from_slice(&[192, 0, 2, 1]);
+        core.finish_revoke().expect_err("no port");
+        sound
+    };
+    let again = target.revoke(&key).expect_err("still none");
+    assert!(!matches!(again, FabricError::Unknown(_)), "{again}");
+    target.shared.lock().raw_address = sound;
+    target.revoke(&key).expect("cut off");
+    let over = target.revoke(&key);
+    assert!(matches!(over, Err(FabricError::Unknown(_))), "{over:?}");
+}

@@ -1,5 +1,6 @@
 //! CLIENT.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use cyclone_wire::client::ReadMode;
@@ -155,7 +156,7 @@ fn set_info(context: &mut Context<'_, '_>) -> Flow {
 /// CLIENT LIST [TYPE normal|...] [ID id ...]
 fn list(context: &mut Context<'_, '_>) -> Flow {
     let args = context.args;
-    let mut only: Option<Vec<u64>> = None;
+    let mut only: Option<BTreeSet<u64>> = None;
     let mut none = false;
     if args.len() == 4 && context.is(2, "type") {
         none = ["master", "replica", "slave", "pubsub"]
@@ -168,7 +169,7 @@ fn list(context: &mut Context<'_, '_>) -> Flow {
             return context.error(text);
         }
     } else if args.len() > 3 && context.is(2, "id") {
-        let ids: Option<Vec<u64>> = args
+        let ids: Option<BTreeSet<u64>> = args
             .from(3)
             .map(|id| parse_i64(id).and_then(|id| u64::try_from(id).ok()))
             .collect();

@@ -4,7 +4,7 @@ use cyclone_wire::command::{ExpireIf, Expiry, Operation, Query};
 
 use super::table::Id;
 use super::{Context, Flow, SYNTAX};
-use crate::connection::Shape;
+use crate::reply::Shape;
 
 /// A bound on the present in milliseconds since 1970 (the year 2039), for refusing times that would overflow with it, as Redis does.
 const LATEST_NOW_MS: i64 = 1 << 41;

@@ -5,7 +5,8 @@ use cyclone_wire::resp::{encode, parse_i64};
 
 use super::table::Id;
 use super::{Context, Flow, NOT_INTEGER, SYNTAX};
-use crate::connection::{ALL_SLOTS, Shape, Waiting};
+use crate::connection::Waiting;
+use crate::reply::{ALL_SLOTS, Shape};
 
 /// Keys looked at by SCAN without COUNT.
 const SCAN_COUNT: u32 = 10;
@@ -142,6 +143,7 @@ pub(super) fn wait(context: &mut Context<'_, '_>) -> Flow {
         mark,
         replicas,
         deadline_us,
+        quiet: false,
     });
     Flow::Waits
 }

@@ -2,7 +2,7 @@
 
 use super::{Context, Flow};
 use crate::backend::MemberRequest;
-use crate::connection::Shape;
+use crate::reply::Shape;
 
 const USAGE: &str = "ERR expected CYCLONE MEMBER ADD id packet [redis] | PROMOTE id | REMOVE id | MOVE id packet [redis] | REPLACE old id packet [redis]";
 

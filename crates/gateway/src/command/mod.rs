@@ -14,13 +14,14 @@ mod strings;
 pub(crate) mod table;
 pub(crate) mod transaction;
 
-use cyclone_wire::command::{Operation, Query};
+use cyclone_wire::command::{MAX_BATCH_ITEMS, Operation, Query};
 use cyclone_wire::resp::{Args, encode, parse_i64};
 use cyclone_wire::slot;
 
 use crate::backend::{Backend, Route};
-use crate::connection::{ALL_SLOTS, Session, Shape, refuse_route, route_to};
+use crate::connection::Session;
 use crate::gateway::Shared;
+use crate::reply::{ALL_SLOTS, Shape, refuse_route, route_to};
 use crate::slab::Slab;
 use table::{Id, Spec};
 
@@ -243,10 +244,30 @@ pub(crate) fn unknown(context: &mut Context<'_, '_>) -> Flow {
     context.error(text)
 }
 
+/// Whether a request names no more keys, or where it names none has no more arguments, than one step of the loop should deal with;
+/// otherwise an error has been answered.
+pub(crate) fn is_bounded(context: &mut Context<'_, '_>, spec: &Spec) -> bool {
+    let given = context.args.len() - 1;
+    let (count, what) = match spec.keys {
+        (1.., -1, step) => (given.div_ceil(step.max(1) as usize), "keys"),
+        _ => (given, "arguments"),
+    };
+    if count > MAX_BATCH_ITEMS {
+        context.error(format!(
+            "ERR {count} {what} are more than the limit of {MAX_BATCH_ITEMS} for '{}' command",
+            spec.name
+        ));
+    }
+    count <= MAX_BATCH_ITEMS
+}
+
 /// Runs a command whose number of arguments is right.
 pub(crate) fn run(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
     if !context.session.authenticated && spec.flags & table::OPEN == 0 {
         return context.error("NOAUTH Authentication required.");
+    }
+    if !is_bounded(context, spec) {
+        return Flow::Replied;
     }
     context.reading = spec.flags & table::READ != 0;
     let replied = match spec.id {

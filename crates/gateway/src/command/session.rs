@@ -8,9 +8,10 @@ use crate::backend::{Backend, Route};
 use crate::connection::{ReplyMode, Session};
 use crate::gateway::Stats;
 use crate::info::REDIS_VERSION;
-use crate::login::{Asked, Checking, same_secret};
+use crate::login::{Asked, Checking, Verdict, same_secret};
 
 const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
+const TOO_MANY_LOGINS: &str = "TRYAGAIN too many logins at a time, retry later";
 
 pub(super) const BAD_NAME: &str =
     "ERR Client names cannot contain spaces, newlines or special characters.";
@@ -41,6 +42,7 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
             let session = &mut *context.session;
             session.protocol = Protocol::Resp2;
             session.authenticated = context.shared.config.is_open();
+            session.stranger_since_us = context.now_us;
             session.name.clear();
             session.reply_mode = ReplyMode::On;
             session.readonly = false;
@@ -80,8 +82,9 @@ fn log_in(context: &mut Context<'_, '_>, user: &[u8], password: &[u8]) -> Login 
         context.shared.stats.logins += 1;
         return Login::Right;
     }
-    let asked = match &context.shared.logins {
-        Some(logins) => logins.ask(context.session.next_ticket(), user, password),
+    let (ticket, peer) = (context.session.next_ticket(), context.session.peer.ip());
+    let asked = match &mut context.shared.logins {
+        Some(logins) => logins.ask(ticket, peer, user, password),
         None => Asked::Wrong,
     };
     match asked {
@@ -97,7 +100,7 @@ fn log_in(context: &mut Context<'_, '_>, user: &[u8], password: &[u8]) -> Login 
             Login::Refused
         }
         Asked::Busy => {
-            context.error("TRYAGAIN too many logins at a time, retry later");
+            context.error(TOO_MANY_LOGINS);
             Login::Refused
         }
     }
@@ -108,24 +111,28 @@ pub(crate) fn finish(
     stats: &mut Stats,
     session: &mut Session,
     checking: Checking,
-    right: bool,
+    verdict: Verdict,
     backend: &dyn Backend,
 ) {
     let before = session.out.len();
-    if right {
-        stats.logins += 1;
-        session.authenticated = true;
-        match checking.hello {
-            None => encode::ok(&mut session.out),
-            Some((protocol, name)) => {
-                let mut out = std::mem::take(&mut session.out);
-                greet(&mut out, session, protocol, name, backend);
-                session.out = out;
+    match verdict {
+        Verdict::Right => {
+            stats.logins += 1;
+            session.authenticated = true;
+            match checking.hello {
+                None => encode::ok(&mut session.out),
+                Some((protocol, name)) => {
+                    let mut out = std::mem::take(&mut session.out);
+                    greet(&mut out, session, protocol, name, backend);
+                    session.out = out;
+                }
             }
         }
-    } else {
-        stats.logins_refused += 1;
-        encode::error(&mut session.out, WRONG_PASSWORD);
+        Verdict::Wrong => {
+            stats.logins_refused += 1;
+            encode::error(&mut session.out, WRONG_PASSWORD);
+        }
+        Verdict::Displaced => encode::error(&mut session.out, TOO_MANY_LOGINS),
     }
     if checking.quiet {
         session.out.truncate(before);
@@ -156,8 +163,10 @@ fn auth(context: &mut Context<'_, '_>) -> Flow {
 /// The reply waits for the login thread; so does what the client sends meanwhile.
 fn check_later(context: &mut Context<'_, '_>, hello: Option<(Protocol, Option<Vec<u8>>)>) -> Flow {
     context.session.checking = Some(Checking {
+        ticket: context.session.next_ticket(),
         hello,
         quiet: false,
+        deferred: false,
     });
     Flow::Checks
 }

@@ -2,7 +2,7 @@
 
 use super::{Context, Flow, help};
 use crate::backend::SnapshotRequest;
-use crate::connection::Shape;
+use crate::reply::Shape;
 
 const USAGE: &str = "ERR expected CYCLONE SNAPSHOT BEGIN | READ id file offset length | END id";
 

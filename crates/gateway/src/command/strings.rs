@@ -1,12 +1,12 @@
 //! Commands on string values.
 
 use cyclone_wire::command::{
-    Condition, Expectation, Expected, Expiry, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Operation, Query,
+    Condition, Expectation, Expected, Expiry, MAX_BATCH_ITEMS, Operation, Query,
 };
 
 use super::table::Id;
 use super::{Context, Flow, SYNTAX, expiry};
-use crate::connection::Shape;
+use crate::reply::Shape;
 
 /// Commands that read.
 pub(super) fn read(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
@@ -120,9 +120,10 @@ pub(super) fn set_many(context: &mut Context<'_, '_>, id: Id) -> Option<Flow> {
             get: false,
         });
     }
-    if bytes > MAX_BATCH_BYTES || operations.len() > MAX_BATCH_ITEMS {
+    let limit = context.shared.config.max_batch_bytes;
+    if bytes > limit {
         return Some(context.error(format!(
-            "ERR {} keys with {bytes} bytes are beyond the limits of {MAX_BATCH_ITEMS} and {MAX_BATCH_BYTES} bytes",
+            "ERR {} keys with {bytes} bytes are beyond the limits of {MAX_BATCH_ITEMS} and {limit} bytes",
             keys.len()
         )));
     }

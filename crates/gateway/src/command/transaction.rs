@@ -1,17 +1,31 @@
 //! MULTI, EXEC, DISCARD, WATCH, UNWATCH: a transaction's requests are kept as they came, checked as far as Redis checks them,
 //! and become one batch at EXEC. What the batch expects is that nothing watched has changed.
 
+use std::borrow::Cow;
+
 use cyclone_wire::command::{
     Expectation, Expected, MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Operation, Query,
 };
 use cyclone_wire::reply::Reply;
-use cyclone_wire::resp::{Parsed, Protocol, RequestParser, encode};
+use cyclone_wire::resp::{Args, Parsed, Protocol, RequestParser, encode};
 use cyclone_wire::slot;
 
 use super::table::{self, Id, Spec};
 use super::{Context, Flow};
 use crate::backend::{Backend, InfoSection, Outcome, Route, Topology};
-use crate::connection::{Shape, encode_reply, refuse_route};
+use crate::reply::{Shape, encode_reply, refuse_route};
+
+/// Bytes of the gateway's own replies (ECHO, INFO, ...) at which an EXEC makes no further ones: they are made in one step of the
+/// loop, and kept until the batch is executed.
+const LOCAL_BYTES: usize = 1 << 20;
+/// Costly commands of the gateway's own that one EXEC runs.
+const LOCAL_COST: usize = 256;
+/// Connections listed by CLIENT LIST at about the cost of an INFO.
+const LISTED_PER_COST: usize = 128;
+const LOCAL_TOO_LONG: &[u8] =
+    b"-ERR not executed: the transaction's replies of this node itself are longer than 1 MiB\r\n";
+const LOCAL_TOO_MANY: &[u8] =
+    b"-ERR not executed: a transaction has at most 256 of INFO, COMMAND, CONFIG, CLUSTER and CLIENT LIST\r\n";
 
 /// What a connection keeps between MULTI and EXEC.
 #[derive(Debug, Default)]
@@ -24,10 +38,19 @@ pub(crate) struct Multi {
     slot: Option<u16>,
 }
 
+impl Multi {
+    /// Bytes that are kept.
+    pub(crate) fn held(&self) -> usize {
+        self.requests.capacity()
+    }
+}
+
 /// What a connection watches.
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
     keys: Vec<(Vec<u8>, u64)>,
+    /// Bytes that they take in a batch.
+    bytes: usize,
     /// WATCHes under way from before the last UNWATCH count no more.
     epoch: u64,
     /// A WATCH was answered with an error, so EXEC must not trust the others.
@@ -38,7 +61,13 @@ impl Watches {
     fn forget(&mut self) -> Vec<(Vec<u8>, u64)> {
         self.epoch += 1;
         self.broken = false;
+        self.bytes = 0;
         std::mem::take(&mut self.keys)
+    }
+
+    /// Bytes that are kept.
+    pub(crate) fn held(&self) -> usize {
+        self.bytes + self.keys.capacity() * size_of::<(Vec<u8>, u64)>()
     }
 }
 
@@ -46,7 +75,7 @@ impl Watches {
 #[derive(Debug)]
 pub(crate) enum Part {
     /// Answered by the gateway; encoded.
-    Local(Vec<u8>),
+    Local(Cow<'static, [u8]>),
     /// The batch's next reply.
     Next(Shape),
 }
@@ -60,6 +89,25 @@ pub(crate) enum Extra {
     Exec(Vec<Part>),
 }
 
+impl Extra {
+    /// Bytes that are kept until the answer comes, beside the request's own.
+    pub(crate) fn held(&self) -> usize {
+        let Extra::Exec(parts) = self else {
+            return 0;
+        };
+        let local = parts.iter().map(|part| match part {
+            Part::Local(Cow::Owned(bytes)) => bytes.capacity(),
+            Part::Local(Cow::Borrowed(_)) | Part::Next(_) => 0,
+        });
+        local.sum::<usize>() + parts.len() * size_of::<Part>()
+    }
+}
+
+/// Bytes of expectations about these keys in a batch.
+fn expected_bytes<'k>(keys: impl Iterator<Item = &'k [u8]>) -> usize {
+    keys.map(|key| key.len() + 13).sum()
+}
+
 impl Watches {
     /// Takes the versions that a WATCH has brought; answers what the client is told.
     pub(crate) fn learn(
@@ -71,6 +119,7 @@ impl Watches {
         match outcome {
             Outcome::Done(Reply::Array(versions)) => {
                 if epoch == self.epoch {
+                    self.bytes += expected_bytes(keys.iter().map(Vec::as_slice));
                     let numbers = versions.iter().map(|version| match version {
                         Reply::Int(version) => *version as u64,
                         _ => 0,
@@ -134,7 +183,11 @@ pub(crate) fn wrong_arity(context: &mut Context<'_, '_>, spec: &Spec) -> Flow {
 
 fn watch(context: &mut Context<'_, '_>) -> Option<Flow> {
     let (keys, slot) = context.keys()?;
-    if context.session.watches.keys.len() + keys.len() > MAX_BATCH_ITEMS {
+    let watches = &context.session.watches;
+    let bytes = watches.bytes + expected_bytes(keys.iter().copied());
+    if watches.keys.len() + keys.len() > MAX_BATCH_ITEMS
+        || bytes > context.shared.config.max_batch_bytes
+    {
         return Some(context.error("ERR too many keys are watched"));
     }
     context.session.extra = Some(Extra::Watch {
@@ -153,6 +206,7 @@ pub(crate) fn queue(context: &mut Context<'_, '_>, spec: Option<&Spec>, request:
         Some(spec) if spec.flags & table::NO_MULTI != 0 => {
             context.error("ERR Command not allowed inside a transaction")
         }
+        Some(spec) if !super::is_bounded(context, spec) => Flow::Replied,
         Some(spec) => route(context, spec),
     };
     let Some(mut multi) = context.session.multi.take() else {
@@ -163,11 +217,22 @@ pub(crate) fn queue(context: &mut Context<'_, '_>, spec: Option<&Spec>, request:
         context.error("ERR transaction is too long");
         refused = true;
     }
+    if !refused && multi.count >= MAX_BATCH_ITEMS {
+        context.error(format!(
+            "ERR transaction has more than {MAX_BATCH_ITEMS} commands"
+        ));
+        refused = true;
+    }
     multi.doomed |= refused;
     if !refused {
+        encode::simple(context.out, "QUEUED");
+    }
+    if multi.doomed {
+        // It will not run.
+        multi.requests = Vec::new();
+    } else {
         multi.requests.extend_from_slice(request);
         multi.count += 1;
-        encode::simple(context.out, "QUEUED");
     }
     context.session.multi = Some(multi);
     flow
@@ -228,19 +293,20 @@ fn exec(context: &mut Context<'_, '_>) -> Flow {
         encode_parts(context.out, &parts, &[], context.session.protocol);
         return Flow::Replied;
     }
-    let bytes: usize = collected.iter().map(Vec::len).sum::<usize>()
-        + watched.iter().map(|(key, _)| key.len() + 13).sum::<usize>();
+    let bytes = collected.iter().map(Vec::len).sum::<usize>()
+        + expected_bytes(watched.iter().map(|(key, _)| key.as_slice()));
     let items: usize = operations
         .iter()
         .map(|operation| match operation {
             Operation::Batch { operations, .. } => 1 + operations.len(),
-            _ => 1,
+            other => other.keys().len().max(1),
         })
         .sum();
-    if bytes + 8 > MAX_BATCH_BYTES || items > MAX_BATCH_ITEMS {
+    let limit = context.shared.config.max_batch_bytes;
+    if bytes + 8 > limit || items > MAX_BATCH_ITEMS {
         return context.error(format!(
             "EXECABORT Transaction discarded: {items} operations of {bytes} bytes are beyond the limits of \
-             {MAX_BATCH_ITEMS} and {MAX_BATCH_BYTES} bytes"
+             {MAX_BATCH_ITEMS} and {limit} bytes"
         ));
     }
     let batch = Operation::Batch {
@@ -265,6 +331,7 @@ fn replay(context: &mut Context<'_, '_>, multi: &Multi) -> (Vec<Part>, Vec<Vec<u
         operations: Vec::new(),
     };
     let mut parts = Vec::with_capacity(multi.count);
+    let (mut local_bytes, mut local_cost) = (0, 0);
     let mut parser = RequestParser::new(context.shared.config.limits());
     parser.set_trusted(true);
     let mut at = 0;
@@ -272,7 +339,15 @@ fn replay(context: &mut Context<'_, '_>, multi: &Multi) -> (Vec<Part>, Vec<Vec<u
     while let Ok(Parsed::Command(used)) = parser.parse(&multi.requests[at..]) {
         let args = parser.args(&multi.requests[at..at + used]);
         let mut out = Vec::new();
-        if let Some(spec) = table::find(args.at(0)) {
+        let spec = table::find(args.at(0));
+        let is_local = spec.is_some_and(|spec| spec.flags & (table::READ | table::WRITE) == 0);
+        let cost = spec.map_or(0, |spec| cost(context.shared.connected, spec, args));
+        if is_local && local_bytes >= LOCAL_BYTES {
+            parts.push(Part::Local(Cow::Borrowed(LOCAL_TOO_LONG)));
+        } else if cost > 0 && local_cost >= LOCAL_COST {
+            parts.push(Part::Local(Cow::Borrowed(LOCAL_TOO_MANY)));
+        } else if let Some(spec) = spec {
+            local_cost += cost;
             let mut inner = Context {
                 shared: &mut *context.shared,
                 others: context.others,
@@ -286,7 +361,11 @@ fn replay(context: &mut Context<'_, '_>, multi: &Multi) -> (Vec<Part>, Vec<Vec<u
             };
             parts.push(match super::run(&mut inner, spec) {
                 Flow::Submitted { shape, .. } => Part::Next(shape),
-                Flow::Replied | Flow::Waits | Flow::Checks | Flow::HangUp => Part::Local(out),
+                Flow::Replied | Flow::Waits | Flow::Checks | Flow::HangUp => {
+                    out.shrink_to_fit();
+                    local_bytes += out.len();
+                    Part::Local(Cow::Owned(out))
+                }
             });
         }
         parser.advance();
@@ -296,6 +375,15 @@ fn replay(context: &mut Context<'_, '_>, multi: &Multi) -> (Vec<Part>, Vec<Vec<u
         }
     }
     (parts, notes.operations)
+}
+
+/// What a command of the gateway's own costs the loop, in about the time of an INFO; 0: next to nothing.
+fn cost(connected: usize, spec: &Spec, args: Args<'_>) -> usize {
+    match spec.id {
+        Id::Info | Id::Command | Id::Config | Id::Cluster => 1,
+        Id::Client if args.at(1).eq_ignore_ascii_case(b"list") => 1 + connected / LISTED_PER_COST,
+        _ => 0,
+    }
 }
 
 /// Encodes the reply of an EXEC.

@@ -14,7 +14,8 @@ impl Gateway {
     /// Answers AUTHs and HELLOs that the login thread has looked at; answers how many.
     pub(super) fn answer_logins(&mut self, backend: &dyn Backend) -> usize {
         let mut answered = 0;
-        while let Some((ticket, right)) = self.shared.logins.as_mut().and_then(Logins::next_answer)
+        while let Some((ticket, verdict)) =
+            self.shared.logins.as_mut().and_then(Logins::next_answer)
         {
             answered += 1;
             let Some((index, _, connection)) = self.slab.by_ticket(ticket) else {
@@ -24,7 +25,7 @@ impl Gateway {
             let Some(checking) = session.checking.take() else {
                 continue;
             };
-            session::finish(&mut self.shared.stats, session, checking, right, backend);
+            session::finish(&mut self.shared.stats, session, checking, verdict, backend);
             connection.parser.set_trusted(session.authenticated);
             // What came behind AUTH may run now.
             connection.stalled = Some(Stall::Full);
@@ -53,6 +54,7 @@ impl Gateway {
             }
             connection.session.waiting = None;
             let out = &mut connection.session.out;
+            let before = out.len();
             if leads {
                 encode::int(out, acked as i64);
             } else {
@@ -60,6 +62,9 @@ impl Gateway {
                     out,
                     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
                 );
+            }
+            if waiting.quiet {
+                out.truncate(before);
             }
             // What came behind WAIT may run now.
             connection.stalled = Some(Stall::Full);
@@ -69,14 +74,16 @@ impl Gateway {
         self.shared.waiting = still;
     }
 
-    /// Drops connections that linger, do not take their replies, or have been idle for too long,
+    /// Drops connections that linger, do not take their replies, have been idle or strangers for too long,
     /// or wait for ever for nobody.
     pub(super) fn sweep(&mut self, now_us: u64) {
         self.next_sweep_us = now_us + SWEEP_US;
-        let (stall_us, idle_us) = (
-            self.shared.config.output_stall_us,
-            self.shared.config.idle_timeout_us,
-        );
+        let config = &self.shared.config;
+        let (stall_us, idle_us) = (config.output_stall_us, config.idle_timeout_us);
+        let login_us = match config.is_open() {
+            true => 0,
+            false => config.login_timeout_us,
+        };
         for index in self.slab.indexes() {
             let Some(connection) = self.slab.get_mut(index) else {
                 continue;
@@ -94,17 +101,21 @@ impl Gateway {
             let idle = idle_us > 0
                 && quiet
                 && now_us.saturating_sub(connection.session.active_us) >= idle_us;
+            let stranger = login_us > 0
+                && !connection.session.authenticated
+                && now_us.saturating_sub(connection.session.stranger_since_us) >= login_us;
             let forever = connection
                 .session
                 .waiting
                 .is_some_and(|waiting| waiting.deadline_us == u64::MAX);
             let deserted = connection.ending && forever;
-            if !(stuck || lingered || idle || deserted || unshaken) {
+            if !(stuck || lingered || idle || deserted || unshaken || stranger) {
                 continue;
             }
             self.shared.stats.slow_readers += u64::from(stuck);
             self.shared.stats.tls_failed += u64::from(unshaken);
             self.shared.stats.idle += u64::from(idle && !stuck && !lingered);
+            self.shared.stats.login_timeouts += u64::from(stranger && !lingered);
             if let Some(connection) = self.slab.take(index) {
                 self.close(connection);
             }

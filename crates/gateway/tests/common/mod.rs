@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod judge;
+pub mod stage;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

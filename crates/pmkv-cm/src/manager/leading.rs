@@ -11,7 +11,7 @@ use super::{Beat, Command, CommandError, Desk, Event, Notice};
 use crate::balance::{self, Loads, Move};
 use crate::change::{Draft, Weights};
 use crate::codec::Office;
-use crate::config::{Configuration, Member, ServerId, ShardId, Standing};
+use crate::config::{ConfigError, Configuration, MAX_MEMBERS, Member, ServerId, ShardId, Standing};
 use crate::message::{Hello, ToServer};
 use crate::planted::{self, Mistake};
 use crate::store::{Answer, Key, Record, Report, Request, Revision, Ticket};
@@ -76,6 +76,8 @@ pub(super) struct Leading {
     /// Term, and whether it was committed, when there was last nothing to change.
     looked: (u64, bool),
     patient_until_us: u64,
+    /// What was wrong with the last draft, if it could not be written.
+    contradiction: Option<ConfigError>,
 }
 
 impl Leading {
@@ -121,6 +123,7 @@ impl Leading {
             suspects: BTreeSet::new(),
             looked: (0, false),
             patient_until_us: 0,
+            contradiction: None,
         }
     }
 
@@ -272,28 +275,24 @@ impl Leading {
             shards => shards,
         };
         let shards = shards.min(cyclone_wire::slot::SLOTS);
-        match Configuration::founding(founding.cluster, shards, founding.replication, members) {
-            Ok(config) => {
-                let (manager, epoch) = (desk.id, self.office.epoch);
-                self.write(
-                    0,
-                    Configuration {
+        let (manager, epoch) = (desk.id, self.office.epoch);
+        let founded =
+            Configuration::founding(founding.cluster, shards, founding.replication, members)
+                .and_then(|config| {
+                    let config = Configuration {
                         manager,
                         epoch,
                         ..config
-                    },
-                    0,
-                    Vec::new(),
-                    desk,
-                );
-            }
-            Err(error) => {
-                self.unreadable = true;
-                desk.tell(Notice::CannotFound(error));
-            }
+                    };
+                    self.write(0, config, 0, Vec::new(), desk)
+                });
+        if let Err(error) = founded {
+            self.unreadable = true;
+            desk.tell(Notice::CannotFound(error));
         }
     }
 
+    /// Writes a configuration, unless it contradicts itself: no manager and no server could read it.
     fn write(
         &mut self,
         expected: Revision,
@@ -301,8 +300,8 @@ impl Leading {
         commands: usize,
         copied: Vec<(ServerId, ShardId, u64)>,
         desk: &mut Desk,
-    ) {
-        debug_assert_eq!(config.check(), Ok(()));
+    ) -> Result<(), ConfigError> {
+        config.check()?;
         let bytes = config.encode();
         let ticket = desk.ask(Request::Swap {
             key: Key::Configuration,
@@ -316,6 +315,20 @@ impl Leading {
             commands,
             copied,
         });
+        Ok(())
+    }
+
+    /// A draft that contradicts itself. Whatever it was made from beside failures is dropped, so that the next one does
+    /// without: servers say again what they have to say, operators are told.
+    fn drop_draft(&mut self, now_us: u64, error: ConfigError, commands: usize, desk: &mut Desk) {
+        let commands: Vec<Command> = self.commands.drain(..commands).collect();
+        self.copied.clear();
+        self.hellos.clear();
+        self.next_try_us = now_us + desk.rules.renew_us;
+        if !commands.is_empty() || self.contradiction.as_ref() != Some(&error) {
+            desk.tell(Notice::Contradiction { error, commands });
+        }
+        self.contradiction = Some(error);
     }
 
     /// The next configuration, if one is needed. Failures and restarts do not wait for the last one to be committed, as
@@ -356,6 +369,10 @@ impl Leading {
         if self.settled_in && !news && self.looked == looked {
             return;
         }
+        if base.members.len() >= MAX_MEMBERS {
+            // They hear why when they say hello again.
+            self.hellos.retain(|id, _| base.member(*id).is_some());
+        }
         let weights = self.weights.clone();
         let mut draft = Draft::new(&base, desk.id, self.office.epoch, &weights);
         draft.fail(&failed);
@@ -381,7 +398,10 @@ impl Leading {
             self.reshard(now_us, &mut draft, desk);
         }
         match draft.finish(!self.settled_in) {
-            Some(config) => self.write(expected, config, commands, copied, desk),
+            Some(config) => match self.write(expected, config, commands, copied, desk) {
+                Ok(()) => self.contradiction = None,
+                Err(error) => self.drop_draft(now_us, error, commands, desk),
+            },
             None => {
                 self.looked = looked;
                 self.commands.drain(..commands);
@@ -418,7 +438,9 @@ impl Leading {
                         draft.welcome(hello);
                     }
                 }
-                None if committed => draft.welcome(hello),
+                None if committed && draft.config().members.len() < MAX_MEMBERS => {
+                    draft.welcome(hello);
+                }
                 None => {}
             }
         }

@@ -114,6 +114,7 @@ fn planted_mistakes_are_found() {
         Mistake::LastCopyDropped,
         Mistake::OldReportCounts,
         Mistake::LeaseBeforeAdoption,
+        Mistake::MovedWithoutCopy,
     ];
     let mut missed = Vec::new();
     for mistake in mistakes {

@@ -221,6 +221,9 @@ impl World {
             Notice::InOffice { .. } => self.count("in office"),
             Notice::Committed { .. } => self.count("committed"),
             Notice::Patient { .. } => self.count("patient"),
+            Notice::Contradiction { error, .. } => {
+                self.break_if(true, || format!("drafted: {error}"));
+            }
             _ => {}
         }
         if !matches!(notice, Notice::Written(_)) {

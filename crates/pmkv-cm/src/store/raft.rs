@@ -18,6 +18,9 @@ use super::memory::Records;
 use super::{Answer, Key, MAX_RECORD, Record, Report, Request, Store, StoreError, Ticket};
 use crate::codec::{frame, open};
 
+#[cfg(test)]
+mod tests;
+
 /// Bytes of one slot for the state: both records and what surrounds them.
 pub const SLOT_BYTES: u64 = 2 * MAX_RECORD as u64 + 4096;
 /// Smallest area that a replica needs: two slots, and a ring that takes the largest entry.
@@ -94,6 +97,7 @@ pub struct RaftStore {
 }
 
 /// A state as it stands in a slot.
+#[derive(Debug)]
 struct State {
     sequence: u64,
     applied: (u64, u64),
@@ -129,7 +133,8 @@ impl State {
         let mut records = Records::at(reader.u64()?);
         for key in Key::ALL {
             let (revision, value) = (reader.u64()?, reader.bytes()?);
-            if value.len() > MAX_RECORD || revision > records.revision() {
+            let is_none = revision == 0 && !value.is_empty();
+            if value.len() > MAX_RECORD || revision > records.revision() || is_none {
                 return Err(DecodeError::OutOfRange {
                     what: "record",
                     value: value.len() as u64,
@@ -181,10 +186,18 @@ fn decode_request(bytes: &[u8]) -> Result<Request, DecodeError> {
             value: place.into(),
         })?;
     let request = if swap {
+        let (expected, value) = (reader.u64()?, reader.bytes()?);
+        // What does not fit into a state must not come into one.
+        if value.len() > MAX_RECORD {
+            return Err(DecodeError::OutOfRange {
+                what: "record",
+                value: value.len() as u64,
+            });
+        }
         Request::Swap {
             key,
-            expected: reader.u64()?,
-            value: reader.bytes()?.to_vec(),
+            expected,
+            value: value.to_vec(),
         }
     } else {
         Request::Get(key)

@@ -48,6 +48,17 @@ pub enum Updated {
     Omitted(u64),
 }
 
+/// What a look at an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Looked<T> {
+    /// It is another key's.
+    Other,
+    /// It is the key's.
+    Mine(T),
+    /// It is not whole. If it still counts after it was read it is damaged, and may be the key's.
+    Damaged,
+}
+
 struct Tables {
     current: Arc<Table>,
     /// Twice as large, while items move there.
@@ -94,9 +105,25 @@ impl Index {
 
     /// Finds a key. `look` reads the entry at an address and answers something if it is the key's and whole.
     pub fn lookup<T>(&self, hash: u64, mut look: impl FnMut(u64) -> Option<T>) -> Option<T> {
+        let looked = self.lookup_whole(hash, |address| {
+            look(address).map_or(Looked::Other, Looked::Mine)
+        });
+        looked.ok().flatten()
+    }
+
+    /// Finds a key whose entry `look` reads.
+    ///
+    /// # Errors
+    /// It was not found, and the entry at this address, which is damaged, may be its.
+    pub fn lookup_whole<T>(
+        &self,
+        hash: u64,
+        mut look: impl FnMut(u64) -> Looked<T>,
+    ) -> Result<Option<T>, u64> {
         let tables = self.read();
         let mut table = &tables.current;
         'again: loop {
+            let mut damaged = None;
             let place = table.place(hash);
             let head = table.head(place);
             if head.is_moved()
@@ -115,13 +142,15 @@ impl Index {
                     if word.load(Ordering::SeqCst) != found {
                         continue 'again;
                     }
-                    if looked.is_some() && !head.is_moved() {
-                        return looked;
+                    match looked {
+                        Looked::Mine(mine) if !head.is_moved() => return Ok(Some(mine)),
+                        Looked::Damaged => damaged = Some(found & ADDRESS),
+                        _ => {}
                     }
                 }
             }
             if !head.is_moved() {
-                return None;
+                return damaged.map_or(Ok(None), Err);
             }
         }
     }

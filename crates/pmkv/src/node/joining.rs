@@ -147,6 +147,17 @@ impl Node {
         self.control().keep_tombstones(is_joining);
     }
 
+    /// Drops what was gathered and is not written down: shards that are not here yet are asked for again, from the beginning.
+    pub(super) fn join_anew(&mut self) {
+        self.unadopted.clear();
+        for join in self.joins.values_mut().filter(|join| !join.is_here) {
+            *join = Join {
+                primary: join.primary,
+                ..Join::default()
+            };
+        }
+    }
+
     /// Shards that this server has joined: it has everything that the primary had, and all that came since.
     pub fn joined(&self) -> Vec<ShardId> {
         let here = self.joins.iter().filter(|(_, join)| join.is_here);
@@ -229,22 +240,32 @@ impl Node {
             next: 0,
             parts: 0,
         };
-        let first = self.store.newer(shard, gift.commit);
+        let (first, damaged) = self.store.newer(shard, gift.commit);
+        // A copy without it would count as a whole one. Who joins asks again: the key may be written meanwhile.
+        if damaged.is_some() {
+            self.failed_gifts += 1;
+            return;
+        }
         self.send_parts(&mut gift, first, false);
         self.gifts.push_back(gift);
     }
 
     /// Sends the next stretch of a shard.
-    fn step_gifts(&mut self) {
+    pub(super) fn step_gifts(&mut self) {
         if self.now_us < self.gift_due_us {
             return;
         }
         let Some(mut gift) = self.gifts.pop_front() else {
             return;
         };
-        let (entries, next) =
-            self.store
-                .stretch(gift.shard, gift.next, gift.commit, MAX_ENTRIES_BYTES);
+        let stretch = self
+            .store
+            .stretch(gift.shard, gift.next, gift.commit, MAX_ENTRIES_BYTES);
+        // As in `give`.
+        let Ok((entries, next)) = stretch else {
+            self.failed_gifts += 1;
+            return;
+        };
         self.send_parts(&mut gift, entries, next.is_none());
         if let Some(next) = next {
             gift.next = next;

@@ -13,6 +13,8 @@
 
 mod joining;
 mod promotion;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -192,6 +194,8 @@ pub struct Node {
     joins: BTreeMap<ShardId, Join>,
     unadopted: Unadopted,
     gifts: VecDeque<Gift>,
+    /// Gifts that a damaged entry has ended.
+    failed_gifts: u64,
     messages: Vec<Message>,
     /// Of a term that is not committed here yet: its senders are ahead by a moment.
     early: Vec<Message>,
@@ -265,6 +269,7 @@ impl Node {
             joins: BTreeMap::new(),
             unadopted: Unadopted::default(),
             gifts: VecDeque::new(),
+            failed_gifts: 0,
             messages: Vec::new(),
             early: Vec::new(),
             join_due_us: 0,
@@ -322,6 +327,11 @@ impl Node {
         self.workers[self.number_of(shard)].role(shard)
     }
 
+    /// How often a shard could not be sent to who joins it because an entry of it is damaged here.
+    pub fn failed_gifts(&self) -> u64 {
+        self.failed_gifts
+    }
+
     /// The configuration that is committed here.
     pub fn configuration(&self) -> Option<&Configuration> {
         self.configuration.as_ref()
@@ -374,10 +384,13 @@ impl Node {
     /// # Errors
     /// A memory that cannot be scanned.
     pub fn void(&mut self, shards: &[ShardId]) -> Result<Void, NodeError> {
-        self.unadopted.clear();
         for shard in shards {
             self.joins.remove(shard);
             self.serving.remove(shard);
+        }
+        self.join_anew();
+        for worker in &mut self.workers {
+            worker.void(shards);
         }
         Ok(self.control().void(shards)?)
     }

@@ -63,7 +63,9 @@ impl Node {
         }
         let (commit, newest) = (it.commit(), it.newest());
         let above = if above == ABOVE_COMMIT { commit } else { above };
-        let parts = parted(self.store.newer(shard, above));
+        // What is damaged here the other replicas have, if it counts.
+        let (newer, _) = self.store.newer(shard, above);
+        let parts = parted(newer);
         let count = parts.len() as u32;
         for (entries, part) in parts.into_iter().zip(0..) {
             let body = Body::Gathered {
@@ -182,7 +184,7 @@ impl Node {
             if let Some(it) = self.store.shard(shard) {
                 it.saw(newest);
             }
-            let records = self.store.newer(shard, above);
+            let (records, _) = self.store.newer(shard, above);
             self.worker_of(shard).scatter(shard, records);
             return true;
         }
@@ -237,7 +239,10 @@ impl Node {
             return;
         }
         let hash = KeyHash::of(&key).hash;
-        let found = self.store.find(shard, hash, &key);
+        // Who asks must not take a damaged entry for none: it gives up after a while.
+        let Ok(found) = self.store.look(shard, hash, &key) else {
+            return;
+        };
         let entry = found.map(|it| it.bytes().to_vec());
         self.say(to, Body::Fetched { shard, key, entry });
     }

@@ -21,13 +21,14 @@ const MAX_ABSENT: usize = 1 << 16;
 pub(super) struct Lacking {
     /// Keys that were never written before the move.
     absent: HashSet<Vec<u8>>,
-    /// Keys asked for: since when, and who waits.
+    /// Keys asked for: when last, since when, and who waits.
     asked: HashMap<Vec<u8>, Asked>,
 }
 
 #[derive(Default)]
 struct Asked {
     at_us: Option<u64>,
+    since_us: Option<u64>,
     waiting: Vec<u64>,
 }
 
@@ -95,7 +96,7 @@ impl Worker {
         for key in operations.iter().flat_map(|it| it.keys().to_vec()) {
             let KeyHash { hash, .. } = KeyHash::of(key);
             let known = lacking.absent.contains(key)
-                || self.store.find(shard, hash, key).is_some()
+                || !matches!(self.store.look(shard, hash, key), Ok(None))
                 || keys.iter().any(|it| it == key);
             if !known {
                 keys.push(key.to_vec());
@@ -114,7 +115,7 @@ impl Worker {
     ) {
         let request = self.next_context + 1;
         self.next_context = request;
-        let parked = Parked::new(ticket, operations, request);
+        let parked = Parked::new(ticket, operations);
         let count = keys.len();
         self.fetching.requests.insert(request, (parked, count));
         if let Some(lacking) = &mut self.shards[usize::from(shard)].lacking {
@@ -130,14 +131,31 @@ impl Worker {
             return;
         }
         let now_us = self.now_us;
+        let mut late: Vec<u64> = Vec::new();
         for (mine, shard) in self.shards.iter_mut().zip(0u16..) {
-            let asked = mine.lacking.iter_mut().flat_map(|it| &mut it.asked);
-            for (key, asked) in asked {
+            let Some(lacking) = &mut mine.lacking else {
+                continue;
+            };
+            // The other server may be unable to read it.
+            lacking.asked.retain(|_, asked| {
+                let since_us = *asked.since_us.get_or_insert(now_us);
+                let is_late = now_us.saturating_sub(since_us) > self.config.give_up_us;
+                if is_late {
+                    late.append(&mut asked.waiting);
+                }
+                !is_late
+            });
+            for (key, asked) in &mut lacking.asked {
                 let rests = |at_us| now_us.saturating_sub(at_us) < ASK_AGAIN_US;
                 if !asked.at_us.is_some_and(rests) {
                     asked.at_us = Some(now_us);
                     fetches.push((shard, key.clone()));
                 }
+            }
+        }
+        for request in late {
+            if let Some((parked, _)) = self.fetching.requests.remove(&request) {
+                self.answers.push((parked.ticket, Answer::Busy));
             }
         }
     }

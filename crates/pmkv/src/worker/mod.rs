@@ -10,35 +10,39 @@
 //! sent again to whoever are the backups then.
 
 mod fetch;
+mod held;
 mod keys;
 mod links;
+mod reconfigure;
 mod requests;
 mod room;
 #[cfg(test)]
 mod tests;
 mod versions;
+mod walk;
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cyclone_fabric::Address;
-use cyclone_replication::{BackupId, Owner, Sender};
+use cyclone_replication::{BackupId, Owner};
 use cyclone_wire::reply::Reply;
 
-use crate::configuration::{Configuration, ServerId, ShardId};
+use crate::configuration::{ServerId, ShardId};
 use crate::digest::{AHEAD, key_of};
 use crate::entry::{self, Kind, Stamp};
 use crate::log::Log;
-use crate::store::Store;
+use crate::store::{Damaged, Store};
 use crate::words::WordMap;
 
 use fetch::{Fetching, Lacking};
+use held::Held;
 use keys::{KeySet, Keys};
 use links::{Links, Sent};
 use requests::Parked;
 use room::Roomless;
 use versions::Versions;
+use walk::Walks;
 
 /// What a worker is made of, and its limits.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +101,20 @@ pub enum Answer {
     Unknown,
     /// Beyond the limits; nothing was done.
     TooLarge,
+    /// An entry that may be this key's is damaged here; nothing was done.
+    Damaged {
+        /// The key.
+        key: Vec<u8>,
+        /// Which entry.
+        entry: Damaged,
+    },
+}
+
+impl Answer {
+    fn damaged(key: &[u8], entry: Damaged) -> Answer {
+        let key = key.to_vec();
+        Answer::Damaged { key, entry }
+    }
 }
 
 /// Whether a worker serves a shard.
@@ -159,6 +177,8 @@ pub struct WorkerStats {
     pub refused_busy: u64,
     /// Records sent again.
     pub resent: u64,
+    /// Chains of indexes that requests which look at everything have looked at.
+    pub walked_chains: u64,
     /// Keys that came from the server that a shard moves away from, before the rest of the shard.
     pub fetched: u64,
 }
@@ -181,9 +201,9 @@ pub struct Worker {
     roomless: Roomless,
     /// Shards that move here.
     moving: usize,
-    /// Requests that look at everything, and wait for all that came before.
-    walks: VecDeque<u64>,
+    walks: Walks,
     full_servers: HashSet<ServerId>,
+    held: Held,
     scattered: Vec<ShardId>,
     answers: Vec<(u64, Answer)>,
     now_us: u64,
@@ -225,8 +245,9 @@ impl Worker {
             fetching: Fetching::default(),
             roomless: Roomless::default(),
             moving: 0,
-            walks: VecDeque::new(),
+            walks: Walks::default(),
             full_servers: HashSet::new(),
+            held: Held::default(),
             scattered: Vec::new(),
             answers: Vec::new(),
             now_us: 0,
@@ -246,51 +267,6 @@ impl Worker {
         self.stats
     }
 
-    /// Goes over to a configuration, with a sender of its term. Shards that this worker served and shall serve are
-    /// served on; other shards must be prepared first. What was under way is sent again.
-    //= rowan §4.5
-    pub fn install(&mut self, configuration: &Configuration, sender: Box<dyn Sender>) {
-        let own = self.config.server;
-        let others = configuration.servers.iter().filter(|it| it.id != own);
-        let others: Vec<(ServerId, Address)> = others.map(|it| (it.id, it.log.clone())).collect();
-        self.links = Some(Links::new(sender, others));
-        self.full_servers
-            .retain(|&id| configuration.server(id).is_some());
-        for (mine, placement) in self.shards.iter_mut().zip(&configuration.shards) {
-            mine.backups = placement.receivers().map(BackupId).collect();
-            if placement.primary != own {
-                mine.role = Role::Elsewhere;
-                self.moving -= usize::from(mine.lacking.take().is_some());
-            }
-            // Whoever joins has heard of none.
-            mine.told = 0;
-            // What is prepared is prepared anew.
-            mine.scattering = 0;
-        }
-        self.staged.clear();
-        let mut contexts: Vec<u64> = self.ops.keys().copied().collect();
-        contexts.sort_unstable();
-        for context in contexts {
-            let shard = self.ops.get(&context).map_or(0, |op| usize::from(op.shard));
-            let placement = configuration.shards.get(shard);
-            if placement.is_some_and(|it| it.primary != own && it.holds(own)) {
-                self.keep(context);
-            }
-            self.stage_again(context);
-        }
-        self.fetch_anew();
-    }
-
-    /// This server is a backup from now on of a shard that it served: what it had under way is here like any backup's,
-    /// and the new primary asks for it.
-    fn keep(&self, context: u64) {
-        if let Some(op) = self.ops.get(&context)
-            && matches!(op.purpose, Purpose::Write { .. })
-        {
-            self.store.publish_record(op.address, &op.record);
-        }
-    }
-
     /// Requests and writes by shard since the last call, for the shards served here. Both are 0 for an idle one.
     pub fn take_loads(&mut self, loads: &mut Vec<(ShardId, u32, u32)>) {
         for (mine, shard) in self.shards.iter_mut().zip(0u16..) {
@@ -301,38 +277,6 @@ impl Worker {
             if mine.role == Role::Serving {
                 loads.push((shard, requests, writes));
             }
-        }
-    }
-
-    fn stage_again(&mut self, context: u64) {
-        let Some(op) = self.ops.get_mut(&context) else {
-            return;
-        };
-        let mine = &self.shards[usize::from(op.shard)];
-        let is_lost = match op.purpose {
-            Purpose::Notice => true,
-            Purpose::Scatter => mine.scattering == 0,
-            Purpose::Write { .. } => mine.role == Role::Elsewhere,
-        };
-        if is_lost {
-            self.give_up(context);
-        } else {
-            op.backups = Arc::clone(&mine.backups);
-            self.staged.push_back(context);
-            self.stats.resent += 1;
-        }
-    }
-
-    /// Ends an op whose shard is no longer this worker's.
-    fn give_up(&mut self, context: u64) {
-        let Some(op) = self.ops.remove(&context) else {
-            return;
-        };
-        if let Purpose::Write { ticket, keys, .. } = op.purpose {
-            self.answers.extend(ticket.map(|it| (it, Answer::Unknown)));
-            self.log.settle(op.address);
-            self.shards[usize::from(op.shard)].versions = Versions::default();
-            self.leave(&keys);
         }
     }
 
@@ -405,17 +349,19 @@ impl Worker {
             for _ in 0..AHEAD {
                 match self.ended.pop_front() {
                     Some((context, true)) => self.finish(context),
-                    Some((context, false)) => self.stage_again(context),
+                    Some((context, false)) => self.send_again(context),
                     None => break,
                 }
             }
         }
         self.use_room();
         self.tell_commits();
+        self.release_held();
         busy |= !self.staged.is_empty();
         self.send_staged();
         self.look_for_late();
-        self.walk_on();
+        self.walks.begin();
+        busy |= self.walk_on();
         busy
     }
 
@@ -433,7 +379,8 @@ impl Worker {
 
     /// Requests and internal records under way.
     pub fn in_flight(&self) -> usize {
-        self.ops.len() + self.parked.len() + self.fetching.len() + self.roomless.len()
+        let waiting = self.parked.len() + self.fetching.len() + self.roomless.len();
+        self.ops.len() + waiting + self.walks.len()
     }
 
     /// Servers whose logs are not open to this worker.
@@ -449,12 +396,17 @@ impl Worker {
         self.log.fence();
         let mut left = VecDeque::new();
         let mut unsendable = Vec::new();
+        let mut passes_values = false;
         while let Some(context) = self.staged.pop_front() {
             let Some(op) = self.ops.get(&context) else {
                 continue;
             };
             if op.backups.is_empty() {
                 self.ended.push_back((context, true));
+                continue;
+            }
+            if passes_values && self.is_value_for_full(op) {
+                left.push_back(context);
                 continue;
             }
             let Some(links) = &mut self.links else {
@@ -465,8 +417,12 @@ impl Worker {
                 Sent::Yes => {}
                 Sent::NotOpen => left.push_back(context),
                 Sent::Busy => {
+                    let for_full = self.is_value_for_full(op);
                     left.push_back(context);
-                    break;
+                    if !for_full {
+                        break;
+                    }
+                    passes_values = true;
                 }
                 Sent::Never => unsendable.push(context),
             }
@@ -492,6 +448,7 @@ impl Worker {
         let Some(op) = self.ops.remove(&context) else {
             return;
         };
+        self.held_got_on(context);
         let shard = usize::from(op.shard);
         match op.purpose {
             Purpose::Notice => {}

@@ -1,10 +1,9 @@
 //! What requests do: whom they wait for, what they read, what they append.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cyclone_store::point;
-use cyclone_wire::command::{Command, Condition, Operation, Query};
-use cyclone_wire::glob;
+use cyclone_wire::command::{Command, Condition, Expected, Operation, Query};
 use cyclone_wire::reply::{Failure, Reply};
 
 use super::keys::KeySet;
@@ -19,13 +18,11 @@ pub(super) struct Parked {
     keys: Vec<u64>,
     /// Whether it may join writes under way.
     is_blind: bool,
-    /// Of a request that looks at everything: what was submitted before it.
-    behind: u64,
 }
 
 impl Parked {
     /// A request that waits for no key's writes.
-    pub fn new(ticket: u64, operations: &[Operation<'_>], behind: u64) -> Parked {
+    pub fn new(ticket: u64, operations: &[Operation<'_>]) -> Parked {
         let encode = |operation: &Operation<'_>| {
             let mut bytes = Vec::new();
             let operation = operation.clone();
@@ -41,7 +38,6 @@ impl Parked {
             operations: operations.iter().map(encode).collect(),
             keys: Vec::new(),
             is_blind: false,
-            behind,
         }
     }
 }
@@ -58,16 +54,6 @@ fn is_blind(operations: &[Operation<'_>]) -> bool {
             }
         )
     })
-}
-
-/// The value bytes that an operation carries.
-fn value_of<'a>(operation: &Operation<'a>) -> Option<&'a [u8]> {
-    match operation {
-        Operation::Set { value, .. }
-        | Operation::Append { value, .. }
-        | Operation::SetRange { value, .. } => Some(value),
-        _ => None,
-    }
 }
 
 /// Whether this engine has it: no deadlines, no versions of values, no sessions, nothing that writes everywhere.
@@ -90,6 +76,14 @@ fn is_offered(operation: &Operation<'_>) -> bool {
                 | Query::GetRange { .. }
                 | Query::Type { .. }
         ),
+        Operation::Batch {
+            expectations,
+            operations,
+        } => {
+            let is_version = |expected: &Expected<'_>| matches!(expected, Expected::Version(_));
+            !expectations.iter().any(|it| is_version(&it.state))
+                && operations.iter().all(is_offered)
+        }
         _ => false,
     }
 }
@@ -116,7 +110,7 @@ impl Worker {
         {
             return match self.roomless.is_queue() {
                 true => self.wait_for_room(ticket, operations),
-                false => self.submit_walk(ticket, operations),
+                false => self.submit_walk(ticket, query),
             };
         }
         self.begin(ticket, operations);
@@ -148,14 +142,13 @@ impl Worker {
         keys: Vec<u64>,
         is_blind: bool,
     ) -> u64 {
-        let behind = self.next_context;
         self.next_context += 1;
         self.parked.insert(
             self.next_context,
             Parked {
                 keys,
                 is_blind,
-                ..Parked::new(ticket, operations, behind)
+                ..Parked::new(ticket, operations)
             },
         );
         self.next_context
@@ -180,7 +173,7 @@ impl Worker {
                 let refused = Reply::Failed(Failure::Unsupported);
                 return Err(Answer::Done(vec![refused; operations.len()]));
             }
-            if value_of(operation).is_some_and(|it| it.len() > self.config.max_value_bytes) {
+            if operation.longest_value() > self.config.max_value_bytes {
                 return Err(Answer::TooLarge);
             }
             for key in operation.keys().iter() {
@@ -196,7 +189,13 @@ impl Worker {
             }
         }
         let Some(shard) = shard else {
-            return Err(Answer::Read(vec![Reply::Ok; operations.len()]));
+            let reply = |it: &Operation<'_>| match it {
+                Operation::Batch { operations, .. } => {
+                    Reply::Array(vec![Reply::Ok; operations.len()])
+                }
+                _ => Reply::Ok,
+            };
+            return Err(Answer::Read(operations.iter().map(reply).collect()));
         };
         if self.role(shard) != Role::Serving {
             return Err(Answer::NotServed);
@@ -233,16 +232,29 @@ impl Worker {
         {
             let value = self.store.value(shard, hash, key);
             self.stats.reads += 1;
-            let reply = value.map_or(Reply::Nil, Reply::Bytes);
-            return self.answers.push((ticket, Answer::Read(vec![reply])));
+            let answer = match value {
+                Ok(value) => Answer::Read(vec![value.map_or(Reply::Nil, Reply::Bytes)]),
+                Err(damaged) => Answer::damaged(key, damaged),
+            };
+            return self.answers.push((ticket, answer));
         }
         let lacks = self.lacks(shard, operations);
         if !lacks.is_empty() {
             return self.fetch(ticket, operations, shard, lacks);
         }
-        let store = &self.store;
-        let get = |key: &[u8]| store.get(key);
+        let (store, met) = (&self.store, OnceLock::new());
+        let get = |key: &[u8]| {
+            let value = store.value(shard, KeyHash::of(key).hash, key);
+            value.unwrap_or_else(|damaged| {
+                met.get_or_init(|| Answer::damaged(key, damaged));
+                None
+            })
+        };
         let executed = point::execute(operations, &get, self.config.max_value_bytes);
+        // What follows from a value that cannot be read is neither written nor answered.
+        if let Some(answer) = met.into_inner() {
+            return self.answers.push((ticket, answer));
+        }
         match executed {
             Ok((replies, written)) if written.is_empty() => {
                 self.stats.reads += u64::from(is_read(operations));
@@ -386,128 +398,5 @@ impl Worker {
             Ok((shard, keys)) => self.execute(parked.ticket, &operations, shard, keys),
             Err(answer) => self.answers.push((parked.ticket, answer)),
         }
-    }
-
-    fn submit_walk(&mut self, ticket: u64, operations: &[Operation<'_>]) {
-        let request = self.park(ticket, operations, Vec::new(), false);
-        self.walks.push_back(request);
-        self.walk_on();
-    }
-
-    /// Requests that look at everything go when all that was submitted before them has ended.
-    pub(super) fn walk_on(&mut self) {
-        while let Some(&request) = self.walks.front() {
-            let Some(parked) = self.parked.get(&request) else {
-                self.walks.pop_front();
-                continue;
-            };
-            let behind = parked.behind;
-            let write = |(context, op): (&u64, &Op)| {
-                *context <= behind
-                    && matches!(
-                        op.purpose,
-                        Purpose::Write {
-                            ticket: Some(_),
-                            ..
-                        }
-                    )
-            };
-            let waits = self
-                .parked
-                .range(..=behind)
-                .any(|(_, it)| !it.keys.is_empty());
-            if waits || self.ops.iter().any(write) {
-                return;
-            }
-            self.walks.pop_front();
-            let Some(parked) = self.parked.remove(&request) else {
-                continue;
-            };
-            let command = parked.operations.first().map(|it| Command::decode(it));
-            let answer = match command {
-                Some(Ok(Command {
-                    operation: Operation::Read(query),
-                    ..
-                })) => self.walk(&query),
-                _ => Reply::Failed(Failure::Unsupported),
-            };
-            self.stats.reads += 1;
-            self.answers
-                .push((parked.ticket, Answer::Read(vec![answer])));
-        }
-    }
-
-    /// Answers a query over the shards served here.
-    fn walk(&self, query: &Query<'_>) -> Reply {
-        match *query {
-            Query::DbSize => {
-                let sum = self
-                    .served()
-                    .map(|id| self.store.shard(id).map_or(0, |it| it.objects()));
-                Reply::Int(sum.sum::<u64>() as i64)
-            }
-            Query::Keys { pattern } => {
-                let mut found = Vec::new();
-                for shard in self.served() {
-                    let page = self.store.page(shard, 0, usize::MAX);
-                    let keys = page.keys.into_iter();
-                    found.extend(
-                        keys.filter(|key| glob::matches(pattern, key))
-                            .map(Reply::Bytes),
-                    );
-                }
-                Reply::Array(found)
-            }
-            Query::Scan {
-                cursor,
-                pattern,
-                count,
-                held: false,
-            } => self.scan(cursor, pattern, count as usize),
-            _ => Reply::Failed(Failure::Unsupported),
-        }
-    }
-
-    fn served(&self) -> impl Iterator<Item = ShardId> + '_ {
-        let shards = 0..self.store.shards();
-        shards.filter(|&shard| self.role(shard) == Role::Serving)
-    }
-
-    /// One page. A cursor is a place in the 64-bit space, rounded down to what 50 bits of hash can say: it means the same
-    /// after a failover, at another size of the index, and on another server.
-    fn scan(&self, cursor: u64, pattern: Option<&[u8]>, count: usize) -> Reply {
-        let shards = self.store.shards();
-        // The cursor's upper bits are the shard here, not the slot: one pass over a shard's index finds all its slots.
-        let (first, mut from) = ((cursor >> 50) as u16, cursor << 14);
-        let mut keys = Vec::new();
-        let mut next = 0;
-        for shard in (first..shards).filter(|&it| self.role(it) == Role::Serving) {
-            if shard != first {
-                from = 0;
-            }
-            let page = self
-                .store
-                .page(shard, from, count.max(1).saturating_sub(keys.len()));
-            keys.extend(page.keys);
-            if let Some(hash) = page.next {
-                next = u64::from(shard) << 50 | hash >> 14;
-                break;
-            }
-            if keys.len() >= count.max(1) {
-                next = if shard + 1 < shards {
-                    u64::from(shard + 1) << 50
-                } else {
-                    0
-                };
-                break;
-            }
-        }
-        let matching = keys
-            .into_iter()
-            .filter(|key| pattern.is_none_or(|pattern| glob::matches(pattern, key)));
-        Reply::Array(vec![
-            Reply::Bytes(next.to_string().into_bytes()),
-            Reply::Array(matching.map(Reply::Bytes).collect()),
-        ])
     }
 }

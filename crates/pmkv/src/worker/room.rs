@@ -39,7 +39,7 @@ impl Worker {
             self.stats.refused_full += 1;
             return self.answers.push((ticket, Answer::Full));
         }
-        let request = (Parked::new(ticket, operations, 0), since_us);
+        let request = (Parked::new(ticket, operations), since_us);
         match self.roomless.tried {
             Some(_) => self.roomless.requests.push_front(request),
             None => self.roomless.requests.push_back(request),

@@ -104,6 +104,7 @@ impl Lane {
         port: Port,
         store: Arc<dyn StateMachine>,
     ) -> Lane {
+        let clients = ClientReplies::new(config.network.burst, port.max_message(), config.logs);
         Lane {
             log: usize::from(log.id),
             flash: log.group.flash().and_then(FlashLog::descriptor),
@@ -128,7 +129,7 @@ impl Lane {
             letters: Vec::new(),
             told: Vec::new(),
             completions: Vec::new(),
-            clients: ClientReplies::new(config.network.burst),
+            clients,
             members: Arc::new([]),
             port_us: 0,
             heard_us: HashMap::new(),

@@ -180,7 +180,10 @@ impl Moving<'_> {
         match self.log().group.step(message, payloads) {
             Ok(()) => {}
             Err(StepError::Full { .. }) => self.turn.counters.dropped_full += 1,
-            Err(_) => self.turn.counters.malformed += 1,
+            Err(error) => {
+                self.log().tell_of_refusal(&error);
+                self.turn.counters.malformed += 1;
+            }
         }
     }
 

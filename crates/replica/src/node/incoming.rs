@@ -124,7 +124,10 @@ impl Node {
         match log.group.step(message, payloads) {
             Ok(()) => {}
             Err(StepError::Full { .. }) => self.counters.dropped_full += 1,
-            Err(_) => self.counters.malformed += 1,
+            Err(error) => {
+                log.tell_of_refusal(&error);
+                self.counters.malformed += 1;
+            }
         }
     }
 }

@@ -37,7 +37,7 @@ impl Intake for Node {
             (Err(outcome), _) => self.answers.push((origin, outcome)),
             (Ok(()), Some(log)) => self.submit(log, Request::Write(origin, command.clone())),
             (Ok(()), None) => {
-                let mut builder = BatchBuilder::new(self.config.network.burst);
+                let mut builder = BatchBuilder::new(&self.config);
                 builder.push_payload(origin, command);
                 self.begin_gang(logs, builder);
             }

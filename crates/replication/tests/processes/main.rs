@@ -6,6 +6,7 @@
 
 mod common;
 mod others;
+mod stalled;
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -75,6 +76,12 @@ impl Other {
     fn kill(&mut self) {
         self.child.kill().expect("SIGKILL");
         self.child.wait().expect("its end");
+    }
+
+    fn resume_if_there(&mut self) {
+        if self.child.try_wait().expect("its state").is_none() {
+            self.signal(Signal::CONT);
+        }
     }
 
     /// A process that ends by itself has something to say.

@@ -38,6 +38,7 @@ pub fn become_one() {
     match role.as_str() {
         "backup" => keep(&place, number(NUMBER)),
         "server" => serve(&place, number(NUMBER)),
+        "flood" => flood(&place, number(NUMBER)),
         other => panic!("no role {other}"),
     }
 }
@@ -175,6 +176,28 @@ fn serve(place: &Place, server: u32) {
             // A polite pace: the test is about kills, not speed.
             worker.sender.wait(Duration::from_micros(500));
         }
+    }
+}
+
+/// Writes to the first backup as much as it takes, so that a stop most likely meets a copy.
+fn flood(place: &Place, server: u32) {
+    let (id, term) = (SenderId { server, worker: 0 }, number(TERM));
+    let endpoint = endpoint(place, &format!("s{server}w0-{term}"), 64 << 10);
+    let config = SenderConfig {
+        max_record_bytes: 512 << 10,
+        ..SenderConfig::new(id, term, TOKEN)
+    };
+    let mut sender = sender(place.protocol, endpoint, config).expect("a sender");
+    let address = place.address(0).expect("a backup");
+    sender.open(BackupId(0), &address).expect("open");
+    let (record, mut context) = (vec![7; 500 << 10], 0);
+    let start = Instant::now();
+    let mut outcomes = Vec::new();
+    loop {
+        context += 1;
+        let _ = sender.append(&[BackupId(0)], &record, context);
+        outcomes.clear();
+        sender.poll(start.elapsed().as_micros() as u64, &mut outcomes);
     }
 }
 

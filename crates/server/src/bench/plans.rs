@@ -10,7 +10,7 @@ use cyclone_bench::machine::Machine;
 use cyclone_bench::plan::{Plan, Variant};
 use cyclone_bench::progress::Progress;
 use cyclone_bench::report::{self, index, picture};
-use cyclone_bench::result::PlanResult;
+use cyclone_bench::result::{self, PlanResult};
 use cyclone_bench::run::{self, Options};
 
 use super::{builtin, systems};
@@ -18,10 +18,11 @@ use super::{builtin, systems};
 /// Options of both.
 #[derive(Args, Clone, Debug)]
 pub struct Common {
-    /// Fewer points and shorter runs: minutes in place of an hour.
+    /// Fewer points and shorter runs: minutes in place of hours.
     #[arg(long)]
     pub quick: bool,
-    /// Where CSV, SVG, Markdown and JSON go.
+    /// Where CSV, SVG, Markdown and JSON go; left out, one plan's to bench-results/PLAN below the current directory, all figures' to
+    /// docs/figures.
     #[arg(long)]
     pub out: Option<PathBuf>,
     /// Only variants whose names contain one of these, ignoring case; repeat for several.
@@ -51,9 +52,12 @@ pub struct Figures {
     /// Only plans whose names begin with one of these; repeat for several. The index still lists all that was ever run.
     #[arg(long)]
     pub figure: Vec<String>,
-    /// Draw what was measured before again and write the index, run nothing.
+    /// Draw what was measured before again, compare it as the plans do now, and write the index; run nothing.
     #[arg(long)]
     pub index: bool,
+    /// Leave out plans whose result is there already, of the same plan and source: goes on with what was ended early.
+    #[arg(long)]
+    pub missing: bool,
     /// Shared options.
     #[command(flatten)]
     pub common: Common,
@@ -61,6 +65,8 @@ pub struct Figures {
 
 /// Where figures go by default.
 const FIGURES: &str = "docs/figures";
+/// Where the results of single plans go by default, each in a directory of its own.
+const RESULTS: &str = "bench-results";
 
 /// A plan and its name: a file's, or one that comes with the program.
 fn find(plan: &Path) -> Result<(String, Plan)> {
@@ -106,15 +112,13 @@ fn fitted(mut plan: Plan, common: &Common) -> Result<Plan> {
 pub fn run(arguments: &Run, stop: &AtomicBool) -> Result<()> {
     let (name, plan) = find(&arguments.plan)?;
     let plan = fitted(plan, &arguments.common)?;
-    if let Some(out) = &arguments.common.out {
-        report::prepare(out)?;
-    }
+    let out = arguments.common.out.clone();
+    let out = out.unwrap_or_else(|| Path::new(RESULTS).join(&name));
+    report::prepare(&out)?;
     let result = measure(&name, &plan, &arguments.common, stop)?;
     print(&result);
-    if let Some(out) = &arguments.common.out {
-        for path in report::write(&result, &plan, out)? {
-            println!("wrote {}", path.display());
-        }
+    for path in report::write(&result, &plan, &out)? {
+        println!("wrote {}", path.display());
     }
     verdict(&[result])
 }
@@ -171,6 +175,9 @@ pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
     let out = common.out.clone().unwrap_or_else(|| FIGURES.into());
     let mut results = Vec::new();
     let mut plans = listed(arguments)?;
+    if arguments.missing {
+        plans.retain(|(name, plan)| !is_there(name, plan, common, &out));
+    }
     if arguments.index {
         draw_again(&plans, &out)?;
         plans.clear();
@@ -212,13 +219,30 @@ fn asked_now(name: &str) -> Option<String> {
     Some(plan.measured)
 }
 
-/// Draws what was measured before, as pictures are drawn now.
+/// Whether a plan's result is there that a run would only repeat.
+fn is_there(name: &str, plan: &Plan, common: &Common, out: &Path) -> bool {
+    let stored = PlanResult::read(&out.join(format!("{name}.json")));
+    let fitted = fitted(plan.clone(), common);
+    let is_there = stored.is_ok_and(|stored| {
+        fitted.is_ok_and(|plan| stored.is_current(&plan, common.quick, result::is_source_of))
+    });
+    if is_there {
+        println!("{name}: there already");
+    }
+    is_there
+}
+
+/// Draws what was measured before, as pictures are drawn now, and compares it as plans do now.
 fn draw_again(plans: &[(String, Plan)], out: &Path) -> Result<()> {
     for (name, plan) in plans {
         let file = |ending: &str| out.join(format!("{name}.{ending}"));
         // What was never measured has none.
         if file("svg").exists() {
-            picture::draw(&file("svg"), &PlanResult::read(&file("json"))?, plan)?;
+            let mut result = PlanResult::read(&file("json"))?;
+            if result.restate(plan) {
+                report::write_words(&result, out)?;
+            }
+            picture::draw(&file("svg"), &result, plan)?;
         }
     }
     Ok(())
@@ -266,14 +290,17 @@ fn print(result: &PlanResult) {
     println!("\n{} – {}\n{}", result.figure, result.title, result.words);
     println!(
         "{:<50} {:>10} {:>12} {:>10} {:>10} {:>10} {:>8}",
-        "", "x", "ops/s", "p50 µs", "p99 µs", "p99.9 µs", "CPU µs"
+        "", "x (real)", "ops/s", "p50 µs", "p99 µs", "p99.9 µs", "CPU µs"
     );
     for variant in &result.variants {
         for point in &variant.points {
             println!(
                 "{:<50} {:>10} {:>12.0} {:>10.1} {:>10.1} {:>10.1} {:>8.2}",
                 variant.name,
-                point.x,
+                match result.at_once(point) {
+                    Some(count) => format!("{} ({count})", point.x),
+                    None => point.x.to_string(),
+                },
                 point.ops_s.median,
                 point.latency.p50_us,
                 point.latency.p99_us,

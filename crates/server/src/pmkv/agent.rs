@@ -1,6 +1,6 @@
 //! A server's side of the configuration manager: a thread that renews the lease, hears of configurations, and hands them to
-//! the server's loop. It waits for nothing but its socket, so that a loop that is busy does not lose the lease; a loop
-//! that does nothing any more does.
+//! the server's loop. It waits for nothing but its socket, so that a loop that is busy does not lose the lease; a loop or a
+//! control thread that does nothing any more does.
 //= rowan §4.5
 
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use cyclone_pmkv_cm::{Configuration, FromServer, Hello, Rules, ShardId, ToServer
 use super::clock;
 use super::post::Post;
 
-/// A loop that has shown no life for so long loses its lease.
+/// A server whose loop or control thread has shown no life for so long loses its lease.
 const LIFELESS_US: u64 = 3_000_000;
 
 /// What the agent tells the loop.
@@ -29,8 +29,6 @@ pub(super) enum Order {
         config: Arc<Configuration>,
         /// Shards that this server serves and did not serve before.
         serve: Vec<ShardId>,
-        /// Shards that it holds nothing of any more.
-        release: Vec<ShardId>,
     },
     /// The manager does not let this server in, and goes on not doing so.
     Refused(Refusal),
@@ -43,8 +41,9 @@ pub(super) enum Order {
 pub(super) struct Shared {
     /// Until when this server may serve, by [`clock::now_us`].
     lease_until_us: AtomicU64,
-    /// When the loop last showed that it lives.
+    /// When loop and control thread last showed that they live.
     alive_us: AtomicU64,
+    control_alive_us: AtomicU64,
     ended: AtomicBool,
 }
 
@@ -57,6 +56,21 @@ impl Shared {
     /// The loop lives.
     pub fn beat(&self) {
         self.alive_us.store(clock::now_us(), Ordering::Relaxed);
+    }
+
+    /// The control thread begins a turn.
+    pub fn beat_control(&self) {
+        self.control_alive_us
+            .store(clock::now_us(), Ordering::Relaxed);
+    }
+
+    /// Without the loop nothing is answered, without the control thread no segment is posted, digested or cleaned: who has
+    /// lost either leaves its shards to others.
+    fn is_alive(&self) -> bool {
+        let now_us = clock::now_us();
+        [&self.alive_us, &self.control_alive_us]
+            .iter()
+            .all(|it| now_us.saturating_sub(it.load(Ordering::Relaxed)) < LIFELESS_US)
     }
 
     /// The agent shall end.
@@ -101,8 +115,7 @@ pub(super) fn run(
                 Err(TryRecvError::Disconnected) => return Ok(()),
             }
         }
-        let silent_us = clock::now_us().saturating_sub(shared.alive_us.load(Ordering::Relaxed));
-        if silent_us < LIFELESS_US {
+        if shared.is_alive() {
             events.push(Event::Tick);
         }
         for event in events {
@@ -115,19 +128,10 @@ pub(super) fn run(
             match action {
                 Action::Send(message) => say(&mut post, &settings.managers, &message),
                 Action::Adopt { config, .. } => give(orders, Order::Adopt(config)),
-                Action::Committed {
-                    config,
-                    serve,
-                    release,
-                    ..
-                } => give(
-                    orders,
-                    Order::Commit {
-                        config,
-                        serve,
-                        release,
-                    },
-                ),
+                // The loop finds what to release in the memory's own file.
+                Action::Committed { config, serve, .. } => {
+                    give(orders, Order::Commit { config, serve });
+                }
                 Action::Refused(reason) => give(orders, Order::Refused(reason)),
                 Action::Left => give(orders, Order::Left),
             }
@@ -146,4 +150,55 @@ fn say(post: &mut Post, managers: &[PathBuf], message: &FromServer) {
 fn give(orders: &Sender<Order>, order: Order) {
     // Without a loop the agent ends with its next look at the reports.
     let _ = orders.send(order);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cyclone_pmkv_cm::ServerId;
+    use std::sync::mpsc::channel;
+
+    /// The control thread hangs: the server must not keep its lease, as others would wait for its memory for ever.
+    #[test]
+    fn without_loop_or_control_thread_nothing_is_asked_for() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let socket = |name: &str| directory.path().join(name);
+        let mut manager = Post::open(&socket("manager")).expect("a socket");
+        let settings = Settings {
+            hello: Hello {
+                server: ServerId(0),
+                incarnation: 1,
+                session: 1,
+                client: "127.0.0.1:1".into(),
+                peer: "/x/s0".into(),
+            },
+            rules: Rules::with_lease(10_000),
+            socket: socket("server"),
+            managers: vec![socket("manager")],
+        };
+        let (order, _orders) = channel();
+        let (report, reports) = channel();
+        let shared = Shared::default();
+        std::thread::scope(|scope| {
+            let state = &shared;
+            scope.spawn(move || run(settings, state, &order, &reports));
+            let mut hears = |wait_ms| {
+                let heard = manager.receive(Duration::from_millis(wait_ms));
+                heard.is_some()
+            };
+            shared.beat();
+            assert!(!hears(200), "there is no control thread");
+            shared.beat_control();
+            assert!(hears(2_000), "both are there");
+            let long_ago = clock::now_us() - LIFELESS_US;
+            shared.control_alive_us.store(long_ago, Ordering::Relaxed);
+            while hears(200) {}
+            shared.beat_control();
+            assert!(hears(2_000), "it goes on");
+            shared.alive_us.store(long_ago, Ordering::Relaxed);
+            while hears(200) {}
+            shared.end();
+            drop(report);
+        });
+    }
 }

@@ -7,6 +7,9 @@ use cyclone_pmkv::{Answer, Node, Placement, Role, ServerId, ShardId};
 use cyclone_wire::command::{Operation, Query};
 use cyclone_wire::reply::{Failure, Reply};
 
+/// Of a key in an error.
+const SHOWN_KEY_BYTES: usize = 100;
+
 /// What the Redis port knows without asking the node.
 pub(super) struct Listening {
     pub own: ServerId,
@@ -21,7 +24,6 @@ pub(super) struct Listening {
 pub(super) struct Behind<'a> {
     pub node: &'a mut Node,
     pub listening: &'a Listening,
-    pub digests: &'a mut Vec<u64>,
     /// Whether this server may serve at this moment.
     pub holds_lease: bool,
 }
@@ -41,6 +43,11 @@ pub(super) fn outcome(answer: Answer, holds_lease: bool) -> Outcome {
         Answer::Full => Outcome::Full,
         Answer::Unknown => Outcome::Unknown,
         Answer::TooLarge => Outcome::TooLarge,
+        Answer::Damaged { key, entry } if key.is_empty() => Outcome::Refused(entry.to_string()),
+        Answer::Damaged { key, entry } => {
+            let key = key[..key.len().min(SHOWN_KEY_BYTES)].escape_ascii();
+            Outcome::Refused(format!("{entry}: the value of \"{key}\" cannot be read"))
+        }
     }
 }
 
@@ -66,7 +73,9 @@ impl Backend for Behind<'_> {
     }
 
     fn submit_digest(&mut self, ticket: u64) {
-        self.digests.push(ticket);
+        if let Some(worker) = self.node.worker(0) {
+            worker.submit_digest(ticket);
+        }
     }
 
     fn route(&self, slot: u16) -> Route {
@@ -190,6 +199,9 @@ impl Backend for Behind<'_> {
         add("cleaned_bytes", stats.copied_bytes);
         add("tombstones_dropped", stats.tombstones_dropped);
         add("table_refusals", stats.refused);
+        add("kept_segments", stats.kept);
+        add("damaged_reads", store.damaged());
+        add("failed_gifts", self.node.failed_gifts());
         drop(control);
         let role = if count(Role::Serving) > 0 {
             "master"
@@ -219,20 +231,4 @@ impl Backend for Behind<'_> {
         let fewest = shards.and_then(|it| it.iter().map(|it| it.backups.len()).min());
         fewest.unwrap_or(0)
     }
-}
-
-/// The hash of everything that is served here: the same for the same keys and values, whatever their order.
-pub(super) fn digest(node: &Node) -> Vec<u8> {
-    let store = node.store();
-    let mut sum = 0u64;
-    for shard in (0..store.shards()).filter(|&it| node.role(it) == Role::Serving) {
-        for key in store.page(shard, 0, usize::MAX).keys {
-            let value = store.get(&key).unwrap_or_default();
-            let mut both = (key.len() as u64).to_le_bytes().to_vec();
-            both.extend_from_slice(&key);
-            both.extend_from_slice(&value);
-            sum = sum.wrapping_add(cyclone_pmkv::KeyHash::of(&both).hash);
-        }
-    }
-    format!("{sum:040x}").into_bytes()
 }

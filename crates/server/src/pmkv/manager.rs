@@ -240,6 +240,14 @@ impl Office<'_> {
                     "the store holds no configuration of this cluster"
                 );
             }
+            Notice::Contradiction { error, commands } => {
+                tracing::error!(
+                    manager,
+                    %error,
+                    dropped = ?commands,
+                    "the next configuration would contradict itself and is not written: an error in this program"
+                );
+            }
             Notice::CannotFound(error) => {
                 tracing::error!(manager, %error, "cannot found the cluster")
             }

@@ -20,23 +20,24 @@ pub mod operator;
 mod orders;
 mod post;
 mod replica;
+#[cfg(test)]
+mod tests;
+mod threads;
 mod translate;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use cyclone_fabric::Token;
 use cyclone_fabric::shm::{Memory, ShmConfig, ShmEndpoint, Stalled};
-use cyclone_gateway::{Gateway, GatewayConfig, Outcome, TopologyNode};
-use cyclone_pmkv::{Endpoints, Node, NodeConfig, ServerId, ShardId, SharedControl};
+use cyclone_gateway::{Gateway, GatewayConfig, TopologyNode};
+use cyclone_pmkv::{Endpoints, Node, NodeConfig, ServerId, ShardId};
 use cyclone_pmkv_cm as cm;
 use cyclone_pmkv_cm::holder::Event;
-use cyclone_wire::reply::Reply;
 
 use crate::metrics::{Desk, Sheet};
 use agent::{Order, Shared};
@@ -45,6 +46,7 @@ use file::ClusterFile;
 use files::Files;
 use memory::OwnMemory;
 use orders::{Orders, Trouble};
+pub use threads::run;
 
 /// How long the loop sleeps at most while it is idle.
 const IDLE: Duration = Duration::from_millis(1);
@@ -76,7 +78,6 @@ struct Serving {
     /// Where readers of figures ask.
     desk: Option<Arc<Desk>>,
     listening: Listening,
-    digests: Vec<u64>,
     orders: Orders,
     reports: Sender<Event>,
     shared: Arc<Shared>,
@@ -106,76 +107,6 @@ pub fn check(arguments: &Arguments) -> Result<ClusterFile> {
     let entry = file.server(arguments.id)?;
     gateway_settings(&file, entry)?.check()?;
     Ok(file)
-}
-
-/// Runs a server until `stop`.
-pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
-    let file = check(arguments)?;
-    let mut poll = mio::Poll::new().context("epoll")?;
-    let (order, orders) = channel();
-    let (report, reports) = channel();
-    let shared = Arc::new(Shared::default());
-    let (mut serving, settings) = Serving::open(
-        &file,
-        arguments.id,
-        poll.registry(),
-        (orders, report),
-        Arc::clone(&shared),
-    )?;
-    shared.beat();
-    let ended = AtomicBool::new(false);
-    let control = serving.node.control_handle();
-    let checkpoints = file
-        .checkpoint_s
-        .map(|every_s| checkpoint::Timetable::new(&file.fabric(), arguments.id, every_s));
-    std::thread::scope(|scope| {
-        scope.spawn(|| control_thread(&control, checkpoints, &ended));
-        let agents = &shared;
-        let agent = scope.spawn(move || agent::run(settings, agents, &order, &reports));
-        let manager = file.manager_of(arguments.id);
-        let manager = manager.map(|id| {
-            scope.spawn({
-                let (file, ended) = (&file, &ended);
-                move || {
-                    let outcome = manager::run(file, id, ended);
-                    outcome.inspect_err(|error| {
-                        tracing::error!(manager = id, "the manager cannot go on: {error:#}");
-                    })
-                }
-            })
-        });
-        // A server whose manager or agent has ended would look like one that has them.
-        let is_over = || {
-            let mut threads = std::iter::once(&agent).chain(&manager);
-            stop.load(Ordering::Relaxed) || threads.any(|it| it.is_finished())
-        };
-        let outcome = serving.run(&mut poll, is_over);
-        ended.store(true, Ordering::SeqCst);
-        shared.end();
-        let threads = [Some(agent), manager];
-        let threads = threads.into_iter().flatten().map(|it| it.join());
-        let panicked = || Err(anyhow::anyhow!("a thread panicked"));
-        let threads = threads.map(|it| it.unwrap_or_else(|_| panicked()));
-        // A thread's error is why the loop ended.
-        threads.fold(Ok(()), Result::and).and(outcome)
-    })
-}
-
-fn control_thread(
-    control: &SharedControl,
-    mut checkpoints: Option<checkpoint::Timetable>,
-    ended: &AtomicBool,
-) {
-    let begun = Instant::now();
-    while !ended.load(Ordering::SeqCst) {
-        if let Some(checkpoints) = &mut checkpoints {
-            checkpoints.look(control);
-        }
-        control.turn(
-            begun.elapsed().as_micros() as u64 + 1,
-            Duration::from_micros(500),
-        );
-    }
 }
 
 /// Opens a server's own memory: kept if it is a member that has data, otherwise new.
@@ -290,7 +221,6 @@ impl Serving {
             memory,
             gateway,
             desk,
-            digests: Vec::new(),
             orders: Orders::new(id, orders),
             reports,
             shared,
@@ -332,10 +262,10 @@ impl Serving {
         let mut behind = Behind {
             node: &mut self.node,
             listening: &self.listening,
-            digests: &mut self.digests,
             holds_lease: self.shared.holds_lease(),
         };
         let mut busy = self.gateway.step(now_us, &mut behind) > 0;
+        crate::serve::tell_of_evictions(&mut self.gateway);
         // Twice: what is sent by the first is often done by the second.
         busy |= self.node.step(now_us);
         busy |= self.node.step(now_us);
@@ -343,11 +273,6 @@ impl Serving {
         if let Some(worker) = self.node.worker(0) {
             worker.take_answers(&mut answers);
             busy |= worker.in_flight() > 0;
-        }
-        for ticket in self.digests.drain(..) {
-            let digest = Reply::Bytes(backend::digest(&self.node));
-            self.gateway.complete(ticket, Outcome::Done(digest));
-            busy = true;
         }
         if !answers.is_empty() || busy {
             // After the values were read: whoever holds the lease now held it then.
@@ -359,7 +284,6 @@ impl Serving {
             let behind = Behind {
                 node: &mut self.node,
                 listening: &self.listening,
-                digests: &mut self.digests,
                 holds_lease,
             };
             self.gateway.flush(now_us, &behind);
@@ -382,11 +306,7 @@ impl Serving {
         while let Some(order) = self.orders.next(now_us)? {
             let outcome = match &order {
                 Order::Adopt(config) => self.adopt(config),
-                Order::Commit {
-                    config,
-                    serve,
-                    release,
-                } => self.commit(config, serve, release),
+                Order::Commit { config, serve } => self.commit(config, serve),
                 // Not handed on by the queue.
                 Order::Refused(_) | Order::Left => Ok(()),
             };
@@ -423,18 +343,15 @@ impl Serving {
         Ok(())
     }
 
-    fn commit(
-        &mut self,
-        config: &cm::Configuration,
-        serve: &[ShardId],
-        release: &[ShardId],
-    ) -> Result<(), Trouble> {
+    fn commit(&mut self, config: &cm::Configuration, serve: &[ShardId]) -> Result<(), Trouble> {
         let started = Instant::now();
         if self.newest.as_ref().map(|it| it.term) != Some(config.term) {
             return Ok(());
         }
         self.node.serve_anew(serve);
-        let release = self.memory.held(release);
+        // Whatever is here and is not wanted here: an earlier process may have held it, while others took it over.
+        let own = cm::ServerId(u64::from(self.id));
+        let release = self.memory.given_up(config, own);
         if !release.is_empty() {
             let void = self.node.void(&release)?;
             let noted = self.memory.note_released(&release, &void);

@@ -167,7 +167,6 @@ mod tests {
         Order::Commit {
             config: config(term),
             serve: Vec::new(),
-            release: Vec::new(),
         }
     }
 

@@ -21,8 +21,45 @@ const MAX_SENDERS: usize = 256;
 /// A message in the making.
 struct Parts {
     number: u32,
-    bytes: Vec<u8>,
+    count: u16,
     next: u16,
+    bytes: Vec<u8>,
+}
+
+/// Messages in the making, one of each sender.
+#[derive(Default)]
+struct Inbox {
+    parts: HashMap<PathBuf, Parts>,
+}
+
+impl Inbox {
+    /// Takes a datagram, whatever is in it; answers the message that it completes.
+    fn take(&mut self, from: &Path, datagram: &[u8]) -> Option<Vec<u8>> {
+        let (number, at, count) = head(datagram)?;
+        if at == 0 {
+            if self.parts.len() >= MAX_SENDERS && !self.parts.contains_key(from) {
+                self.parts.clear();
+            }
+            let parts = Parts {
+                number,
+                count,
+                next: 0,
+                bytes: Vec::new(),
+            };
+            self.parts.insert(from.to_owned(), parts);
+        }
+        let parts = self.parts.get_mut(from)?;
+        // Datagrams of one sender come in order: what does not fit has lost something before it.
+        if (parts.number, parts.count, parts.next) != (number, count, at) {
+            return None;
+        }
+        parts.bytes.extend_from_slice(&datagram[HEAD_BYTES..]);
+        parts.next += 1;
+        if parts.next < count {
+            return None;
+        }
+        self.parts.remove(from).map(|parts| parts.bytes)
+    }
 }
 
 /// One party's socket; it goes with it.
@@ -30,7 +67,7 @@ pub(super) struct Post {
     socket: UnixDatagram,
     path: PathBuf,
     number: u32,
-    parts: HashMap<PathBuf, Parts>,
+    inbox: Inbox,
     buffer: Vec<u8>,
 }
 
@@ -47,7 +84,7 @@ impl Post {
             socket,
             path: path.to_owned(),
             number: 0,
-            parts: HashMap::new(),
+            inbox: Inbox::default(),
             buffer: vec![0; HEAD_BYTES + PIECE_BYTES],
         })
     }
@@ -55,18 +92,7 @@ impl Post {
     /// Sends a message; nobody may be there to hear it.
     pub fn send(&mut self, to: &Path, bytes: &[u8]) {
         self.number = self.number.wrapping_add(1);
-        let count = bytes.len().div_ceil(PIECE_BYTES).max(1);
-        if count > MAX_PIECES {
-            return;
-        }
-        for at in 0..count {
-            let piece = &bytes[at * PIECE_BYTES..bytes.len().min((at + 1) * PIECE_BYTES)];
-            let mut datagram = Vec::with_capacity(HEAD_BYTES + piece.len());
-            datagram.extend_from_slice(&self.number.to_le_bytes());
-            // Both are at most `MAX_PIECES`.
-            datagram.extend_from_slice(&(at as u16).to_le_bytes());
-            datagram.extend_from_slice(&(count as u16).to_le_bytes());
-            datagram.extend_from_slice(piece);
+        for datagram in datagrams(self.number, bytes) {
             if self.socket.send_to(&datagram, to).is_err() {
                 return;
             }
@@ -80,27 +106,8 @@ impl Post {
         }
         let (len, from) = self.socket.recv_from(&mut self.buffer).ok()?;
         let from = from.as_pathname()?.to_owned();
-        let (number, at, count) = head(&self.buffer[..len])?;
-        if self.parts.len() >= MAX_SENDERS && !self.parts.contains_key(&from) {
-            self.parts.clear();
-        }
-        let piece = &self.buffer[HEAD_BYTES..len];
-        let parts = self.parts.entry(from.clone()).or_insert(Parts {
-            number,
-            bytes: Vec::new(),
-            next: 0,
-        });
-        if at == 0 {
-            (parts.number, parts.next) = (number, 0);
-            parts.bytes.clear();
-        }
-        // Datagrams of one sender come in order: what does not fit has lost something before it.
-        if (parts.number, parts.next) != (number, at) {
-            return None;
-        }
-        parts.bytes.extend_from_slice(piece);
-        parts.next += 1;
-        (parts.next == count).then(|| (from, std::mem::take(&mut parts.bytes)))
+        let message = self.inbox.take(&from, &self.buffer[..len])?;
+        Some((from, message))
     }
 
     /// Waits until something has come. The socket's own timeout counts in the system's ticks, which are longer than what is waited for here.
@@ -113,6 +120,22 @@ impl Post {
         // Interrupted, it is as if the time were over.
         let _ = poll(&mut socket, Some(&timeout));
     }
+}
+
+/// The datagrams that carry a message; none for one that is too large.
+fn datagrams(number: u32, bytes: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
+    let count = bytes.len().div_ceil(PIECE_BYTES).max(1);
+    let sent = if count > MAX_PIECES { 0 } else { count };
+    (0..sent).map(move |at| {
+        let piece = &bytes[at * PIECE_BYTES..bytes.len().min((at + 1) * PIECE_BYTES)];
+        let mut datagram = Vec::with_capacity(HEAD_BYTES + piece.len());
+        datagram.extend_from_slice(&number.to_le_bytes());
+        // Both are at most `MAX_PIECES`.
+        datagram.extend_from_slice(&(at as u16).to_le_bytes());
+        datagram.extend_from_slice(&(count as u16).to_le_bytes());
+        datagram.extend_from_slice(piece);
+        datagram
+    })
 }
 
 fn head(datagram: &[u8]) -> Option<(u32, u16, u16)> {
@@ -159,5 +182,113 @@ mod tests {
         assert_eq!(to.receive(Duration::from_millis(50)), None);
         // Nobody there: lost.
         from.send(&directory.path().join("c"), b"lost");
+    }
+
+    /// SplitMix64.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, bound: usize) -> usize {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut mixed = self.0;
+            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (mixed ^ (mixed >> 31)) as usize % bound
+        }
+    }
+
+    fn held(inbox: &Inbox) -> usize {
+        inbox.parts.values().map(|it| it.bytes.capacity()).sum()
+    }
+
+    /// Datagrams of several senders, between each other's, some lost or twice: what comes out was sent, whole.
+    #[test]
+    fn what_is_put_together_was_sent() {
+        for seed in 0..40 {
+            let mut random = Random(seed);
+            let (mut inbox, mut whole) = (Inbox::default(), 0);
+            let senders = ["a", "b", "c"].map(Path::new);
+            let mut sent: Vec<Vec<Vec<u8>>> = vec![Vec::new(); senders.len()];
+            let mut under_way: Vec<Vec<Vec<u8>>> = vec![Vec::new(); senders.len()];
+            for number in 0..120 {
+                let of = random.below(senders.len());
+                if under_way[of].is_empty() {
+                    let len =
+                        [0, 5, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES * 3 + 1][random.below(5)];
+                    let message: Vec<u8> = (0..len).map(|n| (n as u32 ^ number) as u8).collect();
+                    under_way[of] = datagrams(number, &message).collect();
+                    under_way[of].reverse();
+                    sent[of].push(message);
+                }
+                while let Some(datagram) = under_way[of].pop() {
+                    let times = [1, 1, 1, 1, 1, 1, 0, 2][random.below(8)];
+                    for _ in 0..times {
+                        if let Some(message) = inbox.take(senders[of], &datagram) {
+                            whole += 1;
+                            assert!(sent[of].contains(&message), "seed {seed}");
+                        }
+                    }
+                    if random.below(3) == 0 {
+                        break;
+                    }
+                }
+            }
+            assert!(whole > 10, "seed {seed}: {whole}");
+        }
+    }
+
+    /// Datagrams with flipped bits, cut off, and of any bytes: no harm, and no more is held than came.
+    #[test]
+    fn datagrams_of_any_bytes_do_no_harm() {
+        for seed in 0..300 {
+            let mut random = Random(seed);
+            let (mut inbox, mut came) = (Inbox::default(), 0);
+            for number in 0..60 {
+                let message = vec![number as u8; random.below(PIECE_BYTES * 2)];
+                let from = PathBuf::from(format!("{}", random.below(4)));
+                for mut datagram in datagrams(random.below(3) as u32, &message) {
+                    match random.below(4) {
+                        0 => {
+                            let at = random.below(HEAD_BYTES);
+                            datagram[at] ^= 1 << random.below(8);
+                        }
+                        1 => datagram.truncate(random.below(datagram.len() + 1)),
+                        2 => {
+                            datagram.truncate(random.below(24));
+                            datagram
+                                .iter_mut()
+                                .for_each(|it| *it = random.below(4) as u8);
+                        }
+                        _ => {}
+                    }
+                    came += datagram.len();
+                    if let Some(message) = inbox.take(&from, &datagram) {
+                        assert!(message.len() <= MAX_PIECES * PIECE_BYTES);
+                    }
+                    // A vector grows to twice its length at most.
+                    assert!(held(&inbox) <= came * 2 + 64, "seed {seed}");
+                    assert!(inbox.parts.len() <= 4);
+                }
+            }
+        }
+    }
+
+    /// Any number of strangers, each with a first piece of the most that there can be.
+    #[test]
+    fn no_more_senders_are_remembered_than_there_may_be() {
+        let mut inbox = Inbox::default();
+        let mut datagram = vec![1, 0, 0, 0, 0, 0, MAX_PIECES as u8, 0];
+        datagram.resize(64, 7);
+        for number in 0..MAX_SENDERS * 3 {
+            assert!(
+                inbox
+                    .take(Path::new(&format!("{number}")), &datagram)
+                    .is_none()
+            );
+            assert!(inbox.parts.len() <= MAX_SENDERS);
+        }
+        let beyond = [1, 0, 0, 0, 0, 0, MAX_PIECES as u8 + 1, 0];
+        assert!(inbox.take(Path::new("x"), &beyond).is_none());
+        assert!(!inbox.parts.contains_key(Path::new("x")));
     }
 }

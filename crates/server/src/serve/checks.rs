@@ -94,6 +94,7 @@ fn settings(file: &File, config: &Config, listen: SocketAddr) -> Result<GatewayC
     settings.read_mode = file.reads.mode()?;
     settings.max_key_bytes = config.max_key_bytes;
     settings.max_value_bytes = config.max_value_bytes;
+    settings.max_batch_bytes = config.max_batch_bytes();
     settings.node_id = node_name(config.cluster_id, config.id);
     settings.version = env!("CARGO_PKG_VERSION").to_owned();
     // There is no append-only file: the replicated log is the log.

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use cyclone_replica::FlashConfig;
 use cyclone_wal::flash::DeviceError;
 
 use super::Machine;
@@ -85,6 +86,11 @@ impl Machine {
             }
         }
         false
+    }
+
+    /// Its next start is told of another flash, or of none. Answers of which the last one was.
+    pub fn swap_flash(&mut self, flash: Option<FlashConfig>) -> Option<FlashConfig> {
+        std::mem::replace(&mut self.config.flash, flash)
     }
 
     /// The log region is gone.

@@ -4,6 +4,8 @@ use std::time::Duration;
 use rustix::process::getpriority_process;
 
 use super::*;
+use crate::machine::{EntryInput, StateMachine};
+use crate::{KvMachine, Limits};
 
 const SMALL: RocksOptions = RocksOptions {
     block_cache_bytes: 1 << 20,
@@ -217,4 +219,79 @@ fn a_thread_that_hangs_is_not_waited_for_for_ever() {
     assert!(!recent.await_end(), "nobody hands it over");
     recent.fail("ended".to_owned());
     assert!(recent.await_end());
+}
+
+/// A checkpoint was asked for while another one was being installed. It took the new state's files and the old state's indexes, and whoever
+/// installed it skipped the entries between.
+#[test]
+fn a_checkpoint_during_an_installation_is_what_it_says() {
+    let place = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        max_value_bytes: 64,
+        max_sessions: 1,
+    };
+    let open = |name: &str| {
+        let kv = RocksKv::open(&place.path().join(name), &SMALL).unwrap();
+        let shared = Arc::clone(&kv.shared);
+        (KvMachine::open(kv, 1, limits).unwrap(), shared)
+    };
+    let apply = |machine: &KvMachine<RocksKv>, index| {
+        let entry = EntryInput {
+            index,
+            term: 1,
+            payload: &[],
+        };
+        machine.apply(0, &[entry], Mode::Blocking).unwrap();
+    };
+    let (source, _) = open("source");
+    (1..=5).for_each(|index| apply(&source, index));
+    let files = place.path().join("files");
+    source.checkpoint(&files).unwrap();
+
+    let (machine, shared) = open("home");
+    apply(&machine, 1);
+    let made = place.path().join("made");
+    let said = std::thread::scope(|scope| {
+        let held = shared.db.write().unwrap();
+        let installing = scope.spawn(|| machine.install(&files).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        let making = scope.spawn(|| machine.checkpoint(&made).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        drop(held);
+        assert_eq!(installing.join().unwrap().applied, [(5, 1)]);
+        making.join().unwrap()
+    });
+    let (other, _) = open("other");
+    assert_eq!(other.install(&made).unwrap(), said);
+    assert_eq!(said.applied, [(5, 1)]);
+}
+
+#[test]
+fn what_is_installed_is_linked_and_stays_when_its_source_goes() {
+    use std::os::unix::fs::MetadataExt;
+
+    let place = tempfile::tempdir().unwrap();
+    let (home, files) = (place.path().join("home"), place.path().join("files"));
+    let source = RocksKv::open(&place.path().join("source"), &SMALL).unwrap();
+    put(&source, &[(b"a", b"1")], Mode::Blocking).unwrap();
+    source.checkpoint(&files).unwrap();
+    drop(source);
+    let kv = RocksKv::open(&home, &SMALL).unwrap();
+    kv.install(&files).unwrap();
+    let mut tables = 0;
+    for entry in fs::read_dir(&files).unwrap().flatten() {
+        let installed = home.join("gen-1").join(entry.file_name());
+        let Ok(installed) = fs::metadata(installed) else {
+            continue;
+        };
+        let is_table = entry.path().extension().is_some_and(|kind| kind == "sst");
+        // RocksDB goes on writing the others.
+        assert_eq!(installed.ino() == entry.metadata().unwrap().ino(), is_table);
+        tables += u32::from(is_table);
+    }
+    assert!(tables > 0);
+    fs::remove_dir_all(files).unwrap();
+    drop(kv);
+    let kv = RocksKv::open(&home, &SMALL).unwrap();
+    assert_eq!(all(&kv), [(b"a".to_vec(), b"1".to_vec())]);
 }

@@ -33,10 +33,12 @@ pub enum FetchError {
     #[error("{0} fetches are under way")]
     Busy(usize),
     /// The device failed.
-    #[error("reading entry {index}: {source}")]
+    #[error("reading entry {index}, page {page} of the flash log: {source}")]
     Device {
         /// The first entry wanted.
         index: u64,
+        /// The page's sequence.
+        page: u64,
         /// What happened.
         source: DeviceError,
     },
@@ -48,6 +50,16 @@ pub enum FetchError {
         /// What does not fit.
         what: &'static str,
     },
+}
+
+impl FetchError {
+    /// The page that does not read back.
+    pub fn page(&self) -> Option<u64> {
+        match *self {
+            FetchError::Device { page, .. } | FetchError::Corrupt { page, .. } => Some(page),
+            FetchError::Missing { .. } | FetchError::Busy(_) => None,
+        }
+    }
 }
 
 /// A fetch that came to its end.
@@ -81,6 +93,8 @@ struct Fetch {
     readings: VecDeque<Reading>,
     /// Reading ahead is of no use from here on.
     until: u64,
+    /// Pages below this are read one by one: a read of several failed, and the bad one may be of no use here.
+    singly: u64,
     assembler: Assembler<Vec<u8>>,
     entries: Vec<StoredEntry>,
 }
@@ -143,6 +157,7 @@ impl FlashLog {
             asked: page,
             readings: VecDeque::new(),
             until,
+            singly: page,
             assembler: Assembler::from_index(from),
             entries: Vec::new(),
         });
@@ -184,7 +199,10 @@ impl FlashLog {
         let fetch = &self.fetches.queue[place];
         let (page, from) = (fetch.asked, fetch.from);
         // Whole segments: one read each.
-        let until = (page / segment + 1) * segment;
+        let until = match page < fetch.singly {
+            true => page + 1,
+            false => (page / segment + 1) * segment,
+        };
         let pages = until.min(self.durable).saturating_sub(page);
         if pages == 0 && !fetch.readings.is_empty() {
             // What has been asked for may do.
@@ -249,7 +267,18 @@ impl FlashLog {
             let Reading { pages, result, .. } = fetch.readings.pop_front()?;
             let index = fetch.from;
             let ended = match result? {
-                Err(source) => Some(Err(FetchError::Device { index, source })),
+                Err(_) if pages > 1 => {
+                    fetch.singly = fetch.page + pages;
+                    fetch.asked = fetch.page;
+                    fetch.readings.clear();
+                    None
+                }
+                Err(_) if !fetch.entries.is_empty() => Some(Ok(std::mem::take(&mut fetch.entries))),
+                Err(source) => Some(Err(FetchError::Device {
+                    index,
+                    page: fetch.page,
+                    source,
+                })),
                 Ok(buffer) => self.take_pages(place, &buffer[..pages as usize * PAGE_BYTES]),
             };
             if ended.is_some() {

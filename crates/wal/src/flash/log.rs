@@ -99,6 +99,14 @@ pub(crate) enum Blocked {
     Buffers,
 }
 
+/// Where a hard state stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HardPlaced {
+    pub(crate) began: u64,
+    pub(crate) ended: u64,
+    pub(crate) commit: u64,
+}
+
 /// One physical log's second (or only) level. See the module's text.
 pub struct FlashLog {
     pub(crate) device: Box<dyn FlashDevice>,
@@ -106,6 +114,8 @@ pub struct FlashLog {
     pub(crate) spec: FlashSpec,
     pub(crate) buffers: Buffers,
     pub(crate) life: u32,
+    /// Opened for looking at: nothing is written of its own accord.
+    pub(crate) read_only: bool,
     /// First page that is needed: a segment's first.
     pub(crate) first: u64,
     /// The same as it stands in a durable page: only what lies a lap behind may be overwritten.
@@ -151,9 +161,11 @@ pub struct FlashLog {
     pub(crate) hard_told: (u64, u64),
     /// The hard state in a page commits less than it should: the entries were not there yet.
     pub(crate) hard_owed: bool,
-    /// Page in which a hard state ended, and the commit index that it says.
-    pub(crate) commits: VecDeque<(u64, u64)>,
+    /// Hard states in pages that are not known to be durable.
+    pub(crate) hard_states: VecDeque<HardPlaced>,
     pub(crate) durable_commit: u64,
+    /// The page in which the last durable hard state begins: the log may not begin behind it.
+    pub(crate) durable_hard: u64,
     /// A segment has begun that has no copy of the hard state yet.
     pub(crate) hard_due: bool,
     pub(crate) reset_due: Option<(u64, u64)>,
@@ -344,13 +356,12 @@ impl FlashLog {
             self.durable_index = index;
             self.ends.pop_front();
         }
-        while let Some((_, commit)) = self
-            .commits
-            .front()
-            .filter(|(page, _)| *page < self.durable)
-        {
-            self.durable_commit = *commit;
-            self.commits.pop_front();
+        while let Some(placed) = self.hard_states.front() {
+            if placed.ended >= self.durable {
+                break;
+            }
+            (self.durable_commit, self.durable_hard) = (placed.commit, placed.began);
+            self.hard_states.pop_front();
         }
     }
 
@@ -364,7 +375,7 @@ impl FlashLog {
         let Some(page) = self.page_of(keep) else {
             return self.terms.first();
         };
-        self.drop_before(page / self.segment_pages() * self.segment_pages(), page);
+        self.drop_before(self.segment_kept(page), page);
         let last = self.last_index();
         if through >= last && self.durable_index == last && self.fill() > 0.5 {
             // Nothing is needed any more, and yet it fills: with hard states. The log begins anew.
@@ -372,6 +383,40 @@ impl FlashLog {
             self.reset(last, term);
         }
         self.terms.first()
+    }
+
+    /// The first page of the segment with which the log may begin when it needs only what lies from `page` on. As the only
+    /// level it needs a hard state, too.
+    pub(crate) fn segment_kept(&self, page: u64) -> u64 {
+        let page = match self.mode() {
+            FlashMode::Second => page,
+            FlashMode::Only => page.min(self.durable_hard),
+        };
+        page / self.segment_pages() * self.segment_pages()
+    }
+
+    /// Whether nothing depends on a page any more, not even a start after a crash now.
+    pub fn has_left(&self, page: u64) -> bool {
+        self.first_durable > page
+    }
+
+    /// Whether trimming up to and including `through` leaves a page behind.
+    pub fn trim_leaves(&self, page: u64, through: u64) -> bool {
+        let keep = through.saturating_add(1).min(self.durable_index);
+        self.page_of(keep)
+            .is_some_and(|at| self.segment_kept(at) > page)
+    }
+
+    /// Leaves a page behind that does not read back, by beginning anew behind an index ([`FlashLog::reset`]). Space is given
+    /// up by segments: nothing happens while the log's end lies in the page's own.
+    pub fn leave(&mut self, page: u64, index: u64, term: u64) {
+        let segment = self.segment_pages();
+        let past = self.tail.saturating_sub(1) / segment > page / segment;
+        // It is written like all else: while there is no room, nothing could be trimmed any more.
+        let room = self.tail + 2 * segment < self.first_durable + self.block.pages;
+        if past && room && self.first <= page && self.reset_due.is_none() {
+            self.reset(index, term);
+        }
     }
 
     /// Pages before `first` are no longer needed, once page `proof` is durable.

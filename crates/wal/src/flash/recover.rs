@@ -155,6 +155,7 @@ impl FlashLog {
         FlashLog {
             buffers,
             life: 0,
+            read_only: false,
             first: 0,
             first_durable: 0,
             first_told: 0,
@@ -181,8 +182,9 @@ impl FlashLog {
             hard_written: 0,
             hard_told: (0, 0),
             hard_owed: false,
-            commits: VecDeque::new(),
+            hard_states: VecDeque::new(),
             durable_commit: 0,
+            durable_hard: 0,
             hard_due: false,
             reset_due: None,
             mark_due: false,
@@ -225,7 +227,7 @@ impl FlashLog {
         })
     }
 
-    /// Opens whatever area is there, for looking at it.
+    /// Opens whatever area is there, for looking at it. Nothing is written, not by [`FlashLog::poll`] either.
     ///
     /// # Errors
     /// As [`FlashLog::open`].
@@ -236,7 +238,9 @@ impl FlashLog {
             segment_bytes: block.segment_bytes,
             ..FlashSpec::new(block.log, block.mode, block.area_bytes())
         };
-        FlashLog::open_checked(device, spec, |_| Ok(()))
+        let (mut log, recovered) = FlashLog::open_checked(device, spec, |_| Ok(()))?;
+        log.read_only = true;
+        Ok((log, recovered))
     }
 
     fn open_checked(
@@ -380,7 +384,7 @@ impl FlashLog {
             }
             Fact::HardState { number, began } if ours(began) => {
                 walker.give_up(self);
-                walker.hard = true;
+                (walker.hard, self.durable_hard) = (true, began);
                 let state = survey.hard_state(number);
                 self.hard_state = state.ok_or("a hard state that was not noted")?.clone();
             }

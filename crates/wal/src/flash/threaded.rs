@@ -1,6 +1,6 @@
 //! The device on ordinary reads and writes, done by a few threads: where io_uring is not to be had.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -31,14 +31,26 @@ pub(crate) struct AreaFile {
 }
 
 impl AreaFile {
+    /// Opens or makes it.
     pub(crate) fn open(path: &Path, sync: bool) -> io::Result<AreaFile> {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let lock = FlockOperation::NonBlockingLockExclusive;
+        AreaFile::open_with(path, sync, &options, lock)
+    }
+
+    fn open_with(
+        path: &Path,
+        sync: bool,
+        options: &OpenOptions,
+        operation: FlockOperation,
+    ) -> io::Result<AreaFile> {
         let flags = |direct: bool| {
             let direct = if direct { libc::O_DIRECT } else { 0 };
             direct | if sync { libc::O_DSYNC } else { 0 }
         };
         let open = |direct: bool| {
-            let mut options = File::options();
-            options.read(true).write(true).create(true).truncate(false);
+            let mut options = options.clone();
             options.custom_flags(flags(direct)).mode(0o600).open(path)
         };
         let (file, direct) = match open(true) {
@@ -46,7 +58,7 @@ impl AreaFile {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (open(false)?, false),
             Err(error) => return Err(error),
         };
-        lock(&file)?;
+        lock(&file, operation)?;
         // Its name, and what an earlier process wrote last: a file that has grown may only have done so in a journal.
         file.sync_all()?;
         let parent = path.parent().filter(|parent| *parent != Path::new(""));
@@ -81,10 +93,10 @@ impl AreaFile {
 
 /// Locks the file. A process that has just ended may leave the kernel at work for a moment on what it had under way,
 /// and the file is locked until that is done.
-fn lock(file: &File) -> io::Result<()> {
+fn lock(file: &File, operation: FlockOperation) -> io::Result<()> {
     let until = Instant::now() + LOCK_PATIENCE;
     loop {
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        match rustix::fs::flock(file, operation) {
             Err(Errno::WOULDBLOCK) if Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -118,7 +130,23 @@ impl ThreadedFlash {
     /// # Errors
     /// When it cannot be opened, or another process has it, or no thread can be started.
     pub fn open(path: &Path, bytes: u64) -> io::Result<ThreadedFlash> {
-        let area = Arc::new(AreaFile::open(path, true)?);
+        ThreadedFlash::over(AreaFile::open(path, true)?, bytes)
+    }
+
+    /// Opens an area's file for looking at it, whatever its size: writes fail.
+    ///
+    /// # Errors
+    /// As [`ThreadedFlash::open`], and when there is none.
+    pub fn open_read_only(path: &Path) -> io::Result<ThreadedFlash> {
+        let mut options = File::options();
+        options.read(true);
+        let lock = FlockOperation::NonBlockingLockShared;
+        let area = AreaFile::open_with(path, false, &options, lock)?;
+        ThreadedFlash::over(area, u64::MAX >> 1)
+    }
+
+    fn over(area: AreaFile, bytes: u64) -> io::Result<ThreadedFlash> {
+        let area = Arc::new(area);
         let event = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
         let (jobs, queue) = channel();
         let (done_in, done) = channel();

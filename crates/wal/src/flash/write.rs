@@ -71,6 +71,8 @@ pub(crate) struct Current {
     entry: (u64, u64),
     total: usize,
     done: usize,
+    /// The page in which it begins.
+    began: u64,
 }
 
 impl FlashLog {
@@ -155,6 +157,7 @@ impl FlashLog {
             entry: (0, 0),
             total: head.len(),
             done: 0,
+            began: 0,
             head,
         };
         if let Some((index, term)) = self.reset_due {
@@ -189,6 +192,7 @@ impl FlashLog {
             entry: (index, entry.term),
             total: ENTRY_HEAD_BYTES + entry.len as usize,
             done: 0,
+            began: 0,
         });
         true
     }
@@ -462,7 +466,7 @@ impl FlashLog {
     /// A page without records is worth writing: there was trimming that no page tells of while room is short, or the last
     /// pages have nobody who vouches that they were durable.
     fn wants_mark(&self) -> bool {
-        let quiet = self.filling.is_none() && self.writes.is_empty();
+        let quiet = self.filling.is_none() && self.writes.is_empty() && !self.read_only;
         let short = self.tail + 2 * self.segment_pages() >= self.first_durable + self.block.pages;
         let told = self.vouched >= self.records_end;
         quiet && ((self.mark_due && short) || (self.mode() == FlashMode::Only && !told))

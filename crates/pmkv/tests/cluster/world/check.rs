@@ -11,6 +11,11 @@ impl World {
     pub fn check(&mut self) {
         self.settle();
         let (seed, configuration) = (self.seed, self.configuration.clone());
+        for id in self.live() {
+            let kept = self.node(id).control().stats().kept;
+            let damaged = self.node(id).store().damaged();
+            assert_eq!((kept, damaged), (0, 0), "seed {seed}: nothing is damaged");
+        }
         for key in self.model.keys() {
             let value = self.node(self.primary_of(&key)).store().get(&key);
             self.clock += 2;

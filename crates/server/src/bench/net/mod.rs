@@ -20,14 +20,15 @@ mod figures;
 mod host;
 mod instructions;
 mod pinned;
+mod polling;
 
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use cyclone_bench::cpu::of_process;
+use cyclone_bench::cpu::{Meter, Process};
+use cyclone_bench::noise::Noise;
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::{Table, rounded};
 use serde::de::DeserializeOwned;
@@ -40,7 +41,8 @@ use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions, RunAs};
 /// CPU of the leader, and of everything else.
 const LEADER_CPU: usize = 0;
 const OTHERS_CPU: usize = 1;
-/// Jumbo frames, for the payload that needs them.
+/// Longest packets; and jumbo frames, for the payload that needs them.
+const MTU: usize = 1500;
 const JUMBO_MTU: usize = 9000;
 
 /// Where a node lives that shares its process with others.
@@ -70,6 +72,8 @@ pub struct Step {
     pub pack: usize,
     /// Physical logs.
     pub logs: u16,
+    /// Threads of each node that run a loop for each log; one loop for all if 0.
+    pub log_threads: u16,
 }
 
 const fn step(name: &'static str, transport: &'static str, burst: usize) -> Step {
@@ -79,11 +83,12 @@ const fn step(name: &'static str, transport: &'static str, burst: usize) -> Step
         burst,
         pack: burst,
         logs: 1,
+        log_threads: 0,
     }
 }
 
 /// The steps of fig. 8.
-pub const STEPS: [Step; 6] = [
+pub const STEPS: [Step; 7] = [
     step("TCP", "tcp", 1),
     step("UDP", "udp", 1),
     step("UDP + bursts", "udp", 32),
@@ -92,6 +97,11 @@ pub const STEPS: [Step; 6] = [
     Step {
         logs: 4,
         ..step("AF_XDP + bursts, 4 logs", "xdp", 32)
+    },
+    Step {
+        logs: 4,
+        log_threads: 4,
+        ..step("AF_XDP + bursts, 4 logs, a loop each", "xdp", 32)
     },
 ];
 
@@ -156,6 +166,17 @@ pub struct Point {
     seen: Loaded,
 }
 
+/// What is drawn.
+#[derive(Default)]
+struct Measured {
+    steps: Vec<Point>,
+    replicas: Vec<Point>,
+    /// In packets of [`MTU`] and of [`JUMBO_MTU`].
+    payload: [Vec<Point>; 2],
+    /// By driver, operations in flight and round.
+    pinned: Vec<Point>,
+}
+
 /// What a run is made of.
 struct Run<'a> {
     common: &'a Common,
@@ -163,6 +184,7 @@ struct Run<'a> {
     stop: &'a AtomicBool,
     directory: PathBuf,
     report: Report,
+    noise: Noise,
 }
 
 /// Runs all of it.
@@ -180,6 +202,7 @@ pub fn run(common: &Common, choice: &Choice, stop: &AtomicBool) -> Result<()> {
         stop,
         directory: directory.clone(),
         report: Report::new("net", common)?,
+        noise: Noise::default(),
     };
     let outcome = run.all();
     let _ = std::fs::remove_dir_all(directory);
@@ -189,7 +212,8 @@ pub fn run(common: &Common, choice: &Choice, stop: &AtomicBool) -> Result<()> {
 impl Run<'_> {
     fn all(&mut self) -> Result<()> {
         let executable = std::env::current_exe().context("own executable")?;
-        let lab = Lab::new(6, 1500, Cabling::Mesh, executable.clone())?;
+        let mut measured = Measured::default();
+        let lab = Lab::new(6, MTU, Cabling::Mesh, executable.clone())?;
         let hops = match self.wants(Part::Hop) || self.wants(Part::Pinned) {
             true => self.hops(&lab)?,
             false => Vec::new(),
@@ -201,20 +225,22 @@ impl Run<'_> {
             let spinning = hops.iter().filter(|(_, block, _)| !block);
             let spinning = spinning.map(|(name, _, pinged)| (*name, pinged.hop_p50_us));
             let spinning: Vec<(&str, f64)> = spinning.collect();
-            self.pinned(&lab, &spinning)?;
+            measured.pinned = self.pinned(&lab, &spinning)?;
         }
-        let steps = self.part(Part::Steps, |run| run.steps(&lab))?;
-        let replicas = self.part(Part::Replicas, |run| run.replicas(&lab))?;
+        measured.steps = self.part(Part::Steps, |run| run.steps(&lab))?;
+        measured.replicas = self.part(Part::Replicas, |run| run.replicas(&lab))?;
         let polling = self.part(Part::Polling, |run| run.polling(&lab))?;
         let sizes = [0, 64, 256, 512, 1024, 1400];
-        let mut payload = self.part(Part::Payload, |run| run.payload(&lab, &sizes))?;
+        measured.payload[0] = self.part(Part::Payload, |run| run.payload(&lab, &sizes))?;
         drop(lab);
         if self.wants(Part::Payload) {
             let jumbo = Lab::new(4, JUMBO_MTU, Cabling::Mesh, executable)?;
-            payload.extend(self.payload(&jumbo, &[1400, 8000])?);
+            measured.payload[1] = self.payload(&jumbo, &[1400, 8000])?;
         }
-        figures::draw(&self.report, &steps, &replicas, &payload)?;
+        let is_whole = self.choice.part.is_empty() && self.choice.only.is_empty();
+        figures::draw(&self.report, &measured, is_whole)?;
         figures::judge(&mut self.report, &hops, &polling);
+        self.report.doubts(&self.noise);
         self.report.finish();
         Ok(())
     }
@@ -250,12 +276,13 @@ impl Run<'_> {
     }
 
     /// Starts a cluster of its own for each call: nothing is inherited.
-    fn cluster<'l>(&self, lab: &'l Lab, step: Step, replicas: usize) -> Result<LabCluster<'l>> {
+    fn cluster<'l>(&mut self, lab: &'l Lab, step: Step, replicas: usize) -> Result<LabCluster<'l>> {
         self.start(lab, &Self::options(step, replicas))
     }
 
-    fn start<'l>(&self, lab: &'l Lab, options: &NodeOptions) -> Result<LabCluster<'l>> {
+    fn start<'l>(&mut self, lab: &'l Lab, options: &NodeOptions) -> Result<LabCluster<'l>> {
         self.go_on()?;
+        self.noise.calibrate();
         let _ = std::fs::remove_dir_all(&self.directory);
         LabCluster::start(lab, &self.directory, options)
     }
@@ -277,7 +304,7 @@ impl Run<'_> {
             pin,
             nvm_bytes: 64 << 20,
             logs: step.logs,
-            log_threads: 0,
+            log_threads: step.log_threads,
             default_timing: false,
             run: RunAs::Nodes,
         }
@@ -308,7 +335,7 @@ impl Run<'_> {
     }
 
     fn load(
-        &self,
+        &mut self,
         lab: &Lab,
         cluster: &LabCluster<'_>,
         step: Step,
@@ -327,7 +354,7 @@ impl Run<'_> {
                 burst: step.burst,
                 pack: step.pack,
                 spin: waiting == Waiting::Never,
-                log_ports: 0,
+                log_ports: cluster.log_ports(),
             },
             beside: cluster.beside_the_load(),
             value_bytes,
@@ -344,13 +371,26 @@ impl Run<'_> {
             seed: self.common.seed,
         };
         let replicas = cluster.nodes.len();
+        let everything = Process {
+            role: "nodes and load".to_owned(),
+            pid: std::process::id(),
+        };
+        let mut meter = Meter::new(&[everything]);
+        let before = meter.read();
         let seen: Loaded = Self::child(lab, machine, OTHERS_CPU, &role).with_context(|| {
             let words: Vec<String> = (0..replicas).map(|node| cluster.log(node)).collect();
             format!("{}; the nodes say:\n{}", step.name, words.join("\n"))
         })?;
+        let usage = meter.read().since(&before);
+        let what = format!(
+            "{}, {replicas} replicas, {value_bytes} B, {inflight} in flight",
+            step.name
+        );
+        let (foreign, stolen) = (usage.foreign_share(), usage.stolen_share());
+        self.noise.shares(&what, foreign, stolen);
         self.report.progress(&format!(
-            "{}, {replicas} replicas, {value_bytes} B, {inflight} in flight: {:.0}/s, p50 {:.1} µs",
-            step.name, seen.ops_s, seen.p50_us
+            "{what}: {:.0}/s, p50 {:.1} µs",
+            seen.ops_s, seen.p50_us
         ));
         Ok(Point {
             step,
@@ -499,79 +539,5 @@ impl Run<'_> {
         }
         self.report.table("net-hop", &table)?;
         Ok(found)
-    }
-
-    /// One replica alone on its CPU: how it waits, what a write takes, and what it burns without any.
-    fn polling(&mut self, lab: &Lab) -> Result<Vec<(String, f64)>> {
-        let mut table = Table::new(&["driver", "polling", "p50_us", "idle_cpu_percent"]);
-        let mut idle = Vec::new();
-        for step in [STEPS[2], STEPS[4]] {
-            for polling in ["event", "adaptive", "busy"] {
-                let options = NodeOptions {
-                    polling: polling.to_owned(),
-                    ..Self::options(step, 1)
-                };
-                let cluster = self.start(lab, &options)?;
-                let point = self.load(lab, &cluster, step, 0, 1, Waiting::Blocks)?;
-                let spent = || cluster.pid(0).map_or(0.0, of_process);
-                let before = spent();
-                let time = Duration::from_secs(if self.common.quick { 1 } else { 5 });
-                std::thread::sleep(time);
-                let percent = 100.0 * (spent() - before) / time.as_secs_f64();
-                table.add(vec![
-                    step.transport.into(),
-                    polling.into(),
-                    rounded(point.seen.p50_us, 1),
-                    rounded(percent, 1),
-                ]);
-                self.report.row(&table);
-                if polling == "adaptive" {
-                    let what = format!("idle CPU of a replica over {}, %", step.transport);
-                    idle.push((what, percent));
-                }
-            }
-        }
-        self.report.table("net-polling", &table)?;
-        self.idle_clusters(lab, &mut idle)?;
-        Ok(idle)
-    }
-
-    /// What three replicas burn together that nobody asks for anything, with the default timing.
-    fn idle_clusters(&mut self, lab: &Lab, idle: &mut Vec<(String, f64)>) -> Result<()> {
-        let mut table = Table::new(&["driver", "leader_percent", "followers_percent"]);
-        for step in
-            steps().filter(|step| step.burst > 1 && step.logs == 1 || step.transport == "tcp")
-        {
-            let options = NodeOptions {
-                default_timing: true,
-                ..Self::options(step, 3)
-            };
-            let cluster = self.start(lab, &options)?;
-            // There is a leader once it has answered.
-            self.load(lab, &cluster, step, 0, 1, Waiting::Blocks)?;
-            let spent = |nodes: std::ops::Range<usize>| -> f64 {
-                let pids = nodes.filter_map(|node| cluster.pid(node));
-                pids.map(of_process).sum()
-            };
-            let before = [spent(0..1), spent(1..3)];
-            let time = Duration::from_secs(if self.common.quick { 2 } else { 10 });
-            std::thread::sleep(time);
-            let percent = |from: f64, to: f64| 100.0 * (to - from) / time.as_secs_f64();
-            let leader = percent(before[0], spent(0..1));
-            let followers = percent(before[1], spent(1..3));
-            table.add(vec![
-                step.transport.into(),
-                rounded(leader, 1),
-                rounded(followers, 1),
-            ]);
-            self.report.row(&table);
-            let what = format!(
-                "idle CPU of three replicas over {}, % of a CPU",
-                step.transport
-            );
-            idle.push((what, leader + followers));
-        }
-        self.report.table("net-idle", &table)?;
-        Ok(())
     }
 }

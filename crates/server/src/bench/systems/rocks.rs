@@ -68,6 +68,10 @@ impl System for Rocks {
         .to_owned()
     }
 
+    fn concurrency(&self, inflight: usize) -> usize {
+        inflight.min(self.threads)
+    }
+
     fn start(&self, scene: &Scene<'_>) -> Result<Started> {
         let directory = match self.store {
             Store::Disk => &scene.disk,

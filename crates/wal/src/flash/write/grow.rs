@@ -22,7 +22,7 @@ impl FlashLog {
     pub(super) fn wants_to_grow(&self) -> bool {
         let ahead = self.ahead();
         let wanted = ((self.tail + ahead / 2) / ahead + 1).saturating_mul(ahead);
-        !self.growing && self.grown < wanted.min(self.block.pages)
+        !self.growing && !self.read_only && self.grown < wanted.min(self.block.pages)
     }
 
     /// Writes zeros ahead of the log, so that its own writes change no metadata of the file system.

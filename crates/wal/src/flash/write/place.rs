@@ -1,6 +1,7 @@
 //! Objects into pages: whole entries where the open page has room, else part by part.
 
 use super::*;
+use crate::flash::log::HardPlaced;
 use crate::ring::EntryView;
 
 impl FlashLog {
@@ -65,8 +66,11 @@ impl FlashLog {
             if !self.make_room(RECORD_HEAD_BYTES + least, now_us) {
                 return Placed::Blocked;
             }
-            if current.done == 0 && current.kind == ObjectKind::Entry {
-                self.note_begin(current.entry.0);
+            if current.done == 0 {
+                current.began = self.tail - 1;
+                if current.kind == ObjectKind::Entry {
+                    self.note_begin(current.entry.0);
+                }
             }
             let Some(filling) = &mut self.filling else {
                 return Placed::Blocked;
@@ -96,17 +100,22 @@ impl FlashLog {
         match current.kind {
             ObjectKind::Entry => self.note_end(page, current.entry.0, current.entry.1),
             ObjectKind::HardState => {
-                self.hard_due = false;
+                // One that began in the segment before goes with it.
+                let segment = self.segment_pages();
+                self.hard_due &= current.began / segment < page / segment;
                 let (version, commit) = current.entry;
                 self.hard_written = version;
                 self.hard_owed = commit < self.hard_state.commit;
-                self.commits.push_back((page, commit));
+                self.hard_states.push_back(HardPlaced {
+                    began: current.began,
+                    ended: page,
+                    commit,
+                });
                 self.hard_told = (self.hard_state.term, self.hard_state.vote);
             }
             ObjectKind::Reset => {
                 self.reset_due = None;
-                let segment = self.segment_pages();
-                self.drop_before(page / segment * segment, page);
+                self.drop_before(self.segment_kept(page), page);
             }
         }
     }

@@ -1,0 +1,32 @@
+use super::*;
+
+#[test]
+fn fetches_that_are_of_no_use_become_rare() {
+    let pauses: Vec<u64> = (0..8)
+        .map(|given_up| pause_us(given_up) / 1_000_000)
+        .collect();
+    assert_eq!(pauses, [2, 2, 4, 8, 16, 32, 60, 60]);
+    assert_eq!(pause_us(u32::MAX), LONGEST_PAUSE_US);
+}
+
+#[test]
+fn room_is_asked_of_the_file_system() {
+    let directory = tempfile::tempdir().expect("a directory");
+    assert!(has_room(directory.path(), 1));
+    assert!(!has_room(directory.path(), u64::MAX));
+    // It will be told when it is written to.
+    assert!(has_room(&directory.path().join("missing"), u64::MAX));
+}
+
+/// The list said less than the files held: the entries between were applied already, and the log would have skipped others.
+#[test]
+fn what_is_installed_is_what_was_offered() {
+    let meta = CheckpointMeta {
+        applied: vec![(7, 1), (9, 2)],
+    };
+    check_installed(&[7, 9], &meta).expect("the same");
+    for other in [&[7, 8][..], &[7], &[7, 9, 9], &[]] {
+        let refused = check_installed(other, &meta);
+        assert!(matches!(refused, Err(ApplyError::Fatal(_))), "{other:?}");
+    }
+}

@@ -1,0 +1,46 @@
+//! Revocations that failed: a process is in the middle of an operation and does not get on. What it may write stays
+//! granted, and is asked for again now and then.
+
+use std::collections::BTreeSet;
+
+/// Between two attempts, in microseconds: each may hold up the backup for as long as the provider waits.
+pub(crate) const RETRY_US: u64 = 2_000_000;
+
+/// What could not be revoked.
+pub(crate) struct Stuck<T> {
+    all: BTreeSet<T>,
+    next_us: u64,
+}
+
+impl<T> Default for Stuck<T> {
+    fn default() -> Stuck<T> {
+        Stuck {
+            all: BTreeSet::new(),
+            next_us: 0,
+        }
+    }
+}
+
+impl<T: Copy + Ord> Stuck<T> {
+    pub fn insert(&mut self, one: T) {
+        self.all.insert(one);
+    }
+
+    pub fn remove(&mut self, one: T) {
+        self.all.remove(&one);
+    }
+
+    pub fn contains(&self, one: T) -> bool {
+        self.all.contains(&one)
+    }
+
+    /// One to try again now, if it is time.
+    pub fn due(&mut self, now_us: u64) -> Option<T> {
+        let first = *self.all.first()?;
+        if now_us < self.next_us {
+            return None;
+        }
+        self.next_us = now_us + RETRY_US;
+        Some(first)
+    }
+}

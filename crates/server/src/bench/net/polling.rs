@@ -1,0 +1,86 @@
+//! How loops wait: what a write takes, and what a node burns that nobody asks for anything.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use cyclone_bench::cpu::of_process;
+use cyclone_bench::table::{Table, rounded};
+
+use super::{Run, STEPS, Waiting, steps};
+use crate::netlab::{Lab, NodeOptions};
+
+impl Run<'_> {
+    /// One replica alone on its CPU: how it waits, what a write takes, and what it burns without any.
+    pub(super) fn polling(&mut self, lab: &Lab) -> Result<Vec<(String, f64)>> {
+        let mut table = Table::new(&["driver", "polling", "p50_us", "idle_cpu_percent"]);
+        let mut idle = Vec::new();
+        for step in [STEPS[2], STEPS[4]] {
+            for polling in ["event", "adaptive", "busy"] {
+                let options = NodeOptions {
+                    polling: polling.to_owned(),
+                    ..Self::options(step, 1)
+                };
+                let cluster = self.start(lab, &options)?;
+                let point = self.load(lab, &cluster, step, 0, 1, Waiting::Blocks)?;
+                let spent = || cluster.pid(0).map_or(0.0, of_process);
+                let before = spent();
+                let time = Duration::from_secs(if self.common.quick { 1 } else { 5 });
+                std::thread::sleep(time);
+                let percent = 100.0 * (spent() - before) / time.as_secs_f64();
+                table.add(vec![
+                    step.transport.into(),
+                    polling.into(),
+                    rounded(point.seen.p50_us, 1),
+                    rounded(percent, 1),
+                ]);
+                self.report.row(&table);
+                if polling == "adaptive" {
+                    let what = format!("idle CPU of a replica over {}, %", step.transport);
+                    idle.push((what, percent));
+                }
+            }
+        }
+        self.report.table("net-polling", &table)?;
+        self.idle_clusters(lab, &mut idle)?;
+        Ok(idle)
+    }
+
+    /// What three replicas burn together that nobody asks for anything, with the default timing.
+    fn idle_clusters(&mut self, lab: &Lab, idle: &mut Vec<(String, f64)>) -> Result<()> {
+        let mut table = Table::new(&["driver", "leader_percent", "followers_percent"]);
+        for step in
+            steps().filter(|step| step.burst > 1 && step.logs == 1 || step.transport == "tcp")
+        {
+            let options = NodeOptions {
+                default_timing: true,
+                ..Self::options(step, 3)
+            };
+            let cluster = self.start(lab, &options)?;
+            // There is a leader once it has answered.
+            self.load(lab, &cluster, step, 0, 1, Waiting::Blocks)?;
+            let spent = |nodes: std::ops::Range<usize>| -> f64 {
+                let pids = nodes.filter_map(|node| cluster.pid(node));
+                pids.map(of_process).sum()
+            };
+            let before = [spent(0..1), spent(1..3)];
+            let time = Duration::from_secs(if self.common.quick { 2 } else { 10 });
+            std::thread::sleep(time);
+            let percent = |from: f64, to: f64| 100.0 * (to - from) / time.as_secs_f64();
+            let leader = percent(before[0], spent(0..1));
+            let followers = percent(before[1], spent(1..3));
+            table.add(vec![
+                step.transport.into(),
+                rounded(leader, 1),
+                rounded(followers, 1),
+            ]);
+            self.report.row(&table);
+            let what = format!(
+                "idle CPU of three replicas over {}, % of a CPU",
+                step.transport
+            );
+            idle.push((what, leader + followers));
+        }
+        self.report.table("net-idle", &table)?;
+        Ok(())
+    }
+}
