@@ -58,7 +58,8 @@ pub enum ApplyError {
     /// [`StateMachine::query_at`].
     #[error("the state's clock is behind")]
     ClockBehind,
-    /// Its disk is full, or takes nothing for very long. Nothing is lost, and it is as it was; call again when there may be room.
+    /// Its disk is full, or takes nothing for very long; or the checkpoint to be installed is damaged. Nothing is lost, and it is as it was; call
+    /// again when there may be room, or with another checkpoint.
     #[error("{0}")]
     NoSpace(String),
     /// The store cannot go on.
@@ -67,6 +68,14 @@ pub enum ApplyError {
 }
 
 impl ApplyError {
+    /// Of a checkpoint that could not be made ready: the state before it is as it was, whatever the reason.
+    pub(crate) fn nothing_done(self) -> ApplyError {
+        match self {
+            ApplyError::Fatal(what) => ApplyError::NoSpace(format!("not installed: {what}")),
+            other => other,
+        }
+    }
+
     /// What an engine says of a file that could not be written.
     pub(crate) fn of_file(engine: &str, error: &std::io::Error) -> ApplyError {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};

@@ -223,7 +223,7 @@ impl Kv for MemoryKv {
     }
 
     fn install(&self, directory: &Path) -> Result<(), ApplyError> {
-        let map = read(&directory.join("memory.kv"))?;
+        let map = read(&directory.join("memory.kv")).map_err(ApplyError::nothing_done)?;
         if let Some(file) = &self.file {
             // Before it counts: without room for it everything is as it was.
             let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);

@@ -91,14 +91,6 @@ fn closed() -> ApplyError {
     fatal("the database is closed: installing a checkpoint failed")
 }
 
-/// A checkpoint that could not be made ready: the state before it is as it was, whatever the reason.
-fn nothing_done(error: ApplyError) -> ApplyError {
-    match error {
-        ApplyError::Fatal(what) => ApplyError::NoSpace(format!("not installed: {what}")),
-        other => other,
-    }
-}
-
 /// RocksDB has no kind for it. What it says is the C library's word, which does not depend on the language unless a program asks for that.
 fn is_no_space(error: &rocksdb::Error) -> bool {
     error.kind() == ErrorKind::IOError && error.as_ref().contains("No space left on device")
@@ -493,7 +485,7 @@ impl Kv for RocksKv {
         let db = prepare().map_err(|error| {
             // Whatever was written of it is in the way.
             discard_draft(&self.directory, next);
-            nothing_done(error)
+            error.nothing_done()
         })?;
         let mut guard = (self.shared.db.write()).unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = switch(&self.directory) {

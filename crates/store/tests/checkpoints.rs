@@ -122,3 +122,22 @@ fn a_lost_pointer_removes_nothing() {
     fs::write(&pointer, "1").unwrap();
     assert_eq!(Engine::Rocks.open(&home, 1).digest().unwrap(), digest);
 }
+
+/// The same of the memory engine's one file.
+#[test]
+fn a_damaged_file_replaces_no_memory() {
+    let root = tempfile::tempdir().unwrap();
+    let source = Engine::Memory.open(&root.path().join("source"), 1);
+    apply(&*source, 1, 0..100);
+    let files = root.path().join("files");
+    source.checkpoint(&files).unwrap();
+    let machine = Engine::Memory.open(&root.path().join("home"), 1);
+    apply(&*machine, 1, 0..10);
+    let before = machine.digest().unwrap();
+    for damage in [flip as fn(&Path), cut] {
+        damage(&longest(&files, |_| true));
+        let refused = machine.install(&files).unwrap_err();
+        assert!(matches!(refused, ApplyError::NoSpace(_)), "{refused:?}");
+        assert_eq!(machine.digest().unwrap(), before);
+    }
+}
