@@ -59,6 +59,8 @@ enum Answer {
     Accepted,
     /// Not here, or not now.
     Later(String),
+    /// Not with the members that the leader has heard from since it last counted them, which it does often.
+    Unheard(String),
     /// Not to us. Of the node that is to go, that may be so without hindering anything.
     Denied(anyhow::Error),
 }
@@ -78,15 +80,23 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
             }
             None => Ok(Answer::Later(format!("{address}: {error}"))),
             Some("NOAUTH") => Ok(Answer::Denied(Denied::NoPassword.into())),
-            Some(_) => bail!("{}", error.detail().unwrap_or("refused")),
+            Some(_) => match error.detail().unwrap_or("refused") {
+                why if why.ends_with("are heard from") => Ok(Answer::Unheard(why.to_owned())),
+                why => bail!("{why}"),
+            },
         },
     }
 }
+
+/// For so long a leader may not have heard from members that are there: it forgets with each election time-out, and its messages may be
+/// four times as far apart as usual.
+const UNHEARD: Duration = Duration::from_secs(1);
 
 /// Makes a change and waits for its end, at most until then.
 fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) -> Result<()> {
     let mut last = "nobody leads".to_owned();
     let mut accepted = false;
+    let mut unheard_since = None;
     // Of a cluster that loses the node named, the others are still known.
     let mut known = vec![connect];
     while Instant::now() < until {
@@ -106,6 +116,13 @@ fn carry(connect: SocketAddr, access: &Access, change: &Change, until: Instant) 
                 match ask(*address, access, change)? {
                     Answer::Accepted => accepted = true,
                     Answer::Later(why) => last = why,
+                    Answer::Unheard(why) => {
+                        let since = *unheard_since.get_or_insert_with(Instant::now);
+                        if since.elapsed() > UNHEARD {
+                            bail!("{why}");
+                        }
+                        last = why;
+                    }
                     Answer::Denied(error) => denied.push(error),
                 }
                 if accepted {
