@@ -180,7 +180,7 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
 }
 
 /// The UDP port that a packet is for, if it can be one of ours: [`parse`] says whether it is.
-#[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
+#[cfg(feature = "dpdk")]
 pub(crate) fn destination_port(first: &[u8]) -> Option<u16> {
     let ip_bytes = match u16_at(first.get(..ETHER_BYTES)?, 12) {
         ETHER_IPV4 => IPV4_BYTES,

@@ -8,7 +8,7 @@
 //!   ToBackup, ToSender         control messages                                   control.rs
 //!   sender, backup             one of any protocol                                build.rs
 //!   LogSender, Log             what senders share, and a protocol's part          links/, records.rs
-//!   LogBackup, Keeper          what backups share, and a protocol's part          sessions.rs, outbox.rs, grants.rs
+//!   LogBackup, Keeper          what backups share, and a protocol's part          sessions.rs, outbox.rs, grants.rs, stuck.rs
 //!                              the baselines                       rpc.rs, rwrite.rs, batch.rs, share.rs, faa.rs
 //!   rowan, tailwind, hyperloop one-sided protocols                rowan/, tailwind/, hyperloop/
 //!   group                      a library: memory kept alike at all members        group/

@@ -74,16 +74,6 @@ struct Share<'a> {
     sessions: &'a mut Sessions,
 }
 
-/// Entries come one after the other: one that is passed over never comes again. A log of which nothing is applied may begin anywhere.
-fn check_next(log: u16, applied: u64, index: u64) -> Result<(), ApplyError> {
-    match applied == 0 || index == applied + 1 {
-        true => Ok(()),
-        false => Err(ApplyError::Fatal(format!(
-            "entry {index} of log {log} is to be applied to a state that has its entries up to {applied}"
-        ))),
-    }
-}
-
 #[allow(private_bounds)]
 impl<K: Kv> KvMachine<K> {
     /// Takes the map as it was left: what it holds is what survived.
@@ -355,7 +345,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                     answers.push(Vec::new());
                     continue;
                 }
-                check_next(log, applied, entry.index)?;
+                meta::check_next(log, applied, entry.index)?;
                 let mut shares = [Share {
                     log,
                     index: entry.index,
@@ -422,7 +412,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             }
         }
         for (guard, (log, entry)) in guards.iter().zip(parts) {
-            check_next(*log, guard.applied, entry.index)?;
+            meta::check_next(*log, guard.applied, entry.index)?;
         }
         let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, self.count());
         let mut changes = SessionChanges::default();

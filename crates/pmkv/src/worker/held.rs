@@ -9,7 +9,7 @@ use crate::entry::{Header, Kind};
 /// After how long one of them is tried, in microseconds: a server is full before its last segment is used.
 const PROBE_US: u64 = 100_000;
 
-/// Ops that are not sent for now, in order.
+/// Ops that wait until their backup has room again, in order.
 #[derive(Default)]
 pub(super) struct Held {
     ops: VecDeque<u64>,

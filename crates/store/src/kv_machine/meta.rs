@@ -3,6 +3,7 @@
 use cyclone_wire::codec::{DecodeError, Reader};
 
 use crate::kv::space;
+use crate::machine::ApplyError;
 
 pub(super) fn key(log: u16) -> [u8; 3] {
     let [high, low] = log.to_be_bytes();
@@ -24,4 +25,14 @@ pub(super) fn read(value: &[u8]) -> Result<(u64, u64, u64), DecodeError> {
     let clock_ms = if reader.left() == 0 { 0 } else { reader.u64()? };
     reader.finish()?;
     Ok((applied, term, clock_ms))
+}
+
+/// Entries come one after the other: one that is passed over never comes again. A log of which nothing is applied may begin anywhere.
+pub(super) fn check_next(log: u16, applied: u64, index: u64) -> Result<(), ApplyError> {
+    match applied == 0 || index == applied + 1 {
+        true => Ok(()),
+        false => Err(ApplyError::Fatal(format!(
+            "entry {index} of log {log} is to be applied to a state that has its entries up to {applied}"
+        ))),
+    }
 }
