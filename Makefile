@@ -22,7 +22,7 @@ FAST := --profile sim --locked -p cyclone-sim
 SIM := $(TARGET)/sim/cyclone-sim
 
 .PHONY: stores figures bench-net bench-net-dpdk fuzz dpdk sim soak soak-log soak-pmkv mutants simulate demo test bench \
-	bench-peers clean setup build fmt lint layout unit system deny
+	bench-peers clean setup setup-tests build fmt lint layout unit system deny
 
 demo: build
 	$(BIN) demo
@@ -33,7 +33,10 @@ build: setup
 setup:
 	@scripts/setup.sh
 
-test: setup fmt lint layout unit stores dpdk simulate system
+setup-tests:
+	@scripts/setup.sh tests
+
+test: setup-tests fmt lint layout unit stores dpdk simulate system
 	@echo "all tests passed"
 
 fmt:
@@ -83,7 +86,7 @@ soak: setup
 
 # MINUTES=m of random input for the property tests of every crate.
 fuzz: MINUTES ?= 10
-fuzz: setup
+fuzz: setup-tests
 	scripts/fuzz.sh $(MINUTES)
 
 # MINUTES=m of skewed overwrites of the log-structured store at 80% full: space, memory and latency per minute.
@@ -110,7 +113,7 @@ bench: build
 
 # Needs root: makes network namespaces and removes them. DPDK over shared memory between the machines stands beside the other drivers where
 # the system has it; then $(BIN) has it in it until the next build.
-bench-net: setup
+bench-net: setup-tests
 	@if pkg-config --exists libdpdk; then \
 		cargo build $(WORKSPACE),dpdk; \
 	else \

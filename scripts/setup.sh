@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the operating system's packages that the build and the tests need; skips what is there.
+# Installs the operating system's packages that the build needs, and with `tests` those that the tests need; skips what is there.
+# usage: scripts/setup.sh [tests]
 set -euo pipefail
 
 command -v cargo >/dev/null || { echo "setup: Rust is missing; see https://rustup.rs (1.95 or newer)" >&2; exit 1; }
@@ -14,22 +15,24 @@ need g++ command -v g++
 need clang command -v clang
 need libclang-dev installed libclang-dev
 need libfabric-dev installed libfabric-dev
-need libfabric-bin command -v fi_info
-# For the packet driver of the feature dpdk.
-need libdpdk-dev installed libdpdk-dev
 need pkg-config command -v pkg-config
-need golang-go command -v go
-need redis-tools command -v redis-cli
-need iproute2 command -v ip
-need util-linux command -v taskset
-need python3-venv installed python3-venv
-need openssl command -v openssl
-# For the tests of the configuration manager's stores (features etcd and zookeeper); etcd's client generates code with protoc.
-need etcd-server command -v etcd
-need zookeeper installed zookeeper
-need default-jre-headless command -v java
-need protobuf-compiler command -v protoc
-need libprotobuf-dev installed libprotobuf-dev
+if [ "${1:-}" = tests ]; then
+    need libfabric-bin command -v fi_info
+    # The packet driver of the feature dpdk.
+    need libdpdk-dev installed libdpdk-dev
+    need golang-go command -v go
+    need redis-tools command -v redis-cli
+    need iproute2 command -v ip
+    need util-linux command -v taskset
+    need python3-venv installed python3-venv
+    need openssl command -v openssl
+    # The configuration manager's stores (features etcd and zookeeper); etcd's client generates code with protoc.
+    need etcd-server command -v etcd
+    need zookeeper installed zookeeper
+    need default-jre-headless command -v java
+    need protobuf-compiler command -v protoc
+    need libprotobuf-dev installed libprotobuf-dev
+fi
 
 [ ${#missing[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null; then
@@ -39,5 +42,12 @@ fi
 sudo=()
 [ "$(id -u)" -eq 0 ] || sudo=(sudo)
 echo "setup: installing ${missing[*]}"
+# Debian starts what it installs as a service, unless this says no: nobody asked for an etcd on this machine.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    trap '"${sudo[@]}" rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' | "${sudo[@]}" tee "$policy" >/dev/null
+    "${sudo[@]}" chmod +x "$policy"
+fi
 "${sudo[@]}" apt-get update -qq
 DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

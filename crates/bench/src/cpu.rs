@@ -84,8 +84,16 @@ fn of_kernel_threads() -> impl Iterator<Item = (u32, f64)> {
     })
 }
 
-/// (busy, stolen, all) of the machine, in seconds.
-fn of_machine() -> (f64, f64, f64) {
+/// Time of all CPUs, in seconds.
+struct OfMachine {
+    busy: f64,
+    /// Nothing ran, and a disk was waited for.
+    waiting: f64,
+    stolen: f64,
+    whole: f64,
+}
+
+fn of_machine() -> OfMachine {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let numbers: Vec<u64> = stat
         .lines()
@@ -99,11 +107,12 @@ fn of_machine() -> (f64, f64, f64) {
     let at = |place: usize| numbers.get(place).copied().unwrap_or(0);
     let all: u64 = numbers.iter().take(8).sum();
     let stolen = at(7);
-    (
-        ticks(all - at(3) - at(4) - stolen),
-        ticks(stolen),
-        ticks(all),
-    )
+    OfMachine {
+        busy: ticks(all - at(3) - at(4) - stolen),
+        waiting: ticks(at(4)),
+        stolen: ticks(stolen),
+        whole: ticks(all),
+    }
 }
 
 /// Reads the CPU time of several processes again and again. One that ends keeps what it had used when it was last looked at.
@@ -144,25 +153,26 @@ impl Meter {
             *known = known.max(spent);
         }
         add(KERNEL, self.kernel.values().sum());
-        let (busy, stolen, whole) = of_machine();
+        let machine = of_machine();
         Usage {
             by_role,
-            busy,
-            stolen,
-            whole,
+            busy: machine.busy,
+            stolen: machine.stolen,
+            whole: machine.whole,
         }
     }
 }
 
-/// Waits until the machine has next to nothing to do, for `most` at most: what was asked of a system before may go on in it after its
-/// answers, as compactions do.
+/// Waits until the machine and its disks have next to nothing to do, for `most` at most: what was asked of a system before may go on in it
+/// after its answers, as compactions do.
 pub fn await_rest(most: Duration, stop: &AtomicBool) {
     let begun = Instant::now();
     let (mut before, mut rested) = (of_machine(), 0);
     while rested < 2 && begun.elapsed() < most && !stop.load(Ordering::Relaxed) {
         std::thread::sleep(REST);
         let now = of_machine();
-        let share = (now.0 - before.0) / (now.2 - before.2).max(1e-9);
+        let used = now.busy + now.waiting - before.busy - before.waiting;
+        let share = used / (now.whole - before.whole).max(1e-9);
         rested = if share < BUSY { rested + 1 } else { 0 };
         before = now;
     }

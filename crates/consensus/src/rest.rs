@@ -11,10 +11,10 @@ use crate::group::Group;
 use crate::message::OutMessage;
 
 /// Ticks that a leader lets pass before it begins to count to its next heartbeat.
-const LEADER_TICKS: u32 = 6;
+const LEADER_TICKS: u32 = 10;
 /// Ticks that its followers let pass before they begin to wait for it. With the shortest election time-out they are enough for one
 /// heartbeat to be lost.
-const FOLLOWER_TICKS: u32 = 12;
+const FOLLOWER_TICKS: u32 = 20;
 
 /// What one group knows about resting. Belongs to a term: an election ends it.
 #[derive(Default)]

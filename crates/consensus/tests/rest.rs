@@ -72,14 +72,14 @@ fn idle(seed: u64) -> (Cluster, usize) {
 }
 
 #[test]
-fn a_leader_with_nothing_to_do_sends_a_quarter_of_the_heartbeats_and_nobody_minds() {
+fn a_leader_with_nothing_to_do_sends_a_sixth_of_the_heartbeats_and_nobody_minds() {
     for seed in 0..10 {
         let (mut cluster, leader) = idle(seed);
         let before = cluster.nodes[leader].group.term();
         live(&mut cluster, 20, None, |_| true);
-        let told = live(&mut cluster, 800, None, |_| true);
+        let told = live(&mut cluster, 1200, None, |_| true);
         assert_eq!(told.heartbeats, 2 * 100, "seed {seed}");
-        assert_eq!((told.longest, told.elections), (8, 0), "seed {seed}");
+        assert_eq!((told.longest, told.elections), (12, 0), "seed {seed}");
         assert_eq!(cluster.nodes[leader].group.term(), before);
     }
 }
@@ -112,7 +112,7 @@ fn while_one_is_silent_heartbeats_come_as_always() {
     cluster.crash(dead);
     let told = live(&mut cluster, 100, None, |_| true);
     assert_eq!(told.elections, 0);
-    assert_eq!(told.longest, 8);
+    assert_eq!(told.longest, 12);
 }
 
 #[test]
@@ -154,10 +154,11 @@ fn an_unapplied_or_missing_entry_is_no_time_to_rest() {
 fn a_leader_that_dies_at_rest_is_missed_and_its_term_ends_the_rest() {
     for seed in 0..20 {
         let (mut cluster, leader) = idle(seed);
-        live(&mut cluster, 20, None, |_| true);
+        // The last heartbeat has just been.
+        live(&mut cluster, 28, None, |_| true);
         let term = cluster.nodes[leader].group.term();
-        // Twelve ticks of rest, then an election time-out of six to twelve, and as much again where votes were split.
-        let told = live(&mut cluster, 17, Some(leader), |_| true);
+        // Twenty ticks of rest, then an election time-out of six to twelve, and as much again where votes were split.
+        let told = live(&mut cluster, 25, Some(leader), |_| true);
         assert_eq!(told.elections, 0, "seed {seed}: it might live");
         live(&mut cluster, 60, Some(leader), |_| true);
         let next = cluster.leader().expect("another leader");
@@ -174,7 +175,7 @@ fn ticks_of_a_rest_say_nothing_of_what_was_heard_before_them() {
     live(&mut cluster, 20, None, |_| true);
     let follower = (leader + 1) % 3;
     let mut heard = 0;
-    live(&mut cluster, 8, None, |message| {
+    live(&mut cluster, 12, None, |message| {
         heard += usize::from(message.kind == RaftKind::Heartbeat);
         true
     });

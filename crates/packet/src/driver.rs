@@ -117,6 +117,17 @@ pub trait Driver: Send {
     /// Only when the driver as a whole is unusable.
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize>;
 
+    /// Positions, in ascending order, of those that the last [`Driver::send`] passed over before the end of what it took: their own queue was
+    /// full.
+    fn skipped(&self) -> &[usize] {
+        &[]
+    }
+
+    /// Whether something that was taken has not been handed to the network yet, and goes only when the driver is called again.
+    fn has_unsent(&mut self) -> bool {
+        false
+    }
+
     /// Receives up to `max` datagrams that are there into frames of `pool` and appends them to `out`. Returns how
     /// many; 0 when there are none or no frame is free. A datagram begins in a frame, with [`HEADROOM`] bytes or more
     /// before it; only that of a driver that [`Driver::scatters`] goes on in others.

@@ -88,6 +88,11 @@ impl Template {
         self.len
     }
 
+    /// Bytes of the IP packet that carries so many.
+    pub(crate) fn packet_bytes(&self, payload: usize) -> usize {
+        self.len - ETHER_BYTES + payload
+    }
+
     /// Writes the headers of a datagram of these parts to the beginning of `into`.
     ///
     /// # Panics

@@ -7,6 +7,7 @@
 //! Associations are made on demand when a message is sent to a node (`handshake.rs`); clients are known only
 //! through the associations they made. While a handshake runs, a few messages per peer wait for it.
 
+mod backlog;
 mod handshake;
 mod open;
 mod send;
@@ -36,6 +37,9 @@ use sizes::{chunk_of, largest_datagram};
 const POLL_BURST: usize = 64;
 /// Drivers and peers with smaller datagrams than this are refused, bytes.
 const MIN_DATAGRAM: usize = 512;
+/// How soon a driver is called again that has not sent all it took, and how soon at least if that does not help, µs.
+const UNSENT_US: u64 = 100;
+const MOST_UNSENT_US: u64 = 10_000;
 /// How often partial messages are checked for age, µs.
 const PARTIAL_SWEEP_US: u64 = 250_000;
 /// How often clients are checked for idleness, µs.
@@ -219,9 +223,15 @@ pub struct Port {
     /// Nodes whose queue can go out.
     ready: Vec<u64>,
     outbox: send::Outbox,
+    backlog: backlog::Backlog,
+    /// Bytes that may wait in it.
+    backlog_bytes: usize,
     notice_credit: u64,
     notice_us: u64,
     timer_us: u64,
+    /// When the driver is to be called again for what it has not sent yet.
+    unsent_us: Option<u64>,
+    unsent_wait_us: u64,
     stats: PortStats,
 }
 
@@ -293,9 +303,13 @@ impl Port {
             greet: Vec::new(),
             ready: Vec::new(),
             outbox: send::Outbox::default(),
+            backlog: backlog::Backlog::default(),
+            backlog_bytes: config.max_message.saturating_mul(4).max(16 << 20),
             notice_credit: NOTICE_BURST,
             notice_us: 0,
             timer_us: u64::MAX,
+            unsent_us: None,
+            unsent_wait_us: UNSENT_US,
             stats,
         })
     }
@@ -348,6 +362,9 @@ impl Port {
         if !(self.control.is_empty() && self.greet.is_empty() && self.ready.is_empty()) {
             self.flush_ready(now_us)?;
         }
+        self.send_backlog(now_us)?;
+        self.unsent_wait_us = (2 * self.unsent_wait_us).min(MOST_UNSENT_US);
+        self.note_unsent(now_us);
         received
     }
 
@@ -371,7 +388,9 @@ impl Port {
 
     /// When to call [`Port::poll`] at the latest even if nothing arrives, on the clock of `now_us`.
     pub fn next_timeout(&self) -> Option<u64> {
-        (self.timer_us != u64::MAX).then_some(self.timer_us)
+        let timer = (self.timer_us != u64::MAX).then_some(self.timer_us);
+        let others = [self.backlog.retry_us, self.unsent_us];
+        timer.into_iter().chain(others.into_iter().flatten()).min()
     }
 
     /// Where this port receives.

@@ -1,6 +1,6 @@
 //! The replay window: every sequence number is accepted at most once.
 
-const WORDS: usize = 32;
+const WORDS: usize = 128;
 
 /// How far behind the newest a sequence number may be and still be accepted.
 pub const WINDOW: u64 = (WORDS as u64 - 1) * 64;

@@ -24,7 +24,9 @@ pub struct PortStats {
     pub no_association: u64,
     /// Messages dropped on sending or receiving: above the configured maximum.
     pub too_large: u64,
-    /// Datagrams not sent because the driver's queue was full.
+    /// Datagrams kept for later because the driver's queue was full, or because others wait before them.
+    pub send_deferred: u64,
+    /// Datagrams, and rests of messages, given up because the driver's queue stayed full or too many waited for it.
     pub send_dropped: u64,
 
     /// Datagrams that are not ours, cut short, or contradict themselves.
@@ -90,6 +92,7 @@ impl PortStats {
             ("queue_dropped", self.queue_dropped),
             ("no_association", self.no_association),
             ("too_large", self.too_large),
+            ("send_deferred", self.send_deferred),
             ("send_dropped", self.send_dropped),
             ("malformed", self.malformed),
             ("forged", self.forged),

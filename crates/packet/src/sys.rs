@@ -112,6 +112,11 @@ pub(crate) fn set_buffers(fd: RawFd, bytes: usize) {
     }
 }
 
+/// Ends a connection, or an attempt to make one, whose other side has acknowledged nothing for so long.
+pub(crate) fn set_user_timeout(fd: RawFd, ms: i32) -> io::Result<()> {
+    set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms)
+}
+
 /// The largest UDP payload that reaches `to` in one packet, by the route's MTU.
 pub(crate) fn path_payload(to: SocketAddr) -> io::Result<usize> {
     let any: SocketAddr = if to.is_ipv4() {

@@ -17,6 +17,10 @@ use crate::sys;
 
 /// Read at once from a connection, bytes.
 const READ_BYTES: usize = 256 << 10;
+/// Beyond this nothing more is read from a connection before what was is taken in, bytes.
+const WAITING_BYTES: usize = 1 << 20;
+/// A connection whose other side acknowledges nothing for so long is ended, ms.
+const SILENCE_MS: i32 = 3_000;
 
 /// Limits.
 #[derive(Debug, Clone, Copy)]
@@ -50,8 +54,10 @@ struct Connection {
     wants_write: bool,
     output: Vec<u8>,
     output_at: usize,
+    /// What was read lies from `input_at` to `input_end`.
     input: Vec<u8>,
     input_at: usize,
+    input_end: usize,
     /// Order of last use, for eviction.
     used: u64,
 }
@@ -155,8 +161,10 @@ impl TcpDriver {
         {
             self.drop_connection(oldest);
         }
-        // Latency matters more than packet count; a socket that refuses the option still works.
+        // Latency matters more than packet count; a socket that refuses an option still works.
         let _ = stream.set_nodelay(true);
+        // The kernel would try a peer that was away for a minute after ever longer times, up to two minutes.
+        let _ = sys::set_user_timeout(stream.as_raw_fd(), SILENCE_MS);
         let token = self.next_token;
         self.next_token += 1;
         self.clock += 1;
@@ -171,6 +179,7 @@ impl TcpDriver {
             output_at: 0,
             input: Vec::new(),
             input_at: 0,
+            input_end: 0,
             used: self.clock,
         };
         if let Some(old) = self.connections.insert(address, fresh) {
@@ -277,16 +286,18 @@ impl TcpDriver {
         self.clock += 1;
         c.used = self.clock;
         // Enough is here already: let the kernel hold the rest back.
-        if c.input.len() - c.input_at > 4 * READ_BYTES {
+        if c.input_end - c.input_at > WAITING_BYTES {
             return true;
         }
         if c.input_at > 0 {
-            c.input.drain(..c.input_at);
+            c.input.copy_within(c.input_at..c.input_end, 0);
+            c.input_end -= c.input_at;
             c.input_at = 0;
         }
-        let before = c.input.len();
-        c.input.resize(before + READ_BYTES, 0);
-        let (n, alive) = match c.stream.read(&mut c.input[before..]) {
+        if c.input.len() < c.input_end + READ_BYTES {
+            c.input.resize(c.input_end + READ_BYTES, 0);
+        }
+        let (n, alive) = match c.stream.read(&mut c.input[c.input_end..]) {
             Ok(0) => (0, false),
             Ok(n) => {
                 self.stats.receive_calls += 1;
@@ -300,7 +311,7 @@ impl TcpDriver {
                 ),
             ),
         };
-        c.input.truncate(before + n);
+        c.input_end += n;
         alive
     }
 
@@ -317,7 +328,7 @@ impl TcpDriver {
         };
         let mut more = false;
         loop {
-            let rest = &c.input[c.input_at..];
+            let rest = &c.input[c.input_at..c.input_end];
             let Some((len, rest)) = rest.split_first_chunk::<4>() else {
                 break;
             };
@@ -342,11 +353,10 @@ impl TcpDriver {
             self.stats.received += 1;
             c.input_at += 4 + len;
         }
-        if c.input_at == c.input.len() {
-            c.input.clear();
-            c.input_at = 0;
+        if c.input_at == c.input_end {
+            (c.input_at, c.input_end) = (0, 0);
         }
-        if more {
+        if more && !self.backlog.contains(&address) {
             self.backlog.push(address);
         }
         true

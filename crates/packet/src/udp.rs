@@ -12,6 +12,8 @@ use crate::sys;
 
 /// Most datagrams of one receive call.
 const RECEIVE_BURST: usize = 64;
+/// Calls in a row that may find nothing but datagrams cut short.
+const CUT_BURSTS: usize = 8;
 /// Most datagrams of one send call.
 const SEND_BURST: usize = 256;
 /// What UDP over IPv4 can carry at most, bytes.
@@ -78,6 +80,59 @@ impl UdpDriver {
     }
 }
 
+impl UdpDriver {
+    /// One call; answers how many datagrams it took, and how many of them are whole.
+    fn receive_burst(
+        &mut self,
+        pool: &Pool,
+        out: &mut Vec<(SocketAddr, Payload)>,
+        max: usize,
+    ) -> io::Result<(usize, usize)> {
+        let want = max.min(RECEIVE_BURST).min(self.burst);
+        while self.waiting.len() < want {
+            match pool.alloc() {
+                Some(frame) => self.waiting.push(frame),
+                None => break,
+            }
+        }
+        if self.waiting.is_empty() {
+            self.stats.pool_empty += 1;
+            return Ok((0, 0));
+        }
+        let buffers = self
+            .waiting
+            .iter_mut()
+            .take(want)
+            .map(|frame| &mut frame[HEADROOM..]);
+        let n = match self.receive.receive(self.socket.as_raw_fd(), buffers) {
+            Ok(n) => n,
+            Err(e) => match e.raw_os_error() {
+                // An ICMP error about something sent earlier is no reason to stop receiving.
+                Some(libc::EAGAIN | libc::EINTR | libc::ECONNREFUSED | libc::ENOMEM) => {
+                    return Ok((0, 0));
+                }
+                _ => return Err(e),
+            },
+        };
+        if n > 0 {
+            self.stats.receive_calls += 1;
+        }
+        let before = out.len();
+        for (i, frame) in self.waiting.drain(..n).enumerate() {
+            let (len, cut, from) = self.receive.received(i);
+            match from {
+                Some(from) if !cut => {
+                    out.push((from, frame.freeze(HEADROOM..HEADROOM + len).into()))
+                }
+                _ => self.stats.truncated += 1,
+            }
+        }
+        let good = out.len() - before;
+        self.stats.received += good as u64;
+        Ok((n, good))
+    }
+}
+
 impl Driver for UdpDriver {
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
         let mut done = 0;
@@ -116,47 +171,14 @@ impl Driver for UdpDriver {
         out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
-        let want = max.min(RECEIVE_BURST).min(self.burst);
-        while self.waiting.len() < want {
-            match pool.alloc() {
-                Some(frame) => self.waiting.push(frame),
-                None => break,
+        // A call that found nothing but datagrams cut short would look like an empty socket.
+        for _ in 0..CUT_BURSTS {
+            let (taken, good) = self.receive_burst(pool, out, max)?;
+            if taken == 0 || good > 0 {
+                return Ok(good);
             }
         }
-        if self.waiting.is_empty() {
-            self.stats.pool_empty += 1;
-            return Ok(0);
-        }
-        let buffers = self
-            .waiting
-            .iter_mut()
-            .take(want)
-            .map(|frame| &mut frame[HEADROOM..]);
-        let n = match self.receive.receive(self.socket.as_raw_fd(), buffers) {
-            Ok(n) => n,
-            Err(e) => match e.raw_os_error() {
-                // An ICMP error about something sent earlier is no reason to stop receiving.
-                Some(libc::EAGAIN | libc::EINTR | libc::ECONNREFUSED | libc::ENOMEM) => {
-                    return Ok(0);
-                }
-                _ => return Err(e),
-            },
-        };
-        if n > 0 {
-            self.stats.receive_calls += 1;
-        }
-        let before = out.len();
-        for (i, frame) in self.waiting.drain(..n).enumerate() {
-            let (len, cut, from) = self.receive.received(i);
-            match from {
-                Some(from) if !cut => {
-                    out.push((from, frame.freeze(HEADROOM..HEADROOM + len).into()))
-                }
-                _ => self.stats.truncated += 1,
-            }
-        }
-        self.stats.received += (out.len() - before) as u64;
-        Ok(out.len() - before)
+        Ok(0)
     }
 
     fn fds(&self) -> Vec<RawFd> {

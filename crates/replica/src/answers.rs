@@ -256,7 +256,11 @@ impl Node {
         for log in 0..self.logs.len() {
             let physical = &self.logs[log];
             // One at a time.
-            if physical.applied < self.own_work[log] || !physical.has_room() {
+            // The last one may have been refused, or be gone with what was not committed.
+            let is_there =
+                !physical.has_proposed_all() || self.own_work[log] <= physical.group.last_index();
+            let waits = physical.applied < self.own_work[log] && is_there;
+            if waits || !physical.has_room() {
                 continue;
             }
             let due = self.store.next_deadline(physical.id);

@@ -109,7 +109,13 @@ impl Fetching {
             return false;
         }
         self.pieces[0].state = PieceState::Done;
-        for (number, (_, length)) in files.iter().enumerate() {
+        self.files = files;
+        true
+    }
+
+    /// What is to be asked for, once there is room for all that the list names.
+    pub(crate) fn cut_files(&mut self) {
+        for (number, (_, length)) in self.files.iter().enumerate() {
             let mut offset = 0;
             while offset < *length {
                 let piece = u64::from(PIECE_BYTES).min(length - offset) as u32;
@@ -123,8 +129,6 @@ impl Fetching {
                 offset += u64::from(piece);
             }
         }
-        self.files = files;
-        true
     }
 }
 

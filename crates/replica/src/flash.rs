@@ -18,7 +18,7 @@ use crate::node::{Node, NodeError};
 use crate::physical::PhysicalLog;
 use crate::platform::Platform;
 use crate::start::{Layout, Memory, StartError};
-use crate::upkeep::{FLUSH_AT, LAGGARDS_UNTIL, TRIM_AT};
+use crate::upkeep::{FETCHED_UNTIL, FLUSH_AT, LAGGARDS_UNTIL, TRIM_AT};
 
 /// How an entry becomes durable before it is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -344,11 +344,13 @@ impl Node {
 /// Trims both levels of a log; answers whether the store should flush.
 ///
 /// The ring lets go of what is durable on flash; flash of what the store has flushed. Followers that lag hold flash back,
-/// but only while there is room: after that they are brought up with a checkpoint.
+/// but only while there is room: after that they are brought up with a checkpoint. `fetched`: what comes behind it is to stay for a little
+/// longer.
 pub(crate) fn trim_levels(
     log: &mut PhysicalLog,
     flushed: u64,
     frames_used: f64,
+    fetched: Option<u64>,
     archive: Option<&mut Archive>,
     now_us: u64,
 ) -> Result<bool, NodeError> {
@@ -392,6 +394,12 @@ pub(crate) fn trim_levels(
     let mut through = flushed
         .min(log.applied)
         .min(status.durable.saturating_sub(keep as u64));
+    if let Some(fetched) = fetched
+        && status.fill < FETCHED_UNTIL
+        && !full
+    {
+        through = through.min(fetched);
+    }
     if status.fill < LAGGARDS_UNTIL && !full {
         let slowest = group.peers.iter().map(|peer| peer.matched).min();
         through = slowest.map_or(through, |slowest| through.min(slowest));

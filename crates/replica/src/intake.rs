@@ -69,14 +69,15 @@ pub(crate) trait Intake {
     /// `bytes` are those of `body`.
     fn walk_requests(&mut self, door: u16, peer: Peer, body: &Payload, bytes: &[u8]) {
         let mut requests = client::requests(body.len());
-        loop {
+        for number in 0.. {
             let (id, request) = match requests.next(bytes) {
                 None => break,
-                Some(Err(_)) => {
+                // A message is one step of the loop: heartbeats wait for its end.
+                Some(Ok(request)) if number < client::MOST_REQUESTS => request,
+                Some(_) => {
                     self.tally().malformed += 1;
                     break;
                 }
-                Some(Ok(request)) => request,
             };
             let origin = Origin::Native { door, peer, id };
             match request {
@@ -97,12 +98,13 @@ pub(crate) trait Intake {
 
     /// The requests in a message that lies in several pieces.
     fn scattered_requests(&mut self, door: u16, peer: Peer, body: &Payload) {
-        let mut at = 0;
+        let (mut at, mut number) = (0, 0);
         while at < body.len() {
             let mut length = [0; 4];
             let whole = body.read_at(at, &mut length);
             let end = at + 4 + u32::from_le_bytes(length) as usize;
-            if !whole || end > body.len() {
+            number += 1;
+            if !whole || end > body.len() || number > client::MOST_REQUESTS {
                 self.tally().malformed += 1;
                 return;
             }

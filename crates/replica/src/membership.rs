@@ -211,7 +211,7 @@ impl Node {
                 if let Some(target) = &record.target {
                     return match request.is_done(target, record.highest) {
                         true => Ok(None),
-                        false => Err(MemberError::UnderWay),
+                        false => self.accept_meanwhile(request, record, target).map(Some),
                     };
                 }
                 (record.members.clone(), record.highest)
@@ -249,6 +249,30 @@ impl Node {
                 ..record
             },
         }))
+    }
+
+    /// While a change is under way: who was to come or to vote, and is lost before it could, may be taken out again. Nothing else would end
+    /// the change.
+    fn accept_meanwhile(
+        &self,
+        request: &MemberRequest,
+        record: &Record,
+        target: &[Replica],
+    ) -> Result<Record, MemberError> {
+        let MemberRequest::Remove { id } = request else {
+            return Err(MemberError::UnderWay);
+        };
+        let voted = |replica: &Replica| replica.id == *id && !replica.learner;
+        if record.members.iter().any(voted) {
+            return Err(MemberError::UnderWay);
+        }
+        let target = request.target(target, record.highest)?;
+        self.check_majority(&target)?;
+        Ok(Record {
+            number: self.membership.number + 1,
+            target: Some(target),
+            ..record.clone()
+        })
     }
 
     /// The members as the cluster was founded.

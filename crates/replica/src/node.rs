@@ -106,6 +106,8 @@ pub struct Node {
     pub(crate) joined: JoinedReads,
     /// Where the logs ended now and then: the sum of their last indexes, and each.
     pub(crate) marks: VecDeque<(u64, Vec<u64>)>,
+    /// The logs' terms then, added up.
+    pub(crate) marks_terms: u64,
     /// Messages of this step.
     pub(crate) outgoing: Vec<OutMessage>,
     pub(crate) store: Arc<dyn StateMachine>,
@@ -195,6 +197,7 @@ impl Node {
             colocation: Colocation::new(config.id, logs.len(), election_ticks),
             joined: JoinedReads::default(),
             marks: VecDeque::new(),
+            marks_terms: 0,
             outgoing: Vec::new(),
             config,
             port,

@@ -108,7 +108,14 @@ pub(crate) struct PhysicalLog {
     starved: bool,
     /// The last entry of a leader's that was said to be too long for this replica.
     told_too_large: u64,
+    /// The term as leader in which the barriers of reads are those of this log.
+    reads_term: u64,
     scratch: Vec<u8>,
+}
+
+/// An entry that only takes a place.
+fn no_commands(now_ms: u64) -> Payload {
+    Payload::from_vec(batch::Writer::new().finish(now_ms))
 }
 
 impl PhysicalLog {
@@ -136,6 +143,7 @@ impl PhysicalLog {
             pending: 0,
             starved: false,
             told_too_large: 0,
+            reads_term: 0,
             scratch: Vec::new(),
         }
     }
@@ -301,8 +309,7 @@ impl PhysicalLog {
         self.pending -= origins;
         for sealed in &mut self.sealed {
             if matches!(sealed, Sealed::Gang(other) if *other == number) {
-                let empty = batch::Writer::new().finish(now_ms);
-                *sealed = Sealed::Batch(Payload::from_vec(empty), Vec::new());
+                *sealed = Sealed::Batch(no_commands(now_ms), Vec::new());
             }
         }
     }
@@ -347,8 +354,22 @@ impl PhysicalLog {
                     };
                     self.pending -= origins.len();
                     answers.extend(origins.into_iter().map(|origin| (origin, outcome.clone())));
+                    // Its place is taken by an entry without commands: reads may wait for its index.
+                    let empty = Sealed::Batch(no_commands(now_ms), Vec::new());
+                    match error {
+                        ProposeError::TooLarge { .. } => self.sealed.push_front(empty),
+                        ProposeError::Transferring { .. } => {
+                            return self.sealed.push_front(empty);
+                        }
+                        _ => {}
+                    }
                 }
             }
+        }
+        if self.group.is_leader() && self.reads_term != self.group.term() {
+            // What this replica had taken in when it led before may be gone from the log's end.
+            self.reads_term = self.group.term();
+            self.reads.clamp(self.group.last_index());
         }
     }
 

@@ -175,6 +175,18 @@ impl Reads {
         }
     }
 
+    /// The log ends here, and everything taken in is in it: no read waits for more.
+    pub(crate) fn clamp(&mut self, last: u64) {
+        for (index, read) in self.confirmed.iter_mut().chain(&mut self.weak) {
+            *index = last.min(*index);
+            read.barrier = last.min(read.barrier);
+        }
+        let asked = self.asked.iter_mut().flat_map(|round| &mut round.reads);
+        for read in asked.chain(&mut self.new).chain(&mut self.leased) {
+            read.barrier = last.min(read.barrier);
+        }
+    }
+
     /// Takes the next read that may be executed, given what has been applied.
     pub(crate) fn take(&mut self, applied: u64) -> Option<Read> {
         let due = |(index, _): &mut (u64, Read)| *index <= applied;

@@ -336,6 +336,9 @@ impl Node {
             if let Err(reason) = self.prepare_fetch() {
                 return self.give_up_fetching(&reason);
             }
+            if let Some(fetching) = &mut self.snapshots.fetching {
+                fetching.cut_files();
+            }
             return self.fetch_upkeep(now_us);
         }
         if chunk.bytes.len() != fetching.pieces[position].length as usize {

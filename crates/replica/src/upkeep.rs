@@ -19,6 +19,8 @@ pub(crate) const TRIM_AT: f64 = 0.25;
 pub(crate) const FLUSH_AT: f64 = 0.4;
 /// Fill from which on lagging followers no longer hold entries back.
 pub(crate) const LAGGARDS_UNTIL: f64 = 0.7;
+/// The log keeps what comes behind a checkpoint that a follower fetches until it is so full.
+pub(crate) const FETCHED_UNTIL: f64 = 0.85;
 
 /// Places of the logs' ends that are remembered.
 const MARKS: usize = 256;
@@ -141,12 +143,17 @@ impl Node {
             return Ok(());
         }
         let frames_used = self.port.frames_used();
+        let fetched: Vec<Option<u64>> = (0..self.logs.len())
+            .map(|log| self.fetched_up_to(log))
+            .collect();
         for log in &mut self.logs {
             if log.group.flash().is_some() {
                 let flushed = self.store.flushed(log.id);
                 let now_us = self.now.steady_us;
                 let archive = self.archive.as_mut();
-                flush |= crate::flash::trim_levels(log, flushed, frames_used, archive, now_us)?;
+                let fetched = fetched[usize::from(log.id)];
+                flush |=
+                    crate::flash::trim_levels(log, flushed, frames_used, fetched, archive, now_us)?;
                 continue;
             }
             let fullness = log.group.fullness();
@@ -167,7 +174,13 @@ impl Node {
             let mut through = flushed.min(log.applied).min(status.last - keep);
             // An entry may be too long for what is free below that mark.
             let starved = log.is_starved() && !planted::has(Bug::LaggardsHoldOn);
-            if fullness < LAGGARDS_UNTIL && !starved {
+            if let Some(fetched) = fetched[usize::from(log.id)]
+                && used < FETCHED_UNTIL
+                && !starved
+            {
+                through = through.min(fetched);
+            }
+            if used < LAGGARDS_UNTIL && !starved {
                 let slowest = status.peers.iter().map(|peer| peer.matched).min();
                 through = slowest.map_or(through, |slowest| through.min(slowest));
                 if let Some(archive) = &mut self.archive {
@@ -301,7 +314,9 @@ impl Node {
     /// How many other replicas that vote hold every entry that was there when the mark was taken. With several logs the places of
     /// each are noted now and then, so that a replica may be counted late, never early.
     pub fn replicas_holding(&self, mark: u64) -> usize {
+        // Of another term they may name places that are gone.
         let noted = self.marks.iter().find(|(sum, _)| *sum >= mark);
+        let noted = noted.filter(|_| self.marks_terms == self.term_sum());
         let now: Vec<u64> = self.logs.iter().map(|log| log.group.last_index()).collect();
         let lasts = match (&self.logs[..], noted) {
             ([_], _) => vec![mark],
@@ -320,9 +335,18 @@ impl Node {
         all.count()
     }
 
+    /// Grows with the term of any log.
+    fn term_sum(&self) -> u64 {
+        self.logs.iter().map(|log| log.group.term()).sum()
+    }
+
     /// Notes where the logs end.
     pub(crate) fn note_mark(&mut self) {
-        let sum = self.write_mark();
+        let (sum, terms) = (self.write_mark(), self.term_sum());
+        if self.marks_terms != terms {
+            self.marks_terms = terms;
+            self.marks.clear();
+        }
         if self.logs.len() > 1 && self.marks.back().is_none_or(|(last, _)| *last < sum) {
             let lasts = self.logs.iter().map(|log| log.group.last_index());
             self.marks.push_back((sum, lasts.collect()));

@@ -3,6 +3,7 @@
 //! simulation a queue that the simulator empties when it likes.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -26,7 +27,8 @@ pub(crate) enum Workers<R: Send + 'static> {
 pub(crate) struct Threads<R: Send + 'static> {
     /// `None` once they are to end.
     jobs: Option<[Sender<Job<R>>; 2]>,
-    results: Receiver<R>,
+    /// Of a job that panicked, with what: the loop goes on panicking with it. Were it to go on, nothing would be applied any more.
+    results: Receiver<std::thread::Result<R>>,
     threads: Vec<JoinHandle<()>>,
     running: usize,
 }
@@ -53,7 +55,9 @@ impl<R: Send + 'static> Workers<R> {
                             // The lock is held only while waiting for a job, so a poisoned one still guards a sound queue.
                             let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                             let Ok(job) = job else { return };
-                            if results.send(job()).is_err() {
+                            // Nothing of a job that panicked is used again.
+                            let result = catch_unwind(AssertUnwindSafe(job));
+                            if results.send(result).is_err() {
                                 return;
                             }
                             // A wake-up that fails leaves the result to the loop's next timer.
@@ -142,7 +146,10 @@ impl<R: Send + 'static> Workers<R> {
                 }
                 let result = pool.results.try_recv().ok()?;
                 pool.running -= 1;
-                Some(result)
+                match result {
+                    Ok(result) => Some(result),
+                    Err(panic) => resume_unwind(panic),
+                }
             }
             Workers::Manual {
                 results, unseen, ..

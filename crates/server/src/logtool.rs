@@ -245,7 +245,8 @@ impl Place {
         let (nvm, flash) = (at.nvm.as_deref(), at.flash.as_deref());
         let (owner, logs) = inspect::inspect(nvm, flash, entries, each)?;
         if logs.is_empty() {
-            bail!("no flash area is there");
+            let place = flash.map_or_else(String::new, |path| format!("{}: ", path.display()));
+            bail!("{place}no flash area is there");
         }
         let foreign = owner
             .as_ref()

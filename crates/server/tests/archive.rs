@@ -15,6 +15,8 @@ use cyclone::resp;
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOGS: u16 = 3;
 const KEYS: usize = 12;
+/// Between a write and the moments before and after it.
+const APART: Duration = Duration::from_millis(40);
 const ROUNDS: usize = 30;
 
 fn options(logs: u16, replicas: usize, durability: Option<&str>, test: u16) -> Options {
@@ -112,6 +114,11 @@ fn restart_a_follower(cluster: &mut LocalCluster, durability: Option<&str>) {
     wait_for("it is back", || resp::info(address, PATIENCE).is_ok());
 }
 
+/// Where the snapshot of the end is.
+fn late(snapshot: &Path) -> PathBuf {
+    snapshot.with_file_name("late")
+}
+
 /// The moments between the rounds, the snapshot, and the archives' directories; the cluster is gone.
 fn old_cluster(
     directory: &Path,
@@ -131,9 +138,10 @@ fn old_cluster(
             restart_a_follower(&mut old, durability);
         }
         mset(&mut connection, round);
-        std::thread::sleep(Duration::from_millis(8));
+        // A stamp is of when the leader's step began, and a step may stand still.
+        std::thread::sleep(APART);
         moments.push(now_ms());
-        std::thread::sleep(Duration::from_millis(8));
+        std::thread::sleep(APART);
     }
     let archived = |old: &LocalCluster, node| {
         let info = info(old, node);
@@ -146,6 +154,8 @@ fn old_cluster(
     for node in 0..3 {
         wait_for("the archives are complete", || archived(&old, node));
     }
+    // Behind this one the archive has nothing.
+    save(&old, &late(&snapshot));
     let archives = (0..3).map(|node| archive_of(&old, node)).collect();
     (moments, snapshot, archives)
 }
@@ -299,6 +309,20 @@ fn what_is_missing_is_told(snapshot: &Path, archives: &[PathBuf], moments: &[u64
             text(&archives[1]),
             "--until",
             "1000",
+        ],
+        &["earlier snapshot"],
+    );
+    // Nor where no entry follows the snapshot.
+    refused(
+        &[
+            "ctl",
+            "snapshot",
+            "show",
+            text(&late(snapshot)),
+            "--archive",
+            text(&archives[1]),
+            "--until",
+            &moments[0].to_string(),
         ],
         &["earlier snapshot"],
     );

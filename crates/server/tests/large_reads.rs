@@ -154,3 +154,42 @@ fn large_reads_hold_up_nobody() {
 fn large_reads_hold_up_no_loop_of_a_log() {
     large_reads("rocksdb", 2, 1, 2);
 }
+
+/// A command that is longer than an entry may be has a place in the log all the same: what is read behind it, and by others, is answered.
+#[test]
+fn a_read_behind_a_command_that_is_refused_is_answered() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(
+        directory.path(),
+        Options {
+            engine: "memory".into(),
+            replicas: 1,
+            nvm_bytes: 64 << 20,
+            first_port: first_port(18_000, 7),
+            ..Options::default()
+        },
+    );
+    cluster.start_all(true).expect("started");
+    let leader = cluster
+        .wait_for_leader(Duration::from_secs(30))
+        .expect("a leader");
+    let address = cluster.nodes[leader].redis;
+    let mut connection = connect(address);
+    ask::<()>(&mut connection, redis::cmd("SET").arg("key").arg("value"));
+    let mut del = redis::cmd("DEL");
+    for key in 0..65_536 {
+        del.arg(format!("{key:0>90}"));
+    }
+    let mut both = del.get_packed_command();
+    both.extend(redis::cmd("GET").arg("key").get_packed_command());
+    for _ in 0..3 {
+        connection.send_packed_command(&both).expect("sent");
+        let refusal = format!("{:?}", connection.recv_response());
+        assert!(refusal.contains("longer than"), "{refusal}");
+        let read = connection.recv_response().expect("an answer");
+        assert_eq!(read, Value::BulkString(b"value".to_vec()));
+        let mut other = connect(address);
+        let read: String = ask(&mut other, redis::cmd("GET").arg("key"));
+        assert_eq!(read, "value");
+    }
+}

@@ -123,6 +123,9 @@ fn put_item(out: &mut Vec<u8>, id: u64, kind: u8, body: impl FnOnce(&mut Vec<u8>
     });
 }
 
+/// Requests of one message at most: what a node takes in without looking at anything else.
+pub const MOST_REQUESTS: usize = 1024;
+
 /// Walks the requests of a message. It holds no borrow: the message is handed to every call.
 #[derive(Clone, Debug)]
 pub struct Requests {

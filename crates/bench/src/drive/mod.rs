@@ -143,7 +143,8 @@ pub struct Seen {
     pub unfinished: u64,
     /// Of operations that began, or were due, within the measured time; without those that were refused.
     pub latency_ns: Histogram<u64>,
-    /// In the open loop, how long after they were due those of the measured time began.
+    /// In the open loop, how long after they were due those of the measured time began for which there was room: what the load's own
+    /// side adds.
     pub late_ns: Histogram<u64>,
     /// When each operation ended, ns since the beginning, if asked for.
     pub ends_ns: Vec<u64>,
@@ -165,6 +166,8 @@ struct Driver<'a> {
     free: Vec<usize>,
     /// In the open loop, when the next one is due, as a number of nanoseconds since the beginning.
     due: f64,
+    /// Until then everything that may be in flight was: what was due waited for the system.
+    full_until_ns: u64,
     seen: Seen,
 }
 
@@ -196,6 +199,7 @@ pub fn drive(
             .collect(),
         free: (0..turn.inflight.max(1)).rev().collect(),
         due: turn.first_due_ns as f64,
+        full_until_ns: 0,
         seen: Seen {
             operations: 0,
             refused: 0,
@@ -213,8 +217,7 @@ pub fn drive(
         let patience = driver.patience_ns(now).min(until.saturating_sub(now));
         driver.collect(lane, live, patience, &mut done)?;
     }
-    let last = until + turn.drain_ns;
-    while clock.now_ns() < last && !live.stopped() {
+    while clock.now_ns() < driver.over_ns() && !live.stopped() {
         // Of the open loop, what was due before the end is still sent.
         driver.begin_what_is_due(lane, maker, live, &mut done)?;
         if driver.is_idle() {
@@ -222,7 +225,7 @@ pub fn drive(
         }
         driver.collect(lane, live, PATIENCE_NS.min(turn.drain_ns), &mut done)?;
     }
-    driver.give_up();
+    driver.give_up(live);
     Ok(driver.seen)
 }
 
@@ -230,6 +233,11 @@ impl Driver<'_> {
     fn measured_ns(&self) -> std::ops::Range<u64> {
         let from = self.begun_ns + self.turn.warm_up_ns;
         from..from + self.turn.measure_ns
+    }
+
+    /// When nothing is waited for any more.
+    fn over_ns(&self) -> u64 {
+        self.measured_ns().end + self.turn.drain_ns
     }
 
     /// The moment at which the next operation is due; none after the end.
@@ -251,7 +259,8 @@ impl Driver<'_> {
                 Pace::Closed if now < self.measured_ns().end => now,
                 Pace::Closed => return Ok(()),
                 Pace::Open(_) => match self.due_ns() {
-                    Some(due) if due <= now => due,
+                    // Whoever calls may be behind by more than there is time for.
+                    Some(due) if due <= now && now < self.over_ns() => due,
                     _ => return Ok(()),
                 },
             };
@@ -260,7 +269,7 @@ impl Driver<'_> {
             };
             if let Pace::Open(per_second) = self.turn.pace {
                 self.due += 1e9 / per_second.max(1e-3);
-                if self.measured_ns().contains(&began) {
+                if self.measured_ns().contains(&began) && began >= self.full_until_ns {
                     self.seen.late_ns.saturating_record(now - began);
                 }
             }
@@ -322,6 +331,9 @@ impl Driver<'_> {
                 continue;
             };
             slot.generation = slot.generation.wrapping_add(1);
+            if self.free.is_empty() {
+                self.full_until_ns = now;
+            }
             self.free.push(place);
             ended += 1;
             self.end(began, now, outcome);
@@ -355,7 +367,7 @@ impl Driver<'_> {
     }
 
     /// What has not ended by now took at least this long.
-    fn give_up(&mut self) {
+    fn give_up(&mut self, live: &Live) {
         let now = self.clock.now_ns();
         let measured = self.measured_ns();
         let flying: Vec<u64> = self.slots.iter().filter_map(|slot| slot.began_ns).collect();
@@ -363,7 +375,7 @@ impl Driver<'_> {
             self.never_ended(began, now, &measured);
         }
         if let Pace::Open(per_second) = self.turn.pace {
-            while let Some(due) = self.due_ns().filter(|due| *due <= now) {
+            while let Some(due) = self.due_ns().filter(|due| *due <= now && !live.stopped()) {
                 self.due += 1e9 / per_second.max(1e-3);
                 self.never_ended(due, now, &measured);
             }

@@ -357,6 +357,23 @@ fn a_call_is_over_when_it_returns_however_many_could_be_in_flight() {
 }
 
 #[test]
+fn calls_that_cannot_keep_up_end_in_time_and_what_was_not_begun_is_unfinished() {
+    let clock = Fake(Rc::new(Cell::new(0)));
+    let mut lane = Calls(clock.clone(), Vec::new());
+    let source = Source::new(&workload(Mix::reads(0.0)), 1, 0, &Inserts::after(10));
+    let stop = AtomicBool::new(false);
+    // Eight times what it can do: 10 us each.
+    let (turn, mut maker) = (turn(Pace::Open(8e5), 64), Maker::new(source, &|_| 0));
+    let seen = drive(&mut lane, &clock, &mut maker, &turn, 0, &Live::new(&stop));
+    let seen = seen.expect("driven");
+    let over = turn.warm_up_ns + turn.measure_ns + turn.drain_ns;
+    assert!(clock.now_ns() <= over + 20 * US, "{}", clock.now_ns());
+    let due = turn.measure_ns / (1_000_000_000 / 800_000);
+    assert_eq!(seen.latency_ns.len() + seen.refused, due);
+    assert!(seen.unfinished > due / 2, "{}", seen.unfinished);
+}
+
+#[test]
 fn the_warm_up_counts_for_nothing() {
     // Everything in the warm-up takes 50 ms and more.
     let (seen, _) = run(&turn(Pace::Closed, 1), 0..90 * MS, Mix::reads(0.0));

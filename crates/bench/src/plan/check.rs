@@ -5,9 +5,14 @@ use std::collections::HashSet;
 use anyhow::{Context, Result, bail};
 
 use super::{Axis, Client, Measure, Plan, SystemKind, Variant};
-use crate::workload::Sizes;
 use crate::workload::bytes::{LONGEST_KEY, SHORTEST_KEY};
 use crate::workload::sizes::LONGEST;
+use crate::workload::{Mix, Sizes};
+
+/// Most operations a second that can be asked for: far more than a machine's clients can begin.
+const MOST_RATE: f64 = 1e7;
+/// Longest time that a point is measured for, or warms up.
+const LONGEST_MS: u64 = 3_600_000;
 
 /// Checks a plan that was read, and the shorter one that it becomes with `--quick`. `written`: its text, which alone tells what
 /// was given from what was left out.
@@ -28,7 +33,7 @@ fn decided(plan: &Plan, written: &toml::Table) -> Result<()> {
     let (Some(workload), Some(_)) = (workload, plan.workload.ycsb) else {
         return Ok(());
     };
-    for field in ["reads", "choice"] {
+    for field in ["reads", "choice", "batch"] {
         if let Some(value) = workload.get(field) {
             bail!("workload.{field} = {value}: workload.ycsb decides that");
         }
@@ -52,6 +57,7 @@ fn runs(plan: &Plan) -> Result<()> {
         }
         fields(variant)?;
         in_namespaces(variant)?;
+        work(plan, variant)?;
         sweeps(plan, variant)?;
     }
     Ok(())
@@ -134,15 +140,19 @@ fn workload(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
+fn is_rate(value: f64) -> bool {
+    value > 0.0 && value <= MOST_RATE
+}
+
 fn load(plan: &Plan) -> Result<()> {
     let load = &plan.load;
     if load.inflight == 0 || load.inflight > 65_536 {
         bail!("load.inflight = {}: expected 1 to 65536", load.inflight);
     }
     if let Some(rate) = load.rate
-        && !(rate > 0.0 && rate.is_finite())
+        && !is_rate(rate)
     {
-        bail!("load.rate = {rate}: expected a number above 0");
+        bail!("load.rate = {rate}: expected a number above 0, {MOST_RATE} at most");
     }
     let repetitions = |count: usize| count as u64;
     for (field, value) in [
@@ -153,6 +163,16 @@ fn load(plan: &Plan) -> Result<()> {
     ] {
         if value == Some(0) {
             bail!("{field} = 0: nothing would be measured");
+        }
+    }
+    for (field, value) in [
+        ("load.warm_up_ms", Some(load.warm_up_ms)),
+        ("load.measure_ms", Some(load.measure_ms)),
+        ("quick.warm_up_ms", plan.quick.warm_up_ms),
+        ("quick.measure_ms", plan.quick.measure_ms),
+    ] {
+        if let Some(ms) = value.filter(|ms| *ms > LONGEST_MS) {
+            bail!("{field} = {ms}: expected {LONGEST_MS} at most, an hour");
         }
     }
     if load.together && plan.failover.is_some() {
@@ -190,7 +210,7 @@ fn sweep(plan: &Plan) -> Result<()> {
         _ => {}
     }
     let fine = |value: f64| match sweep.over {
-        Axis::Rate => value > 0.0 && value.is_finite(),
+        Axis::Rate => is_rate(value),
         Axis::ValueBytes => (0.0..=f64::from(LONGEST)).contains(&value) && value.fract() == 0.0,
         Axis::Logs => (1.0..=64.0).contains(&value) && value.fract() == 0.0,
         Axis::Inflight | Axis::Batch => (1.0..=65_536.0).contains(&value) && value.fract() == 0.0,
@@ -246,6 +266,24 @@ fn failover(plan: &Plan) -> Result<()> {
                 failover.kill_at_ms
             );
         }
+    }
+    Ok(())
+}
+
+/// Refuses work that a variant cannot do.
+fn work(plan: &Plan, variant: &Variant) -> Result<()> {
+    let name = &variant.name;
+    let only_writes = plan.workload().mix == Mix::reads(0.0);
+    if variant.client == Some(Client::Driver) && !only_writes {
+        bail!("variant.client = \"driver\" in {name:?}: the event loop by itself only writes");
+    }
+    if variant.two_phase == Some(true) && !only_writes {
+        bail!("variant.two_phase in {name:?}: it is for writes alone");
+    }
+    if plan.failover.is_some() && variant.system != SystemKind::Cyclone {
+        bail!(
+            "failover: {name:?} has no leader that could be killed; expected system = \"cyclone\""
+        );
     }
     Ok(())
 }
@@ -320,7 +358,7 @@ fn numbers(variant: &Variant) -> Result<()> {
         ("replicas", variant.replicas.map(wide), 1..=9),
         ("pipeline", variant.pipeline.map(wide), 1..=65_536),
         ("clients", variant.clients.map(wide), 1..=65_536),
-        ("burst", variant.burst.map(wide), 1..=1024),
+        ("burst", variant.burst.map(wide), 1..=32),
         ("logs", variant.logs.map(u64::from), 1..=64),
         ("log_threads", variant.log_threads.map(u64::from), 0..=64),
         ("region_mib", variant.region_mib, 1..=1 << 20),
@@ -449,13 +487,11 @@ fn fields(variant: &Variant) -> Result<()> {
         ],
     )?;
     let copies = variant.replicas.unwrap_or(3);
-    if variant
-        .servers
-        .is_some_and(|servers| (servers as usize) < copies)
+    if let Some(servers) = variant.servers
+        && (servers as usize) < copies
     {
         bail!(
-            "variant.servers = {:?} in {:?}: fewer than the {copies} copies of everything",
-            variant.servers,
+            "variant.servers = {servers} in {:?}: fewer than the {copies} copies of everything",
             variant.name
         );
     }

@@ -34,6 +34,37 @@ fn every_error_names_its_field() {
         ),
         (format!("[load]\ninflight = 0\n{ONE}"), "load.inflight"),
         (format!("[load]\nrate = 0.0\n{ONE}"), "load.rate"),
+        (format!("[load]\nrate = 1e18\n{ONE}"), "10000000 at most"),
+        (
+            format!("[sweep]\nover = \"rate\"\npoints = [1e18]\n{ONE}"),
+            "sweep.points",
+        ),
+        (
+            format!("[load]\nmeasure_ms = 9000000000\n{ONE}"),
+            "load.measure_ms",
+        ),
+        (
+            format!("[quick]\nwarm_up_ms = 9000000000\n{ONE}"),
+            "quick.warm_up_ms",
+        ),
+        (
+            format!("[workload]\nycsb = \"d\"\nbatch = 32\n{ONE}"),
+            "workload.batch",
+        ),
+        (
+            "[workload]\nreads = 0.5\n[[variant]]\nname = \"a\"\nsystem = \"cyclone\"\nclient = \"driver\"\n"
+                .to_owned(),
+            "variant.client",
+        ),
+        (
+            "[workload]\nreads = 0.5\n[[variant]]\nname = \"a\"\nsystem = \"cyclone\"\ntwo_phase = true\n"
+                .to_owned(),
+            "variant.two_phase",
+        ),
+        (
+            "[failover]\nkills = 2\nkill_at_ms = 100\n[[variant]]\nname = \"a\"\nsystem = \"etcd\"\n".to_owned(),
+            "failover",
+        ),
         (
             format!("[load]\nmeasure_ms = \"long\"\n{ONE}"),
             "measure_ms",

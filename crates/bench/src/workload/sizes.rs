@@ -28,7 +28,7 @@ const ETC_SMALL: [f64; 15] = [
 /// The generalized Pareto distribution of the others, from 15 bytes on.
 const ETC_SCALE: f64 = 214.476;
 const ETC_SHAPE: f64 = 0.348238;
-/// Longer ones (one in ten million) are cut: memcached takes no more, nor does Cyclone by default.
+/// Longer ones (one in three thousand millions) are cut: memcached takes no more, nor does Cyclone by default.
 pub const LONGEST: u32 = 1_000_000;
 
 /// VAR: bytes, and the share of values that are not longer.

@@ -3,18 +3,24 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// How soon to look again while packets have just come, and otherwise, µs.
+/// How soon to look again, at the earliest and at the latest, µs.
 const SOON_US: u64 = 50;
-const LATER_US: u64 = 500;
-/// For how long after a packet the next one is expected soon, µs.
-const BUSY_US: u64 = 1_000;
+const LATER_US: u64 = 2_000;
+/// A look comes after so many parts of the time since the last packet: a packet waits for a quarter of the pause before it.
+const PARTS: u64 = 4;
+
+/// How soon to look again when the last packet came or left so long ago.
+fn look_after_us(pause_us: u64) -> u64 {
+    (pause_us / PARTS).clamp(SOON_US, LATER_US)
+}
 
 /// The timer; runs only while its owner finds nothing.
 pub(super) struct Timer {
     fd: OwnedFd,
     /// When it becomes readable, at the earliest: no system call is worth it before.
     due_us: u64,
-    busy_until_us: u64,
+    /// When a packet last came or left.
+    busy_us: u64,
 }
 
 impl Timer {
@@ -36,7 +42,7 @@ impl Timer {
         Ok(Timer {
             fd,
             due_us: 0,
-            busy_until_us: 0,
+            busy_us: 0,
         })
     }
 
@@ -60,15 +66,15 @@ impl Timer {
 
     /// Packets have come, or left: others will.
     pub(super) fn busy(&mut self, now_us: u64) {
-        self.busy_until_us = now_us + BUSY_US;
+        self.busy_us = now_us;
     }
 
     /// Nothing was there: whoever waits for the descriptor will look again after a while.
     pub(super) fn idle(&mut self, now_us: u64) {
-        let soon = now_us < self.busy_until_us;
+        let after_us = look_after_us(now_us.saturating_sub(self.busy_us));
         if now_us < self.due_us {
-            if soon && self.due_us > now_us + SOON_US {
-                self.arm(now_us, SOON_US);
+            if self.due_us > now_us + after_us {
+                self.arm(now_us, after_us);
             }
             return;
         }
@@ -78,11 +84,56 @@ impl Timer {
             unsafe { libc::read(self.fd.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         // It may be a little late.
         if read > 0 || self.due_us == 0 {
-            self.arm(now_us, if soon { SOON_US } else { LATER_US });
+            self.arm(now_us, after_us);
         }
     }
 
     pub(super) fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_readable(timer: &Timer, wait_ms: i32) -> bool {
+        let mut poll = libc::pollfd {
+            fd: timer.fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one descriptor, which lives for the call.
+        unsafe { libc::poll(&mut poll, 1, wait_ms) == 1 }
+    }
+
+    #[test]
+    fn a_packet_waits_for_a_part_of_the_pause_before_it() {
+        let mut looks = 0;
+        let mut pause_us = 0;
+        while pause_us < 60_000 {
+            let after_us = look_after_us(pause_us);
+            assert!(after_us <= SOON_US.max(pause_us / PARTS).min(LATER_US));
+            pause_us += after_us;
+            looks += 1;
+        }
+        assert!(looks < 60, "{looks} looks between two heartbeats");
+    }
+
+    #[test]
+    fn it_runs_while_nothing_comes_and_sooner_once_something_has() {
+        let mut timer = Timer::new().unwrap();
+        assert!(!is_readable(&timer, 0));
+        timer.idle(1_000_000);
+        assert_eq!(timer.due_us, 1_000_000 + LATER_US);
+        timer.idle(1_000_100);
+        assert_eq!(timer.due_us, 1_000_000 + LATER_US, "it runs");
+        timer.busy(1_000_200);
+        timer.idle(1_000_210);
+        assert_eq!(timer.due_us, 1_000_210 + SOON_US);
+        assert!(is_readable(&timer, 10_000));
+        timer.idle(1_000_300);
+        assert_eq!(timer.due_us, 1_000_300 + SOON_US, "and again");
+        assert!(is_readable(&timer, 10_000));
     }
 }

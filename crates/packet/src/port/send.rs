@@ -1,5 +1,6 @@
 //! The sending half: messages to fragments to one burst.
 
+use super::backlog::{Left, Piece, datagrams};
 use super::*;
 
 /// More slices than this in one datagram are copied together: the kernel takes 1024.
@@ -16,8 +17,20 @@ struct Plan {
     /// Where its payload is in the scratch buffer, if it was copied; then its second slice is a place for it.
     copied: Option<std::ops::Range<usize>>,
     payload_bytes: usize,
+    /// The message's place among those of the burst, and the datagram's within it; none of a control datagram.
+    of: Option<(usize, usize)>,
     /// The last datagram of its message.
     last: bool,
+}
+
+/// What became of a burst.
+pub(super) struct Burst {
+    /// Messages whose last datagram went out.
+    pub(super) sent: usize,
+    /// The sequence number of each message's first datagram.
+    pub(super) bases: Vec<Option<u64>>,
+    /// Of those that found their queue full.
+    pub(super) left: Vec<Left>,
 }
 
 /// Buffers of a send call, kept for the next.
@@ -30,13 +43,14 @@ pub(super) struct Outbox {
 
 impl Port {
     /// Sends messages, all in one burst. A message to a node without an association waits in a bounded queue
-    /// for the handshake that it starts. Returns how many were sent or queued; the others are counted in
-    /// [`PortStats`] and gone. Even those sent may be lost on the way.
+    /// for the handshake that it starts; what finds the driver's queue full waits in another, and goes with one of the next calls of
+    /// [`Port::poll`]. Returns how many were sent or queued; the others are counted in [`PortStats`] and gone. Even those sent may be lost
+    /// on the way.
     ///
     /// # Errors
     /// The driver is unusable.
     pub fn send(&mut self, now_us: u64, messages: &[Outgoing<'_>]) -> io::Result<usize> {
-        let mut routed: Vec<(u64, &[&[u8]])> = Vec::with_capacity(messages.len());
+        let mut routed: Vec<Piece<'_>> = Vec::with_capacity(messages.len());
         let mut queued = 0;
         for message in messages {
             let len: usize = message.parts.iter().map(|p| p.len()).sum();
@@ -46,13 +60,13 @@ impl Port {
             }
             match message.to {
                 Peer::Client(id) if self.is_connected(message.to) => {
-                    routed.push((id, message.parts));
+                    routed.push(Piece::whole(id, message.parts, len));
                 }
                 Peer::Client(_) => self.stats.no_association += 1,
                 Peer::Node(id) => match self.nodes.get_mut(&id) {
                     None => self.stats.no_association += 1,
                     Some(node) => match node.current {
-                        Some(assoc) => routed.push((assoc, message.parts)),
+                        Some(assoc) => routed.push(Piece::whole(assoc, message.parts, len)),
                         None => {
                             let full = node.queue.len() >= self.queue_messages
                                 || (!node.queue.is_empty()
@@ -90,15 +104,44 @@ impl Port {
             .iter()
             .flat_map(|(assoc, queue)| queue.iter().map(|m| (*assoc, [m.as_slice()])))
             .collect();
-        let routed: Vec<(u64, &[&[u8]])> = slices.iter().map(|(id, m)| (*id, &m[..])).collect();
+        let routed: Vec<Piece<'_>> = slices
+            .iter()
+            .map(|(id, m)| Piece::whole(*id, m, m[0].len()))
+            .collect();
         self.transmit(now_us, &routed).map(|_| ())
     }
 
-    /// One burst: handshake datagrams first, then the messages. Returns how many messages went out whole.
-    fn transmit(&mut self, now_us: u64, messages: &[(u64, &[&[u8]])]) -> io::Result<usize> {
+    /// Handshake datagrams, then the messages, but for those that have to wait. Returns how many messages went out whole or wait.
+    fn transmit(&mut self, now_us: u64, messages: &[Piece<'_>]) -> io::Result<usize> {
         if messages.is_empty() && self.control.is_empty() && self.greet.is_empty() {
             return Ok(0);
         }
+        if self.backlog.is_empty() {
+            return self.transmit_now(now_us, messages);
+        }
+        let (behind, ahead): (Vec<Piece<'_>>, Vec<Piece<'_>>) = messages
+            .iter()
+            .copied()
+            .partition(|piece| self.waits_behind(piece));
+        let mut done = self.transmit_now(now_us, &ahead)?;
+        for piece in &behind {
+            done += usize::from(self.keep(now_us, piece, None, 0));
+        }
+        Ok(done)
+    }
+
+    fn transmit_now(&mut self, now_us: u64, messages: &[Piece<'_>]) -> io::Result<usize> {
+        let burst = self.burst(now_us, messages)?;
+        let mut done = burst.sent;
+        for Left { piece, first } in burst.left {
+            let kept = self.keep(now_us, &messages[piece], burst.bases[piece], first);
+            done += usize::from(kept);
+        }
+        Ok(done)
+    }
+
+    /// One burst: handshake datagrams first, then the messages, as far as their queues take them.
+    pub(super) fn burst(&mut self, now_us: u64, messages: &[Piece<'_>]) -> io::Result<Burst> {
         let control = std::mem::take(&mut self.control);
         let mut outbox = std::mem::take(&mut self.outbox);
         outbox.headers.clear();
@@ -110,19 +153,16 @@ impl Port {
                 seal(assoc, id, self.security, None, &mut outbox, &mut slices);
             }
         }
-        for (id, message) in messages {
-            let Some(assoc) = self.assocs.get_mut(id) else {
+        let mut bases = vec![None; messages.len()];
+        for (at, piece) in messages.iter().enumerate() {
+            let id = piece.assoc;
+            let Some(assoc) = self.assocs.get_mut(&id) else {
                 self.stats.no_association += 1;
                 continue;
             };
-            let copied = seal(
-                assoc,
-                *id,
-                self.security,
-                Some(message),
-                &mut outbox,
-                &mut slices,
-            );
+            let message = Some((at, piece));
+            let (base, copied) = seal(assoc, id, self.security, message, &mut outbox, &mut slices);
+            bases[at] = Some(base);
             self.stats.copied_crypt_bytes += copied as u64;
             if assoc.next_seq >= REKEY_AFTER
                 && let Peer::Node(node) = assoc.peer
@@ -158,41 +198,60 @@ impl Port {
             });
         }
         let taken = self.driver.send(&datagrams);
-        let mut sent = 0;
+        let mut burst = Burst {
+            sent: 0,
+            bases,
+            left: Vec::new(),
+        };
         if let Ok(taken) = taken {
-            let (out, left) = plans.split_at(taken.saturating_sub(control.len()).min(plans.len()));
-            self.stats.send_dropped += left.len() as u64;
-            self.stats.datagrams_sent += out.len() as u64;
-            for plan in out {
-                self.stats.bytes_sent += plan.payload_bytes as u64;
-                sent += usize::from(plan.last);
+            // Positions in ascending order; of one message the last ones.
+            let skipped = self.driver.skipped();
+            for (at, plan) in plans.iter().enumerate() {
+                let position = control.len() + at;
+                if position < taken && skipped.binary_search(&position).is_err() {
+                    self.stats.datagrams_sent += 1;
+                    self.stats.bytes_sent += plan.payload_bytes as u64;
+                    burst.sent += usize::from(plan.last);
+                    continue;
+                }
+                match plan.of {
+                    None => self.stats.send_dropped += 1,
+                    Some((piece, _)) if burst.left.last().is_some_and(|it| it.piece == piece) => {}
+                    Some((piece, first)) => burst.left.push(Left { piece, first }),
+                }
             }
-            self.stats.messages_sent += sent as u64;
+            self.stats.messages_sent += burst.sent as u64;
         }
         self.outbox = outbox;
-        taken.map(|_| sent)
+        self.note_unsent(now_us);
+        taken.map(|_| burst)
     }
 }
 
-/// Cuts a message into datagrams and makes their headers and tags; `None` is an empty control datagram.
-/// Returns the payload bytes copied.
+/// Cuts a message, or what is left of one, into datagrams and makes their headers and tags; `None` is an empty control datagram.
+/// Returns the sequence number of the message's first datagram, and the payload bytes copied.
 fn seal<'a>(
     assoc: &mut Assoc,
     id: u64,
     security: Security,
-    message: Option<&'a [&'a [u8]]>,
+    message: Option<(usize, &Piece<'a>)>,
     outbox: &mut Outbox,
     slices: &mut Vec<&'a [u8]>,
-) -> usize {
-    let parts = message.unwrap_or_default();
-    let total: usize = parts.iter().map(|p| p.len()).sum();
-    let count = match message {
-        None => 0,
-        Some(_) => total.div_ceil(assoc.chunk).max(1),
-    };
+) -> (u64, usize) {
+    let empty = Piece::whole(id, &[], 0);
+    let (place, piece) = message.map_or((None, &empty), |(at, piece)| (Some(at), piece));
+    let (parts, total) = (piece.parts, piece.total);
+    let count = place.map_or(0, |_| datagrams(total, assoc.chunk));
+    // All of a message's numbers, whenever its datagrams go.
+    let base = piece.base.unwrap_or_else(|| {
+        let next = assoc.next_seq;
+        assoc.next_seq += count.max(1) as u64;
+        next
+    });
     let (mut part, mut at) = (0, 0);
     let mut copied_bytes = 0;
-    for index in 0..count.max(1) {
+    let end = piece.first.saturating_add(piece.most).min(count.max(1));
+    for index in piece.first..end {
         let first = slices.len();
         // The places of the header and, perhaps, of a copy of the payload.
         slices.push(&[]);
@@ -212,13 +271,12 @@ fn seal<'a>(
         }
         let header = DataHeader {
             assoc: id,
-            seq: assoc.next_seq,
+            seq: base + index as u64,
             // Bounded by the largest message, which is bounded by what `count` can express.
             total: total as u32,
             index: index as u16,
             count: count as u16,
         };
-        assoc.next_seq += 1;
         let mut bytes = header.encode();
         let nonce = nonce_of(header.seq);
         let payload = &slices[first + 1..];
@@ -257,9 +315,10 @@ fn seal<'a>(
             header: outbox.headers.len(),
             copied,
             payload_bytes,
+            of: place.map(|place| (place, index)),
             last: count > 0 && index + 1 == count,
         });
         outbox.headers.push(bytes);
     }
-    copied_bytes
+    (base, copied_bytes)
 }

@@ -89,6 +89,8 @@ pub struct XdpDriver {
     kernel_is_readable: bool,
     /// Queues that are full in this burst; the last is the kernel's socket.
     full: Vec<bool>,
+    /// Datagrams of the last burst that found theirs full.
+    skipped: Vec<usize>,
     stats: DriverStats,
 }
 
@@ -125,7 +127,7 @@ impl XdpDriver {
 
     /// Sends one datagram; false when the queue on its way is full.
     fn send_one(&mut self, now: Instant, datagram: Datagram<'_>) -> io::Result<bool> {
-        let straight = self.routes.find(now, datagram.to);
+        let straight = self.routes.find(now, datagram.to, datagram.len());
         // Datagrams of one destination keep their order: always the same queue.
         let each = self.queues.len() / self.cards.len();
         let turn = usize::from(datagram.to.port()) % each;
@@ -174,11 +176,12 @@ impl Drop for XdpDriver {
 }
 
 impl Driver for XdpDriver {
-    /// One full queue does not keep the others' datagrams back: what finds its queue full is counted and skipped. Only those
-    /// skipped at the end are not among the taken.
+    /// One full queue does not keep the others' datagrams back: what finds its queue full is counted and skipped
+    /// ([`Driver::skipped`]). Only those skipped at the end are not among the taken.
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
         let now = Instant::now();
         self.full.fill(false);
+        self.skipped.clear();
         let mut taken: usize = 0;
         for (at, datagram) in datagrams.iter().enumerate() {
             if datagram.len() > self.max_datagram {
@@ -188,13 +191,23 @@ impl Driver for XdpDriver {
                 taken = at + 1;
             } else {
                 self.stats.send_full += 1;
+                self.skipped.push(at);
             }
             if (at + 1).is_multiple_of(self.burst) {
                 self.flush()?;
             }
         }
         self.flush()?;
+        self.skipped.retain(|at| *at < taken);
         Ok(taken)
+    }
+
+    fn skipped(&self) -> &[usize] {
+        &self.skipped
+    }
+
+    fn has_unsent(&mut self) -> bool {
+        self.queues.iter_mut().any(Queue::has_unsent)
     }
 
     fn recv(

@@ -383,6 +383,7 @@ impl XdpDriver {
             Ok(XdpDriver {
                 cards: Arc::clone(&cards),
                 full: vec![false; queues.len() + 1],
+                skipped: Vec::new(),
                 queues,
                 kernel,
                 routes: Routes::new(open_netlink()?, links, local),

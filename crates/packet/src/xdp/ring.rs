@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// Where the parts of a ring lie in its mapping, as the kernel says.
 #[repr(C)]
@@ -164,6 +164,8 @@ impl<T: Copy> Ring<T> {
     /// Whether the kernel wants a system call to go on with this ring.
     #[inline]
     pub(crate) fn needs_wakeup(&self) -> bool {
+        // What was published has to be seen before the flag is looked at: the other side sets it and then looks at the ring once more.
+        fence(Ordering::SeqCst);
         self.word(self.offsets.flags).load(Ordering::Relaxed) & NEED_WAKEUP != 0
     }
 }

@@ -22,7 +22,19 @@ const MOST_WAYS: usize = 16_384;
 struct Way {
     /// Which interface, and the headers.
     straight: Option<(usize, Template)>,
+    /// The longest IP packet that the route, or a router on it, takes, where that is less than the interface does.
+    mtu: Option<usize>,
     until: Instant,
+}
+
+impl Way {
+    fn straight_for(&self, bytes: usize) -> Option<(usize, Template)> {
+        let (_, template) = self.straight.as_ref()?;
+        let fits = self
+            .mtu
+            .is_none_or(|mtu| template.packet_bytes(bytes) <= mtu);
+        self.straight.filter(|_| fits)
+    }
 }
 
 /// What the kernel says of a way.
@@ -57,33 +69,48 @@ impl Routes {
         }
     }
 
-    /// The interface and the headers for `to`; `None`: by the kernel.
-    pub(crate) fn find(&mut self, now: Instant, to: SocketAddr) -> Option<(usize, Template)> {
+    /// The interface and the headers for a datagram of so many bytes; `None`: by the kernel, which also cuts what is too long for a router on
+    /// the way.
+    pub(crate) fn find(
+        &mut self,
+        now: Instant,
+        to: SocketAddr,
+        bytes: usize,
+    ) -> Option<(usize, Template)> {
         match self.ways.get(&to) {
-            Some(way) if now < way.until => return way.straight,
+            Some(way) if now < way.until => return way.straight_for(bytes),
             Some(_) => {}
             None if self.ways.len() >= MOST_WAYS => self.ways.clear(),
             None => {}
         }
-        let (straight, kept, now_straight) = match self.ask(to) {
+        let mut mtu = None;
+        let (straight, kept, now_straight) = match self.ask(to, &mut mtu) {
             Answer::Straight(card, headers) => (Some((card, headers)), KEPT, true),
             Answer::AfterThis(card, headers) => (Some((card, headers)), KEPT, false),
             Answer::ByKernel => (None, KEPT, false),
             Answer::Soon => (None, SOON, false),
         };
-        let until = now + kept;
-        self.ways.insert(to, Way { straight, until });
-        straight.filter(|_| now_straight)
+        let way = Way {
+            straight,
+            mtu,
+            until: now + kept,
+        };
+        let found = way.straight_for(bytes).filter(|_| now_straight);
+        self.ways.insert(to, way);
+        found
     }
 
-    fn ask(&mut self, to: SocketAddr) -> Answer {
+    fn ask(&mut self, to: SocketAddr, mtu: &mut Option<usize>) -> Answer {
         if to.ip().is_multicast() || to.ip().is_unspecified() {
             return Answer::ByKernel;
         }
         let (interface, next_hop, source) = match to {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => (v6.scope_id(), to.ip(), None),
             _ => match self.netlink.route(to.ip()) {
-                Some(route) => (route.interface, route.next_hop, route.source),
+                Some(route) => {
+                    *mtu = route.mtu;
+                    (route.interface, route.next_hop, route.source)
+                }
                 None => return Answer::ByKernel,
             },
         };

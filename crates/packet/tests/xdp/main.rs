@@ -13,6 +13,7 @@ mod kernel;
 mod net;
 mod ports;
 mod single;
+mod slow;
 mod ways;
 
 use std::net::UdpSocket;

@@ -182,6 +182,25 @@ impl LogReader<'_> {
         self.before_ms.unwrap_or(0)
     }
 
+    /// The latest stamp up to the entry before the next one, by the files that hold that; 0 if there is none. For whoever has read nothing.
+    pub fn stamp_before_end(&self) -> u64 {
+        let last = self.next - 1;
+        let files = self.shelf.of(self.log);
+        let holding = files.filter(|(_, named)| (named.first..=named.last).contains(&last));
+        let latest = |(place, named): (usize, &Named)| {
+            let (mut file, head) = open(place, named, self.shelf.cluster).ok()?;
+            let mut latest = head.clock_ms;
+            while let Ok(Some(entry)) = file.entry(named.last) {
+                if entry.index > last {
+                    break;
+                }
+                latest = latest.max(stamp_ms(&entry.payload).unwrap_or(0));
+            }
+            Some(latest)
+        };
+        holding.filter_map(latest).max().unwrap_or(0)
+    }
+
     /// The next entry; `None` where the archive ends.
     ///
     /// # Errors

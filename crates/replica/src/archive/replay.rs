@@ -163,6 +163,7 @@ pub fn replay(
 ) -> Result<Reached, ReplayError> {
     let mut run = Run::new(shelf, from, until)?;
     run.store = store;
+    run.check_store()?;
     loop {
         run.fill()?;
         if run.advance()? || run.extend()? {
@@ -228,7 +229,10 @@ impl<'a> Run<'a> {
         for (log, lane) in (0_u16..).zip(&mut self.lanes) {
             // The first entry behind the snapshot tells the stamps of those before it.
             lane.next = lane.reader.next_entry()?;
-            let before = lane.reader.before_ms();
+            let before = match &lane.next {
+                Some(_) => lane.reader.before_ms(),
+                None => lane.reader.stamp_before_end(),
+            };
             lane.place.clock_ms = before;
             let late = matches!(self.until, Until::Time(_)) && before > latest;
             let index = lane.place.index;
@@ -237,6 +241,24 @@ impl<'a> Run<'a> {
                     log,
                     index,
                     clock_ms: if late { before } else { 0 },
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The store itself knows the latest stamp in it, whatever the archive has.
+    fn check_store(&self) -> Result<(), ReplayError> {
+        let (Some(store), Until::Time(latest)) = (self.store, self.until) else {
+            return Ok(());
+        };
+        for (log, lane) in (0_u16..).zip(&self.lanes) {
+            let clock_ms = store.clock_ms(log);
+            if clock_ms > latest {
+                return Err(ReplayError::SnapshotLater {
+                    log,
+                    index: lane.place.index,
+                    clock_ms,
                 });
             }
         }

@@ -27,6 +27,13 @@ pub(super) struct Offered {
     followers: BTreeMap<u64, Taker>,
 }
 
+/// Whether a checkpoint of so much would leave a gap, and a follower needs one.
+fn is_overtaken(log: &PhysicalLog, applied: u64) -> bool {
+    let status = log.group.status();
+    let lacks = |peer: &cyclone_consensus::PeerStatus| peer.matched + 1 < status.first;
+    applied + 1 < status.first && log.group.is_leader() && status.peers.iter().any(lacks)
+}
+
 /// A follower that was offered a checkpoint.
 struct Taker {
     /// When it last asked.
@@ -77,15 +84,17 @@ impl Node {
         self.fetch_upkeep(now_us);
     }
 
-    /// A checkpoint from before a change of the membership leaves out who has come since. One that some group could not offer is
-    /// replaced when that group wants one and could.
+    /// A checkpoint from before a change of the membership leaves out who has come since; one that ends before the log begins leaves a gap
+    /// for whoever needs it. One that some group could not offer is replaced when that group wants one and could.
     fn withdraw_outdated(&mut self, wanting: &[bool]) {
         let outdated = self.snapshots.offered.as_ref().is_some_and(|offered| {
             let mut logs = self.logs.iter().enumerate();
             logs.any(|(log, physical)| {
                 let since = physical.group.members_since();
                 match offered.of_group[log] {
-                    true => since > offered.applied[log],
+                    true => {
+                        since > offered.applied[log] || is_overtaken(physical, offered.applied[log])
+                    }
                     false => wanting[log] && since <= physical.applied,
                 }
             })
@@ -93,6 +102,13 @@ impl Node {
         if outdated {
             self.withdraw();
         }
+    }
+
+    /// Of the checkpoint that is being fetched: up to where a log is not trimmed, so that what comes behind it can be sent.
+    pub(crate) fn fetched_up_to(&self, log: usize) -> Option<u64> {
+        let offered = self.snapshots.offered.as_ref()?;
+        let is_fetched = offered.followers.values().any(|taker| taker.fetches);
+        is_fetched.then_some(offered.applied[log])
     }
 
     fn withdraw(&mut self) {

@@ -73,7 +73,7 @@ fn find(plan: &Path) -> Result<(String, Plan)> {
     let name = plan
         .file_stem()
         .map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
-    match (plan.exists(), plan.to_str().and_then(builtin::find)) {
+    match (plan.is_file(), plan.to_str().and_then(builtin::find)) {
         (false, Some(text)) => {
             let plan = Plan::parse(text).with_context(|| format!("the plan {name}"))?;
             Ok((name, plan))
@@ -178,15 +178,15 @@ pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
     if arguments.missing {
         plans.retain(|(name, plan)| !is_there(name, plan, common, &out));
     }
-    if arguments.index {
-        draw_again(&plans, &out)?;
-        plans.clear();
-    }
     if arguments.list {
         for (name, plan) in plans {
             println!("{name:<12} {}: {}", plan.figure, plan.title);
         }
         return Ok(());
+    }
+    if arguments.index {
+        draw_again(&plans, &out)?;
+        plans.clear();
     }
     if !plans.is_empty() {
         println!("{}", Machine::this().line());

@@ -1,13 +1,14 @@
 //! `cyclone bench put`: blind writes of small values, 1, 32 and 256 in flight, beside RocksDB alone (and etcd with
 //! `--peers`) on the same keys and values in the same run.
 
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use super::etcd::Etcd;
 use super::rocks::Log;
-use super::{Load, Point, native, resp, rocks};
+use super::{Load, Measured, Point, native, resp, rocks};
 use crate::cluster::{LocalCluster, Options};
 
 /// What the command line says.
@@ -31,7 +32,7 @@ pub struct Arguments {
 }
 
 const OURS: &str = "durable in the log region of a majority, applied";
-const NONE: &str = "none: a crash loses it";
+const NONE: &str = "none: a crash loses it; a thread per CPU, called in the client's process";
 const SYNCED: &str = "durable on this disk";
 const ETCD: &str = "durable on the disks of a majority";
 
@@ -65,7 +66,7 @@ fn points(
     values: &[usize],
     warm_up: Duration,
     measure: Duration,
-    directory: &std::path::Path,
+    directory: &Path,
     report: &mut Report,
 ) -> Result<()> {
     let options = Options {
@@ -84,26 +85,15 @@ fn points(
                 measure,
                 seed: arguments.seed,
             };
-            // A fresh cluster for each point: none inherits another's compactions.
-            let mut cluster = LocalCluster::create(&directory.join("cyclone"), &options)?;
-            cluster.start_all(true)?;
-            let leader = cluster.wait_for_leader(Duration::from_secs(20))?;
-            let before = cluster.cpu_seconds();
-            let mut client = native::client(&cluster, &arguments.transport, &arguments.security)?;
-            let measured = native::run(&mut client, &load, native::wait)?;
-            drop(client);
-            let share = load.measure.as_secs_f64() / (load.measure + load.warm_up).as_secs_f64();
+            let (measured, cpu_s) = by_native(arguments, directory, &options, &load)?;
             let mut point = Point::new("cyclone-native", OURS, &load, &measured);
-            let spent = (cluster.cpu_seconds() - before) * share;
-            point.server_cpu_us =
-                Some((spent * 1e7 / measured.operations.max(1) as f64).round() / 10.0);
+            let each_us = 1e6 * cpu_s / measured.operations.max(1) as f64;
+            point.server_cpu_us = Some((10.0 * each_us).round() / 10.0);
             report.add(point);
-            let leader = cluster.leader().unwrap_or(leader);
-            let measured = resp::run(cluster.nodes[leader].redis, &load)?;
+            let measured = on_fresh(directory, &options, |cluster, leader| {
+                resp::run(cluster.nodes[leader].redis, &load)
+            })?;
             report.add(Point::new("cyclone-resp", OURS, &load, &measured));
-            let data = cluster.directory.clone();
-            drop(cluster);
-            std::fs::remove_dir_all(data)?;
 
             let measured = rocks::run(&directory.join("rocksdb"), Log::None, &load)?;
             report.add(Point::new("rocksdb-nowal", NONE, &load, &measured));
@@ -122,6 +112,43 @@ fn points(
         }
     }
     Ok(())
+}
+
+/// Measures a new cluster, which no point shares with another: none inherits another's compactions. `measure` is told who leads.
+fn on_fresh<T>(
+    directory: &Path,
+    options: &Options,
+    measure: impl FnOnce(&LocalCluster, usize) -> Result<T>,
+) -> Result<T> {
+    let mut cluster = LocalCluster::create(&directory.join("cyclone"), options)?;
+    cluster.start_all(true)?;
+    let leader = cluster.wait_for_leader(Duration::from_secs(20))?;
+    let measured = measure(&cluster, leader)?;
+    let data = cluster.directory.clone();
+    drop(cluster);
+    std::fs::remove_dir_all(data)?;
+    Ok(measured)
+}
+
+/// By the native client; with the nodes' CPU time within the measured time, in seconds.
+fn by_native(
+    arguments: &Arguments,
+    directory: &Path,
+    options: &Options,
+    load: &Load,
+) -> Result<(Measured, f64)> {
+    on_fresh(directory, options, |cluster, _| {
+        let mut client = native::client(cluster, &arguments.transport, &arguments.security)?;
+        let (begun, mut before) = (Instant::now(), None);
+        let measured = native::run(&mut client, load, |client, done| {
+            if begun.elapsed() >= load.warm_up {
+                before.get_or_insert_with(|| cluster.cpu_seconds());
+            }
+            native::wait(client, done)
+        })?;
+        let after = cluster.cpu_seconds();
+        Ok((measured, after - before.unwrap_or(after)))
+    })
 }
 
 struct Report {

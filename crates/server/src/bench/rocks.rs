@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
+use super::systems::rocks::open;
 use super::{Load, Measured, Sequence, histogram};
 
 /// What RocksDB does for durability.
@@ -17,17 +18,19 @@ pub enum Log {
     Synced,
 }
 
-/// Runs the load with one thread per operation in flight.
+/// Runs the load with one thread per operation in flight; without a log with a thread per CPU at most: there is nothing to wait for, and
+/// more only get into each other's way.
 pub fn run(directory: &Path, log: Log, load: &Load) -> Result<Measured> {
-    let mut options = rocksdb::Options::default();
-    options.create_if_missing(true);
-    options.set_compression_type(rocksdb::DBCompressionType::Lz4);
-    options.set_max_background_jobs(2);
-    let db = rocksdb::DB::open(&options, directory)?;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = match log {
+        Log::None => load.inflight.min(cpus),
+        Log::Synced => load.inflight,
+    };
+    let db = open(directory, directory)?;
     let stop = AtomicBool::new(false);
     let measuring = AtomicBool::new(false);
     let results = std::thread::scope(|scope| -> Result<Vec<_>> {
-        let threads: Vec<_> = (0..load.inflight)
+        let threads: Vec<_> = (0..threads)
             .map(|thread| {
                 let (db, stop, measuring) = (&db, &stop, &measuring);
                 scope.spawn(move || -> Result<_> {

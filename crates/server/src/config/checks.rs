@@ -45,7 +45,35 @@ impl File {
                 "reads.mode = \"lease\" needs reads.lease = true, on every node: without it there are no leases to read by"
             );
         }
+        self.check_places()?;
         self.check_addresses()
+    }
+
+    fn check_places(&self) -> Result<()> {
+        let node = &self.node;
+        let directories = [
+            ("node.data", Some(&node.data)),
+            ("node.flash", node.flash.as_ref()),
+            ("node.archive", node.archive.as_ref()),
+        ];
+        let all = directories
+            .into_iter()
+            .chain([("node.nvm", Some(&node.nvm))]);
+        for (field, path) in all {
+            if path.is_some_and(|path| path.as_os_str().is_empty()) {
+                bail!("{field} is empty: expected a path");
+            }
+        }
+        for (field, directory) in directories {
+            if directory == Some(&node.nvm) {
+                let path = node.nvm.display();
+                bail!("node.nvm = {path} is {field} as well: the region is a device or a file");
+            }
+        }
+        if node.password.as_deref() == Some("") {
+            bail!("node.password is empty: leave it out if clients need none");
+        }
+        Ok(())
     }
 
     fn check_addresses(&self) -> Result<()> {
@@ -62,6 +90,11 @@ impl File {
             let Some(redis) = member.redis else {
                 continue;
             };
+            if redis == member.packet && self.cluster.transport == "tcp" {
+                bail!(
+                    "cluster.members: redis = \"{redis}\" of member {id} is its packet address as well: over TCP both are listened at"
+                );
+            }
             if !is_reachable(redis) {
                 bail!(
                     "cluster.members: redis = \"{redis}\" of member {id}: nobody can be reached there; expected the address \
@@ -77,6 +110,14 @@ impl File {
                     other.id
                 );
             }
+        }
+        let own = members.iter().find(|member| member.id == self.node.id);
+        let listen = self.node.redis_listen.or(own.and_then(|own| own.redis));
+        if let (Some(metrics), Some(redis)) = (self.metrics.listen, listen)
+            && metrics == redis
+            && metrics.port() != 0
+        {
+            bail!("metrics.listen = \"{metrics}\" is the address for Redis clients as well");
         }
         Ok(())
     }

@@ -165,3 +165,54 @@ fn write_all(stream: &mut TcpStream, mut bytes: &[u8], until: Instant) -> io::Re
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_two_methods_of_one_path_are_served_and_all_else_is_refused() {
+        let line = |line: &str| route(Some(format!("{line}\r\n\r\n").as_bytes()));
+        assert_eq!(line("GET /metrics HTTP/1.1"), Ok(true));
+        assert_eq!(line("GET /metrics?name[]=x HTTP/1.0"), Ok(true));
+        assert_eq!(line("HEAD /metrics HTTP/1.1"), Ok(false));
+        assert_eq!(line("GET / HTTP/1.1"), Err("404 Not Found"));
+        assert_eq!(
+            line("POST /metrics HTTP/1.1"),
+            Err("405 Method Not Allowed")
+        );
+        assert_eq!(line("GET /metrics HTTP/2"), Err("400 Bad Request"));
+        assert_eq!(line("GET  /metrics HTTP/1.1"), Err("400 Bad Request"));
+        assert_eq!(route(None), Err("431 Request Header Fields Too Large"));
+    }
+
+    /// Pieces of requests, and bytes that are none.
+    fn piece() -> impl Strategy<Value = Vec<u8>> {
+        prop_oneof![
+            Just(b"GET ".to_vec()),
+            Just(b"HEAD ".to_vec()),
+            Just(b"/metrics".to_vec()),
+            Just(b" HTTP/1.1".to_vec()),
+            Just(b"\r\n".to_vec()),
+            Just(b"?".to_vec()),
+            prop::collection::vec(any::<u8>(), 0..8),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_is_answered_and_only_figures_are_given_out(pieces in prop::collection::vec(piece(), 0..12)) {
+            let request = pieces.concat();
+            let line = request.split(|byte| *byte == b'\r').next().unwrap_or(&[]);
+            match route(Some(&request)) {
+                Ok(with_body) => {
+                    let method: &[u8] = if with_body { b"GET /metrics" } else { b"HEAD /metrics" };
+                    prop_assert!(line.starts_with(method));
+                }
+                Err(status) => prop_assert!(status.starts_with('4')),
+            }
+        }
+    }
+}

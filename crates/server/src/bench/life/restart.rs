@@ -21,6 +21,8 @@ const WITHIN_MS: f64 = 5000.0;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// For the node's log to be written.
 const TELLING: Duration = Duration::from_secs(2);
+/// As much log at most with `--quick`.
+const QUICK_MIB: u64 = 64;
 /// Writes in one round trip.
 const PIPELINE: usize = 128;
 
@@ -82,8 +84,12 @@ fn one(
         .prefix("restart")
         .tempdir_in(&arguments.directory)
         .with_context(|| format!("cannot write to {}", arguments.directory.display()))?;
+    let mib = match arguments.common.quick {
+        true => arguments.mib.min(QUICK_MIB),
+        false => arguments.mib,
+    };
     // The log is kept until it fills a quarter of its budget.
-    let bytes = arguments.mib << 20;
+    let bytes = mib << 20;
     let options = Options {
         replicas: 1,
         engine: engine.into(),
@@ -95,10 +101,7 @@ fn one(
     let mut cluster = LocalCluster::create(place.path(), &options)?;
     cluster.start(0, true)?;
     cluster.wait_for_leader(PATIENCE)?;
-    report.progress(&format!(
-        "{engine}, {durability}: writing {} MiB",
-        arguments.mib
-    ));
+    report.progress(&format!("{engine}, {durability}: writing {mib} MiB"));
     fill(&cluster, bytes, arguments.value_bytes)?;
     let info = resp::info(cluster.nodes[0].redis, PATIENCE)?;
     let number = |name: &str| info.get(name).and_then(|text| text.parse::<u64>().ok());

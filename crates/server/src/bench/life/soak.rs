@@ -131,6 +131,7 @@ pub(super) fn run(arguments: &Soak, report: &mut Report, stop: &AtomicBool) -> R
     judge(
         &begin,
         &all,
+        length,
         whole.value_at_quantile(0.9999) as f64 / 1e6,
         report,
     );
@@ -182,7 +183,8 @@ fn look(cluster: &LocalCluster) -> Result<Minute> {
     Ok(minute)
 }
 
-fn judge(begin: &Minute, all: &[Minute], p9999_ms: f64, report: &mut Report) {
+/// `length`: of each of what are called minutes here.
+fn judge(begin: &Minute, all: &[Minute], length: Duration, p9999_ms: f64, report: &mut Report) {
     let (Some(early), Some(last)) = (all.get(1).or(all.first()), all.last()) else {
         return;
     };
@@ -222,7 +224,7 @@ fn judge(begin: &Minute, all: &[Minute], p9999_ms: f64, report: &mut Report) {
     ));
     let writes: f64 = all.iter().map(|it| it.ops_s).sum::<f64>() / all.len() as f64;
     let refused = last.refused.saturating_sub(begin.refused) as f64;
-    let share = refused / (writes * 60.0 * all.len() as f64).max(1.0);
+    let share = refused / (writes * length.as_secs_f64() * all.len() as f64).max(1.0);
     let what = "requests refused and tried again, per write";
     report.verdict(Verdict::at_most(what, share, 0.1));
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use cyclone_bench::cpu::of_process;
 use cyclone_bench::table::{Table, rounded};
 
-use super::{Run, STEPS, Waiting, steps};
+use super::{Run, Waiting, steps};
 use crate::netlab::{Lab, NodeOptions};
 
 impl Run<'_> {
@@ -14,7 +14,8 @@ impl Run<'_> {
     pub(super) fn polling(&mut self, lab: &Lab) -> Result<Vec<(String, f64)>> {
         let mut table = Table::new(&["driver", "polling", "p50_us", "idle_cpu_percent"]);
         let mut idle = Vec::new();
-        for step in [STEPS[2], STEPS[4]] {
+        let measured = steps().filter(|step| step.burst > 1 && step.logs == 1);
+        for step in measured {
             for polling in ["event", "adaptive", "busy"] {
                 let options = NodeOptions {
                     polling: polling.to_owned(),

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use cyclone_bench::measure::Spread;
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::Table;
 use cyclone_bench::verdict::Verdict;
@@ -62,17 +63,6 @@ fn load_of(seed: u64, mix: Mix, until: Until) -> Load {
     }
 }
 
-/// The middle one, the least and the most.
-pub(super) fn spread(mut values: Vec<f64>) -> [f64; 3] {
-    values.sort_by(f64::total_cmp);
-    let at = |place: usize| values.get(place).copied().unwrap_or(f64::NAN);
-    [
-        at(values.len() / 2),
-        at(0),
-        at(values.len().saturating_sub(1)),
-    ]
-}
-
 //= rowan §6.3, fig. 9
 pub(super) fn run(common: &Common, report: &mut Report) -> Result<()> {
     let rounds = if common.quick { 8 } else { 32 };
@@ -107,10 +97,10 @@ pub(super) fn run(common: &Common, report: &mut Report) -> Result<()> {
         }
         let quotients = rowan.ops_cpu_s.iter().zip(&rpc.ops_cpu_s);
         let quotients = quotients.map(|(ours, theirs)| ours / theirs.max(1.0));
-        let [ratio, least, most] = spread(quotients.collect());
-        let ops = |side: &Side| spread(side.ops_cpu_s.clone())[0].round();
+        let ratio = Spread::of(quotients);
+        let ops = |side: &Side| Spread::of(side.ops_cpu_s.iter().copied()).median.round();
         let share = |side: &Side| {
-            let [share, ..] = spread(side.keeping_shares.clone());
+            let share = Spread::of(side.keeping_shares.iter().copied()).median;
             (share * 1000.0).round() / 1000.0
         };
         let hundredths = |value: f64| (value * 100.0).round() / 100.0;
@@ -118,9 +108,9 @@ pub(super) fn run(common: &Common, report: &mut Report) -> Result<()> {
             json!(mix.name),
             json!(ops(&rowan)),
             json!(ops(&rpc)),
-            json!(hundredths(ratio)),
-            json!(hundredths(least)),
-            json!(hundredths(most)),
+            json!(hundredths(ratio.median)),
+            json!(hundredths(ratio.least)),
+            json!(hundredths(ratio.most)),
             json!(rowan.median_put_us()),
             json!(rpc.median_put_us()),
             json!(share(&rowan)),
@@ -128,8 +118,8 @@ pub(super) fn run(common: &Common, report: &mut Report) -> Result<()> {
         ]);
         report.row(&table);
         report.say(&format!(
-            "rowan's throughput ÷ rpc's, by CPU time, {}: {ratio:.2} ({least:.2} to {most:.2})",
-            mix.name
+            "rowan's throughput ÷ rpc's, by CPU time, {}: {:.2} ({:.2} to {:.2})",
+            mix.name, ratio.median, ratio.least, ratio.most
         ));
         let note = "one thread for all servers, in turn";
         let what = format!("rowan's median PUT in us, rpc's as limit, {}", mix.name);

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use cyclone_bench::arrivals::Network;
+use cyclone_bench::measure::Spread;
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::plot::{self, Mark, Panel, Series};
 use cyclone_bench::table::Table;
@@ -24,7 +25,6 @@ use cyclone_replication::Protocol;
 use serde_json::json;
 
 use super::cluster::{Cluster, Setting};
-use super::compare::spread;
 use super::load::{self, IN_FLIGHT, Load, Mix, Sizes, Until};
 use super::media::{Deployment, OBJECTS, SERVERS};
 
@@ -136,7 +136,7 @@ fn work(common: &Common, protocols: &[Protocol], like: Deployment) -> Result<Vec
             seen.push(1.0 / it.ops_cpu_s);
         }
     }
-    Ok(seen.into_iter().map(|it| spread(it)[0]).collect())
+    Ok(seen.into_iter().map(|it| Spread::of(it).median).collect())
 }
 
 /// Requests per second that a cluster's cores do.

@@ -16,7 +16,7 @@ use cyclone_wire::client::ReadMode;
 use super::embedded::Inside;
 use super::native::{self, NativeLane, TwoPhase};
 use crate::bench::wires::{Waits, WireLane, Wires};
-use crate::cluster::{LocalCluster, Options, any_first_port};
+use crate::cluster::{LocalCluster, Options, any_first_port, check};
 use crate::config::{File, Reads, parse_security};
 
 /// A variant of it.
@@ -35,14 +35,14 @@ impl Cyclone {
     /// As the variant says.
     ///
     /// # Errors
-    /// When it names a way of reading that there is not.
+    /// When it names a way of reading that there is not, or nodes would refuse it.
     pub fn new(variant: &Variant) -> Result<Cyclone> {
         let reads = Reads {
             mode: variant.reads.clone().unwrap_or_else(|| "index".into()),
             ..Reads::default()
         };
         let defaults = Options::default();
-        Ok(Cyclone {
+        let made = Cyclone {
             mode: reads.mode()?,
             options: Options {
                 replicas: variant.replicas.unwrap_or(defaults.replicas),
@@ -71,7 +71,10 @@ impl Cyclone {
                 ..Options::default()
             },
             variant: variant.clone(),
-        })
+        };
+        // Before anything is started, not after minutes of filling.
+        check(&made.options)?;
+        Ok(made)
     }
 
     fn client(&self) -> Client {

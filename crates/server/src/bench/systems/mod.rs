@@ -18,7 +18,7 @@ pub(super) mod native;
 mod pmkv;
 mod redis;
 #[cfg_attr(not(feature = "rocksdb"), path = "rocks_missing.rs")]
-mod rocks;
+pub(super) mod rocks;
 mod spaces;
 
 use std::fs::File;

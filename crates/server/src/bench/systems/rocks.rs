@@ -41,7 +41,7 @@ impl Rocks {
 }
 
 /// Tuned as the store behind our log is.
-fn open(directory: &Path, wal: &Path) -> Result<DB> {
+pub(in crate::bench) fn open(directory: &Path, wal: &Path) -> Result<DB> {
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(&Cache::new_lru_cache(64 << 20));
     table.set_bloom_filter(10.0, false);

@@ -1,0 +1,241 @@
+//! Queues of drivers that are full.
+
+mod common;
+use std::cell::Cell;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+
+use common::*;
+use cyclone_packet::{
+    Datagram, Driver, DriverStats, Faults, MemDriver, MemNet, Outgoing, Peer, Port, PortConfig,
+    Security,
+};
+use cyclone_pmem::payload::Payload;
+use cyclone_pmem::pool::Pool;
+
+/// How many datagrams the queue has room for: to all, and to one peer alone.
+#[derive(Default)]
+struct Room {
+    all: usize,
+    /// Nothing goes there, and the others' datagrams pass it over.
+    shut: Option<SocketAddr>,
+}
+
+/// A driver whose queue has room for what the test says.
+struct Narrow(MemDriver, Arc<Mutex<Room>>, Vec<usize>);
+
+impl Driver for Narrow {
+    fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
+        let mut room = self.1.lock().unwrap();
+        self.2.clear();
+        for (at, datagram) in datagrams.iter().enumerate() {
+            if room.shut == Some(datagram.to) {
+                self.2.push(at);
+                continue;
+            }
+            if room.all == 0 {
+                self.2.retain(|skipped| *skipped < at);
+                return Ok(at);
+            }
+            room.all -= 1;
+            self.0.send(&[*datagram])?;
+        }
+        Ok(datagrams.len())
+    }
+
+    fn skipped(&self) -> &[usize] {
+        &self.2
+    }
+
+    fn recv(
+        &mut self,
+        pool: &Pool,
+        out: &mut Vec<(SocketAddr, Payload)>,
+        max: usize,
+    ) -> io::Result<usize> {
+        self.0.recv(pool, out, max)
+    }
+
+    fn fds(&self) -> Vec<RawFd> {
+        self.0.fds()
+    }
+
+    fn max_datagram(&self) -> usize {
+        self.0.max_datagram()
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.0.local_addr()
+    }
+
+    fn stats(&self) -> DriverStats {
+        self.0.stats()
+    }
+}
+
+/// Node 1 with a queue of its own, and nodes 2 and 3, all acquainted.
+struct World {
+    room: Arc<Mutex<Room>>,
+    sender: Port,
+    receivers: [Port; 2],
+    now_us: Cell<u64>,
+}
+
+impl World {
+    fn new(security: Security) -> World {
+        let net = MemNet::new(1, Faults::default());
+        let room = Arc::new(Mutex::new(Room {
+            all: usize::MAX,
+            shut: None,
+        }));
+        let driver = Narrow(net.driver(address(1), 1500), Arc::clone(&room), Vec::new());
+        let config = |id, boot| PortConfig {
+            security,
+            ..node_config(id, boot)
+        };
+        let mut sender = Port::new(Box::new(driver), pool(4096, 2048), config(1, 1)).unwrap();
+        let mut receivers = [2u8, 3].map(|id| {
+            let driver = net.driver(address(id.into()), 1500);
+            Port::new(Box::new(driver), pool(4096, 2048), config(id.into(), id)).unwrap()
+        });
+        for (id, receiver) in (2..).zip(&mut receivers) {
+            sender.add_node(id, address(id as u16));
+            receiver.add_node(1, address(1));
+            send(&mut sender, 0, Peer::Node(id), b"first");
+            settle(0, &mut sender, receiver);
+        }
+        World {
+            room,
+            sender,
+            receivers,
+            now_us: Cell::new(0),
+        }
+    }
+
+    /// Lets 100 us pass, in which the queue makes room for so many; answers what arrived at whom.
+    fn pass(&mut self, more: usize) -> Vec<(usize, Vec<u8>)> {
+        let now_us = self.now_us.get() + 100;
+        self.now_us.set(now_us);
+        self.room.lock().unwrap().all = more;
+        self.sender.poll(now_us, &mut Vec::new()).unwrap();
+        let mut got = Vec::new();
+        for (at, receiver) in self.receivers.iter_mut().enumerate() {
+            let mut out = Vec::new();
+            while receiver.poll(now_us, &mut out).unwrap() > 0 {}
+            got.extend(out.iter().map(|message| (at, message.body.to_vec())));
+        }
+        got
+    }
+
+    fn send(&mut self, to: u64, bytes: &[u8]) -> usize {
+        send(&mut self.sender, self.now_us.get(), Peer::Node(to), bytes)
+    }
+}
+
+#[test]
+fn a_message_longer_than_the_queue_arrives_a_little_at_a_time() {
+    for security in [Security::Off, Security::Authenticated, Security::Encrypted] {
+        let mut world = World::new(security);
+        let bytes = numbered(7, 2 << 20);
+        world.room.lock().unwrap().all = 100;
+        assert_eq!(world.send(2, &bytes), 1, "kept");
+        assert!(world.sender.next_timeout().is_some_and(|at| at <= 100));
+        let mut got = Vec::new();
+        for _ in 0..200 {
+            got.extend(world.pass(10));
+        }
+        assert!(got == [(0, bytes)], "{} messages", got.len());
+        let stats = world.sender.stats();
+        assert_eq!(stats.send_dropped, 0);
+        assert!(stats.send_deferred > 1300, "{}", stats.send_deferred);
+        // Nobody is woken for nothing.
+        assert!(world.sender.next_timeout().is_none_or(|at| at > 100_000));
+    }
+}
+
+#[test]
+fn order_is_kept_and_short_messages_overtake() {
+    let mut world = World::new(Security::Authenticated);
+    world.room.lock().unwrap().all = 50;
+    let long = [numbered(1, 300_000), numbered(2, 200_000)];
+    let next = numbered(3, 1000);
+    world.send(2, &long[0]);
+    world.send(2, &long[1]);
+    world.send(2, &next);
+    let mut order = Vec::new();
+    for round in 0..200u64 {
+        if round % 10 == 0 {
+            // Its queue has room again.
+            world.room.lock().unwrap().all = 1;
+            world.send(2, &numbered(100 + round, 40));
+        }
+        order.extend(world.pass(5).into_iter().map(|(_, bytes)| bytes));
+    }
+    let ours: Vec<u64> = order
+        .iter()
+        .map(|bytes| number_of(bytes))
+        .filter(|n| *n < 100)
+        .collect();
+    assert_eq!(ours, [1, 2, 3]);
+    let first_long = order
+        .iter()
+        .position(|bytes| number_of(bytes) == 1)
+        .unwrap();
+    assert!(first_long >= 4, "heartbeats came before: {first_long}");
+    assert_eq!(order.len(), 3 + 20);
+    let replayed: u64 = world
+        .receivers
+        .iter()
+        .map(|port| port.stats().replayed)
+        .sum();
+    assert_eq!(replayed, 0);
+}
+
+#[test]
+fn a_peer_that_takes_nothing_keeps_nobody_else_waiting_and_is_given_up() {
+    let mut world = World::new(Security::Authenticated);
+    world.room.lock().unwrap().shut = Some(address(2));
+    let (dead, alive) = (numbered(1, 400_000), numbered(2, 400_000));
+    world.room.lock().unwrap().all = 20;
+    let parts = [[&dead[..]], [&alive[..]]];
+    let burst = [(2, &parts[0]), (3, &parts[1])].map(|(to, parts)| Outgoing {
+        to: Peer::Node(to),
+        parts,
+    });
+    assert_eq!(world.sender.send(0, &burst).unwrap(), 2);
+    let mut got = Vec::new();
+    for _ in 0..100 {
+        got.extend(world.pass(20));
+    }
+    assert!(got == [(1, alive)]);
+    for _ in 0..1100 {
+        got.extend(world.pass(20));
+    }
+    assert_eq!((got.len(), world.sender.stats().send_dropped), (1, 1));
+    assert!(
+        world
+            .sender
+            .next_timeout()
+            .is_none_or(|at| at > world.now_us.get() + 10_000)
+    );
+    // It lives again.
+    world.room.lock().unwrap().shut = None;
+    world.send(2, &numbered(4, 5000));
+    assert!(world.pass(20) == [(0, numbered(4, 5000))]);
+}
+
+#[test]
+fn what_waits_is_bounded() {
+    let mut world = World::new(Security::Authenticated);
+    world.room.lock().unwrap().all = 0;
+    let bytes = numbered(1, 2 << 20);
+    let kept: usize = (0..20).map(|_| world.send(2, &bytes)).sum();
+    assert!((4..=9).contains(&kept), "{kept}");
+    assert!(world.sender.stats().send_dropped > 0);
+}
