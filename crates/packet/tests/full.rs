@@ -228,6 +228,21 @@ fn a_peer_that_takes_nothing_keeps_nobody_else_waiting_and_is_given_up() {
     world.room.lock().unwrap().shut = None;
     world.send(2, &numbered(4, 5000));
     assert!(world.pass(20) == [(0, numbered(4, 5000))]);
+    // What waited for it comes in order.
+    world.room.lock().unwrap().shut = Some(address(2));
+    let both = [numbered(5, 50_000), numbered(6, 50_000)];
+    for bytes in &both {
+        world.send(2, bytes);
+    }
+    for _ in 0..5 {
+        assert!(world.pass(20).is_empty());
+    }
+    world.room.lock().unwrap().shut = None;
+    let mut got = Vec::new();
+    for _ in 0..20 {
+        got.extend(world.pass(20));
+    }
+    assert!(got == both.map(|bytes| (0, bytes)));
 }
 
 #[test]

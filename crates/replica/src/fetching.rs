@@ -183,6 +183,8 @@ mod tests {
             installing: false,
         };
         assert!(fetching.take_list(&encode_list(&[1], files)));
+        assert_eq!(fetching.pieces.len(), 1, "nothing yet, however much it is");
+        fetching.cut_files();
         fetching
     }
 

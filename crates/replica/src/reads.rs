@@ -292,6 +292,33 @@ mod tests {
     }
 
     #[test]
+    fn no_read_waits_for_what_is_gone_from_the_end_of_the_log() {
+        let mut reads = Reads::new(1);
+        let mut asked = Vec::new();
+        reads.submit(read(9));
+        reads.ask(0, 1, |context| {
+            asked.push(context);
+            true
+        });
+        reads.confirm(asked[0], 7);
+        reads.submit(Read {
+            how: How::Weak { until_us: 100 },
+            ..read(9)
+        });
+        reads.submit(read(9));
+        reads.clamp(8);
+        assert!(reads.take(7).is_none());
+        assert!(reads.take(8).is_some() && reads.take(8).is_some());
+        reads.ask(0, 2, |context| {
+            asked.push(context);
+            true
+        });
+        reads.confirm(asked[1], 7);
+        assert!(reads.take(8).is_some());
+        assert_eq!(reads.len(), 0);
+    }
+
+    #[test]
     fn a_lost_round_is_asked_again_under_a_new_context() {
         let mut reads = Reads::new(1);
         reads.submit(read(0));

@@ -360,7 +360,8 @@ fn quick_is_short_and_may_say_how() {
 
 #[test]
 fn a_quick_kill_has_time_behind_it_and_a_comparison_may_be_at_a_point_left_out() {
-    let text = format!("{HEAD}[failover]\nkill_at_ms = 2000\n{ONE}");
+    let killed = "[[variant]]\nname = \"a\"\nsystem = \"cyclone\"\n";
+    let text = format!("{HEAD}[failover]\nkill_at_ms = 2000\n{killed}");
     let plan = Plan::parse(&text).expect("a plan").quickened();
     assert_eq!(plan.load.measure_ms, 2200);
     let text = format!(

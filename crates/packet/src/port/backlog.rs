@@ -13,8 +13,10 @@ const OVERTAKES_BYTES: usize = 256;
 const ATTEMPT: usize = 256;
 /// A full queue is tried again after this time, µs.
 const RETRY_US: u64 = 100;
-/// What nothing was taken of for so long is given up, µs: whoever wants it has repeated it.
+/// What nothing was taken of for so long is given up, µs: whoever wants it has repeated it. And where something else was: one queue may be
+/// full of that.
 const STALE_US: u64 = 100_000;
+const BEHIND_US: u64 = 1_000_000;
 
 /// A message, or what is left of one.
 #[derive(Clone, Copy)]
@@ -156,17 +158,20 @@ impl Port {
             return Ok(());
         }
         let mut budget = ATTEMPT;
+        // What nothing is taken of goes behind the others', and what stands behind it on its association with it.
         let (mut moving, mut stuck) = (VecDeque::new(), VecDeque::<Rest>::new());
         for mut rest in std::mem::take(&mut self.backlog.rests) {
-            let is_stale = now_us.saturating_sub(rest.moved_us) > STALE_US;
-            let Some(assoc) = self.assocs.get(&rest.assoc).filter(|_| !is_stale) else {
+            let Some(assoc) = self.assocs.get(&rest.assoc) else {
                 self.stats.send_dropped += 1;
                 continue;
             };
             let chunk = assoc.chunk;
             let most = budget.min(datagrams(rest.total, chunk) - rest.first);
-            let is_behind = stuck.iter().any(|before| before.assoc == rest.assoc);
-            if most == 0 || is_behind {
+            if stuck.iter().any(|before| before.assoc == rest.assoc) {
+                stuck.push_back(rest);
+                continue;
+            }
+            if most == 0 {
                 moving.push_back(rest);
                 continue;
             }
@@ -195,6 +200,14 @@ impl Port {
         }
         let is_full = budget > 0;
         moving.append(&mut stuck);
+        let most_us = if budget < ATTEMPT {
+            BEHIND_US
+        } else {
+            STALE_US
+        };
+        let all = moving.len();
+        moving.retain(|rest| now_us.saturating_sub(rest.moved_us) <= most_us);
+        self.stats.send_dropped += (all - moving.len()) as u64;
         self.backlog.bytes = moving.iter().map(|rest| rest.bytes.len()).sum();
         self.backlog.retry_us = match (moving.is_empty(), is_full) {
             (true, _) => None,
