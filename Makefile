@@ -124,13 +124,13 @@ bench-net: setup-tests
 bench-net-dpdk: bench-net
 
 # Installs etcd, dragonboat and Redis (nothing system-wide), then measures them beside us.
-bench-peers: build
+bench-peers: setup-tests build
 	scripts/bench-peers.sh
 	$(BIN) bench figures --figure peers $(if $(QUICK),--quick) --out $(TARGET)/bench-peers
 
 # The papers' figures, as far as this machine can: about four hours; QUICK=1 takes minutes. Goes on with what was ended early: a result of
 # the same plan and source stays.
-figures: build
+figures: setup-tests build
 	scripts/bench-peers.sh || echo "some peers are missing: their lines are skipped"
 	$(BIN) bench figures --missing $(if $(QUICK),--quick --out $(TARGET)/figures-quick)
 

@@ -91,7 +91,9 @@ impl Group {
                 (rest.left, rest.passed) = (rest.allowed, false);
             }
             RaftKind::HeartbeatResponse
-                if message.reject_hint > 0 && !rest.answered.contains(&message.from) =>
+                // One of an older program may allow itself less.
+                if message.reject_hint >= FOLLOWER_TICKS.into()
+                    && !rest.answered.contains(&message.from) =>
             {
                 rest.answered.push(message.from);
             }

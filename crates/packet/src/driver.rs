@@ -123,6 +123,11 @@ pub trait Driver: Send {
         &[]
     }
 
+    /// Whether it has several queues, of which one may be full while others are not.
+    fn has_queues_apart(&self) -> bool {
+        false
+    }
+
     /// Whether something that was taken has not been handed to the network yet, and goes only when the driver is called again.
     fn has_unsent(&mut self) -> bool {
         false

@@ -363,7 +363,6 @@ impl Port {
             self.flush_ready(now_us)?;
         }
         self.send_backlog(now_us)?;
-        self.unsent_wait_us = (2 * self.unsent_wait_us).min(MOST_UNSENT_US);
         self.note_unsent(now_us);
         received
     }

@@ -19,7 +19,7 @@ use crate::sys;
 const READ_BYTES: usize = 256 << 10;
 /// Beyond this nothing more is read from a connection before what was is taken in, bytes.
 const WAITING_BYTES: usize = 1 << 20;
-/// A connection whose other side acknowledges nothing for so long is ended, ms.
+/// A connection whose other side acknowledges nothing, or takes nothing, for so long is ended, ms.
 const SILENCE_MS: i32 = 3_000;
 
 /// Limits.

@@ -49,6 +49,10 @@ impl Driver for Narrow {
         &self.2
     }
 
+    fn has_queues_apart(&self) -> bool {
+        self.1.lock().unwrap().shut.is_some()
+    }
+
     fn recv(
         &mut self,
         pool: &Pool,
@@ -253,4 +257,50 @@ fn what_waits_is_bounded() {
     let kept: usize = (0..20).map(|_| world.send(2, &bytes)).sum();
     assert!((4..=9).contains(&kept), "{kept}");
     assert!(world.sender.stats().send_dropped > 0);
+}
+
+#[test]
+fn two_long_messages_go_one_after_the_other_and_none_is_given_up() {
+    let mut world = World::new(Security::Authenticated);
+    world.room.lock().unwrap().all = 0;
+    let long = [
+        numbered(1, 400_000),
+        numbered(2, 400_000),
+        numbered(3, 2000),
+    ];
+    world.send(2, &long[0]);
+    world.send(3, &long[1]);
+    world.send(2, &long[2]);
+    let mut got = Vec::new();
+    // 2 Mbit/s: one of them alone takes longer than what stands still is kept for.
+    for round in 0..3000 {
+        got.extend(world.pass(usize::from(round % 4 == 0)));
+    }
+    let stats = world.sender.stats();
+    assert_eq!(stats.send_dropped, 0);
+    let [first, second, third] = long;
+    let arrived: Vec<(usize, u64)> = got
+        .iter()
+        .map(|(at, bytes)| (*at, number_of(bytes)))
+        .collect();
+    assert!(got == [(0, first), (1, second), (0, third)], "{arrived:?}");
+}
+
+#[test]
+fn what_is_short_and_found_no_room_goes_before_what_is_long() {
+    let mut world = World::new(Security::Encrypted);
+    world.room.lock().unwrap().all = 0;
+    world.send(2, &numbered(1, 100_000));
+    world.send(2, &numbered(2, 40));
+    world.send(2, &numbered(3, 1000));
+    let mut order = Vec::new();
+    for _ in 0..40 {
+        order.extend(
+            world
+                .pass(4)
+                .into_iter()
+                .map(|(_, bytes)| number_of(&bytes)),
+        );
+    }
+    assert_eq!(order, [2, 1, 3]);
 }

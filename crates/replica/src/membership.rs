@@ -410,7 +410,10 @@ impl Node {
         if !stays && self.give_way_to(&wanted) {
             return;
         }
-        let has_target = |log: &PhysicalLog| is_reached(&log.group.members(), target);
+        // A change that is under way may end elsewhere.
+        let has_target = |log: &PhysicalLog| {
+            !log.group.is_changing() && is_reached(&log.group.members(), target)
+        };
         let home_may_leave = self.logs[1..].iter().all(has_target);
         for (at, log) in self.logs.iter_mut().enumerate() {
             if log.has_proposed_all() && !has_target(log) {

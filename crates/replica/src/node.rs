@@ -361,6 +361,11 @@ impl Node {
         Ok(work)
     }
 
+    /// Whether something waits for the port's queue and goes on soon.
+    pub(crate) fn sends_soon(&self) -> bool {
+        self.port.sends_soon(self.now.steady_us)
+    }
+
     /// When [`Node::step`] wants to be called again at the latest, in microseconds of the steady clock.
     pub fn deadline_us(&self) -> u64 {
         let behind = !self.backlog.is_empty() || self.may_apply_more();

@@ -127,7 +127,8 @@ impl Reactor {
                 Pause::Look
             } else {
                 let deadline_us = node.deadline_us().min(companion.deadline_us(now));
-                pause(polling, now, deadline_us, node.active_us(), &mut spinner)
+                let pause = pause(polling, now, deadline_us, node.active_us(), &mut spinner);
+                pause.sooner(node.sends_soon())
             };
             node.lend_logs();
             watchdog.end(work > 0);
@@ -177,6 +178,16 @@ impl Pause {
                 0
             }
             Pause::Sleep(us) => us,
+        }
+    }
+}
+
+impl Pause {
+    /// What waits for a full queue goes on within a tenth of a millisecond, and a poll sleeps for a whole one at least.
+    pub(crate) fn sooner(self, sends_soon: bool) -> Pause {
+        match self {
+            Pause::Sleep(us) if us < 1_000 && sends_soon => Pause::Yield,
+            other => other,
         }
     }
 }

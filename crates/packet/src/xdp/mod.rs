@@ -206,6 +206,10 @@ impl Driver for XdpDriver {
         &self.skipped
     }
 
+    fn has_queues_apart(&self) -> bool {
+        true
+    }
+
     fn has_unsent(&mut self) -> bool {
         self.queues.iter_mut().any(Queue::has_unsent)
     }

@@ -305,6 +305,11 @@ impl Lane {
         self.log as u16
     }
 
+    /// Whether something waits for its port's queue and goes on soon.
+    pub(crate) fn sends_soon(&self) -> bool {
+        self.port.sends_soon(self.port_us)
+    }
+
     /// When [`Lane::step`] wants to be called again at the latest, by the machine's steady clock.
     pub fn deadline_us(&self) -> u64 {
         let port = self.port.next_timeout().unwrap_or(u64::MAX);

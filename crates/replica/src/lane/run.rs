@@ -142,7 +142,8 @@ impl LogLoop {
             active_us,
             spinner,
         );
-        pause.begin(now, spinner)
+        let sends_soon = self.lanes.iter().any(Lane::sends_soon);
+        pause.sooner(sends_soon).begin(now, spinner)
     }
 }
 

@@ -30,7 +30,10 @@ pub(super) struct Offered {
 /// Whether a checkpoint of so much would leave a gap, and a follower needs one.
 fn is_overtaken(log: &PhysicalLog, applied: u64) -> bool {
     let status = log.group.status();
-    let lacks = |peer: &cyclone_consensus::PeerStatus| peer.matched + 1 < status.first;
+    // Who is dead will ask anew.
+    let lacks = |peer: &cyclone_consensus::PeerStatus| {
+        peer.recent_active && peer.matched + 1 < status.first
+    };
     applied + 1 < status.first && log.group.is_leader() && status.peers.iter().any(lacks)
 }
 
