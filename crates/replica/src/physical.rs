@@ -2,6 +2,7 @@
 
 mod again;
 mod fate;
+mod job;
 
 use std::collections::VecDeque;
 
@@ -14,6 +15,8 @@ use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
 use cyclone_wire::batch;
 use cyclone_wire::gang::{FIXED_BYTES, Head, MAX_LOGS};
 use cyclone_wire::planted::{self, Bug};
+
+pub(crate) use job::ApplyJob;
 
 use crate::lane::{Hears, Request};
 use crate::reads::{Read, Reads};
@@ -64,27 +67,6 @@ enum Sealed {
     Batch(Payload, Vec<Origin>),
     /// This log's share of the gang with this number.
     Gang(u64),
-}
-
-/// Committed entries for a worker: index, term, payload.
-pub(crate) struct ApplyJob {
-    entries: Vec<(u64, u64, Vec<u8>)>,
-}
-
-impl ApplyJob {
-    /// Applies them, waiting as long as it takes.
-    pub(crate) fn apply(&self, store: &dyn StateMachine, log: u16) -> Result<Applied, ApplyError> {
-        let entries: Vec<EntryInput<'_>> = self
-            .entries
-            .iter()
-            .map(|(index, term, payload)| EntryInput {
-                index: *index,
-                term: *term,
-                payload,
-            })
-            .collect();
-        store.apply(log, &entries, Mode::Blocking)
-    }
 }
 
 pub(crate) struct PhysicalLog {
@@ -570,7 +552,7 @@ impl PhysicalLog {
                     .iter()
                     .map(|entry| (entry.index, entry.term, entry.payload.to_vec()))
                     .collect();
-                return Ok(Some(ApplyJob { entries }));
+                return Ok(Some(ApplyJob::new(entries)));
             }
             Err(error) => return Err(error),
         }

@@ -52,6 +52,8 @@ pub(crate) struct Records {
     pub(crate) swept: Option<Option<u64>>,
     /// What is stored counts for nothing.
     pub(crate) cleared: bool,
+    /// No stored record of the call's log is of before: what earlier sweeps have removed need not be passed over again.
+    pub(crate) lowest: u64,
 }
 
 impl Records {
@@ -83,7 +85,7 @@ impl Records {
         if mode == Mode::NonBlocking && !kv.scans_without_blocking() {
             return Err(ApplyError::WouldBlock);
         }
-        let (from, mut due, mut left) = (record(log, 0, &[]), Vec::new(), None);
+        let (from, mut due, mut left) = (record(log, self.lowest, &[]), Vec::new(), None);
         if !self.cleared {
             kv.scan(&from, &mut |key, _| {
                 let Some((deadline, user_key)) = parse(log, key) else {

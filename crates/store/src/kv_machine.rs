@@ -163,10 +163,21 @@ impl<K: Kv> KvMachine<K> {
             .clocks
             .get(log)
             .map_or(0, |clock| clock.load(Ordering::Acquire));
-        At {
-            now_ms: now_ms.max(clock_ms),
-            ..At::clock(clock_ms)
-        }
+        At::asked(clock_ms, now_ms)
+    }
+
+    /// A walk over all keys sees them as of one moment: the clocks before the values, once.
+    fn walk_all(&self, query: &Query<'_>, now_ms: u64, mode: Mode) -> Result<Reply, ApplyError> {
+        let clocks: Vec<u64> = self
+            .clocks
+            .iter()
+            .map(|clock| clock.load(Ordering::Acquire))
+            .collect();
+        let at = |slot: u16| {
+            let log = usize::from(slot) % clocks.len().max(1);
+            At::asked(clocks.get(log).copied().unwrap_or(0), now_ms)
+        };
+        commands::query(&self.kv, query, &at, mode)
     }
 
     fn load(&self, sessions: bool) -> Result<(), ApplyError> {
@@ -336,6 +347,8 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             return Err(ApplyError::WouldBlock);
         }
         let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, self.count());
+        let noted = self.deadlines.get(usize::from(log));
+        overlay.records.lowest = noted.map_or(0, |noted| noted.load(Ordering::Acquire));
         let mut changes = SessionChanges::default();
         let mut answers = Vec::with_capacity(entries.len());
         let (mut applied, mut term, mut clock_ms) = (state.applied, state.term, state.clock_ms);
@@ -469,6 +482,9 @@ impl<K: Kv> StateMachine for KvMachine<K> {
                 count,
                 held,
             } if held || held::names_a_view(cursor) => self.held_scan(cursor, pattern, count, mode),
+            Query::Scan { .. } | Query::Keys { .. } | Query::DbSize => {
+                self.walk_all(query, now_ms, mode)
+            }
             _ => commands::query(&self.kv, query, &|slot| self.at(slot, now_ms), mode),
         }
     }
@@ -559,7 +575,9 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     fn install(&self, directory: &Path) -> Result<CheckpointMeta, ApplyError> {
         let _alone = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         self.held.without(|| self.kv.install(directory))?;
-        self.load(!planted::has(Bug::SessionsNotInstalled))?;
+        // From here on nothing may be said to be as it was.
+        self.load(!planted::has(Bug::SessionsNotInstalled))
+            .map_err(|error| ApplyError::Fatal(format!("after an installation: {error}")))?;
         let applied: Vec<(u64, u64)> = (0..self.logs.len() as u16)
             .map(|log| self.applied(log))
             .collect();

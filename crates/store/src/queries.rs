@@ -26,6 +26,14 @@ impl At {
         }
     }
 
+    /// For an asker whose clock says `now_ms`.
+    pub(crate) fn asked(clock_ms: u64, now_ms: u64) -> At {
+        At {
+            now_ms: now_ms.max(clock_ms),
+            ..At::clock(clock_ms)
+        }
+    }
+
     /// Whether the item is visible.
     ///
     /// # Errors

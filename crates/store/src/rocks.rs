@@ -261,6 +261,9 @@ fn write(db: &DB, batch: WriteBatch, mode: Mode) -> Result<(), ApplyError> {
         .map_err(|error| store_error(error, mode))
 }
 
+/// What RocksDB writes of itself into one file.
+const INFO_LOG_BYTES: usize = 4 << 20;
+
 fn options(tuning: &RocksOptions, create: bool) -> Options {
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(&Cache::new_lru_cache(tuning.block_cache_bytes));
@@ -276,6 +279,8 @@ fn options(tuning: &RocksOptions, create: bool) -> Options {
     options.set_max_open_files(-1);
     options.set_atomic_flush(true);
     options.set_keep_log_file_num(2);
+    // Without a limit the first of them grows for as long as the store is open.
+    options.set_max_log_file_size(INFO_LOG_BYTES);
     options.set_stats_dump_period_sec(0);
     options
 }
