@@ -3,6 +3,10 @@
 # usage: scripts/setup.sh [tests]
 set -euo pipefail
 
+case "${1:-}" in
+    "" | tests) ;;
+    *) echo "setup: unknown: $1; usage: scripts/setup.sh [tests]" >&2; exit 2 ;;
+esac
 command -v cargo >/dev/null || { echo "setup: Rust is missing; see https://rustup.rs (1.95 or newer)" >&2; exit 1; }
 
 missing=()
@@ -16,12 +20,13 @@ need clang command -v clang
 need libclang-dev installed libclang-dev
 need libfabric-dev installed libfabric-dev
 need pkg-config command -v pkg-config
+# The README's first steps.
+need redis-tools command -v redis-cli
 if [ "${1:-}" = tests ]; then
     need libfabric-bin command -v fi_info
     # The packet driver of the feature dpdk.
     need libdpdk-dev installed libdpdk-dev
     need golang-go command -v go
-    need redis-tools command -v redis-cli
     need iproute2 command -v ip
     need util-linux command -v taskset
     need python3-venv installed python3-venv

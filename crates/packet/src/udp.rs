@@ -78,9 +78,7 @@ impl UdpDriver {
             stats: DriverStats::default(),
         })
     }
-}
 
-impl UdpDriver {
     /// One call; answers how many datagrams it took, and how many of them are whole.
     fn receive_burst(
         &mut self,

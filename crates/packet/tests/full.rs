@@ -4,16 +4,12 @@ mod common;
 use std::cell::Cell;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use common::*;
 use cyclone_packet::{
-    Datagram, Driver, DriverStats, Faults, MemDriver, MemNet, Outgoing, Peer, Port, PortConfig,
-    Security,
+    Datagram, Driver, Faults, MemDriver, MemNet, Outgoing, Peer, Port, PortConfig, Security,
 };
-use cyclone_pmem::payload::Payload;
-use cyclone_pmem::pool::Pool;
 
 /// How many datagrams the queue has room for: to all, and to one peer alone.
 #[derive(Default)]
@@ -53,34 +49,7 @@ impl Driver for Narrow {
         self.1.lock().unwrap().shut.is_some()
     }
 
-    fn recv(
-        &mut self,
-        pool: &Pool,
-        out: &mut Vec<(SocketAddr, Payload)>,
-        max: usize,
-    ) -> io::Result<usize> {
-        self.0.recv(pool, out, max)
-    }
-
-    fn fds(&self) -> Vec<RawFd> {
-        self.0.fds()
-    }
-
-    fn max_datagram(&self) -> usize {
-        self.0.max_datagram()
-    }
-
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn local_addr(&self) -> SocketAddr {
-        self.0.local_addr()
-    }
-
-    fn stats(&self) -> DriverStats {
-        self.0.stats()
-    }
+    as_inner!();
 }
 
 /// Node 1 with a queue of its own, and nodes 2 and 3, all acquainted.

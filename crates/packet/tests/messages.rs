@@ -3,15 +3,11 @@
 mod common;
 use std::collections::HashSet;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::RawFd;
 
 use common::*;
 use cyclone_packet::{
-    Datagram, Driver, DriverStats, Faults, MemDriver, MemNet, Outgoing, Peer, Port, PortConfig,
-    Security,
+    Datagram, Driver, Faults, MemDriver, MemNet, Outgoing, Peer, Port, PortConfig, Security,
 };
-use cyclone_pmem::payload::Payload;
 use cyclone_pmem::pool::Pool;
 use proptest::prelude::*;
 
@@ -231,37 +227,10 @@ impl Driver for Apart {
         self.0.send(datagrams)
     }
 
-    fn recv(
-        &mut self,
-        pool: &Pool,
-        out: &mut Vec<(SocketAddr, Payload)>,
-        max: usize,
-    ) -> io::Result<usize> {
-        self.0.recv(pool, out, max)
-    }
-
-    fn fds(&self) -> Vec<RawFd> {
-        self.0.fds()
-    }
-
-    fn max_datagram(&self) -> usize {
-        self.0.max_datagram()
-    }
+    as_inner!();
 
     fn pool(&self) -> Option<Pool> {
         Some(self.1.clone())
-    }
-
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn local_addr(&self) -> SocketAddr {
-        self.0.local_addr()
-    }
-
-    fn stats(&self) -> DriverStats {
-        self.0.stats()
     }
 }
 

@@ -180,9 +180,7 @@ impl Pause {
             Pause::Sleep(us) => us,
         }
     }
-}
 
-impl Pause {
     /// What waits for a full queue goes on within a tenth of a millisecond, and a poll sleeps for a whole one at least.
     pub(crate) fn sooner(self, sends_soon: bool) -> Pause {
         match self {

@@ -155,31 +155,6 @@ impl<K: Kv> KvMachine<K> {
         noted.store(before.min(written), Ordering::Release);
     }
 
-    /// The time at which a key of this slot is read, for an asker whose clock says `now_ms`.
-    fn at(&self, slot: u16, now_ms: u64) -> At {
-        //= cyclone §5
-        let log = usize::from(slot) % self.clocks.len().max(1);
-        let clock_ms = self
-            .clocks
-            .get(log)
-            .map_or(0, |clock| clock.load(Ordering::Acquire));
-        At::asked(clock_ms, now_ms)
-    }
-
-    /// A walk over all keys sees them as of one moment: the clocks before the values, once.
-    fn walk_all(&self, query: &Query<'_>, now_ms: u64, mode: Mode) -> Result<Reply, ApplyError> {
-        let clocks: Vec<u64> = self
-            .clocks
-            .iter()
-            .map(|clock| clock.load(Ordering::Acquire))
-            .collect();
-        let at = |slot: u16| {
-            let log = usize::from(slot) % clocks.len().max(1);
-            At::asked(clocks.get(log).copied().unwrap_or(0), now_ms)
-        };
-        commands::query(&self.kv, query, &at, mode)
-    }
-
     fn load(&self, sessions: bool) -> Result<(), ApplyError> {
         migrate::first_format(&self.kv)?;
         self.books.load(&self.kv)?;

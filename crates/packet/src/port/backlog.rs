@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 
+use super::send::{Piece, datagrams};
 use super::*;
 use crate::replay::WINDOW;
 
@@ -22,41 +23,6 @@ const STALE_US: u64 = 100_000;
 const SHUT_US: u64 = 1_000_000;
 /// What a message takes besides its bytes.
 const OVERHEAD_BYTES: usize = 128;
-
-/// A message, or what is left of one.
-#[derive(Clone, Copy)]
-pub(super) struct Piece<'a> {
-    pub(super) assoc: u64,
-    /// Its bytes, from those of the first datagram to go on.
-    pub(super) parts: &'a [&'a [u8]],
-    /// Bytes of the whole message.
-    pub(super) total: usize,
-    /// The sequence number of the message's first datagram, if one has been sealed.
-    pub(super) base: Option<u64>,
-    /// The first datagram to go, and how many at most.
-    pub(super) first: usize,
-    pub(super) most: usize,
-}
-
-impl<'a> Piece<'a> {
-    pub(super) fn whole(assoc: u64, parts: &'a [&'a [u8]], total: usize) -> Piece<'a> {
-        Piece {
-            assoc,
-            parts,
-            total,
-            base: None,
-            first: 0,
-            most: usize::MAX,
-        }
-    }
-}
-
-/// What is left of a piece after a burst: the first datagram that did not go.
-#[derive(Clone, Copy)]
-pub(super) struct Left {
-    pub(super) piece: usize,
-    pub(super) first: usize,
-}
 
 /// What is left of a message, in memory of its own.
 struct Rest {
@@ -219,10 +185,10 @@ impl Port {
             held: HashSet::new(),
         };
         let short = std::mem::take(&mut self.backlog.short);
-        self.backlog.short = self.attempt(now_us, short, &mut attempt)?;
+        self.backlog.short = self.try_in_turn(now_us, short, &mut attempt)?;
         attempt.held.clear();
         let long = std::mem::take(&mut self.backlog.long);
-        self.backlog.long = self.attempt(now_us, long, &mut attempt)?;
+        self.backlog.long = self.try_in_turn(now_us, long, &mut attempt)?;
         let backlog = &mut self.backlog;
         if attempt.moved {
             backlog.moved_us = now_us;
@@ -254,7 +220,7 @@ impl Port {
 
     /// Tries some of these in turn. Answers what is left of them, in the order of the next attempt: those of which nothing was taken, and
     /// what stands behind them, after the others.
-    fn attempt(
+    fn try_in_turn(
         &mut self,
         now_us: u64,
         rests: VecDeque<Rest>,
@@ -322,9 +288,4 @@ impl Port {
         }
         Ok(left)
     }
-}
-
-/// Datagrams of a message: of one that is empty, one.
-pub(super) fn datagrams(bytes: usize, chunk: usize) -> usize {
-    bytes.div_ceil(chunk).max(1)
 }

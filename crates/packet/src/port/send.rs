@@ -1,12 +1,46 @@
 //! The sending half: messages to fragments to one burst.
 
-use super::backlog::{Left, Piece, datagrams};
 use super::*;
 
 /// More slices than this in one datagram are copied together: the kernel takes 1024.
 const MAX_SLICES: usize = 256;
 /// After this many datagrams on one association fresh keys are made: with 64 KiB datagrams, 2^48 AES blocks.
 const REKEY_AFTER: u64 = 1 << 36;
+
+/// A message, or what is left of one.
+#[derive(Clone, Copy)]
+pub(super) struct Piece<'a> {
+    pub(super) assoc: u64,
+    /// Its bytes, from those of the first datagram to go on.
+    pub(super) parts: &'a [&'a [u8]],
+    /// Bytes of the whole message.
+    pub(super) total: usize,
+    /// The sequence number of the message's first datagram, if one has been sealed.
+    pub(super) base: Option<u64>,
+    /// The first datagram to go, and how many at most.
+    pub(super) first: usize,
+    pub(super) most: usize,
+}
+
+impl<'a> Piece<'a> {
+    pub(super) fn whole(assoc: u64, parts: &'a [&'a [u8]], total: usize) -> Piece<'a> {
+        Piece {
+            assoc,
+            parts,
+            total,
+            base: None,
+            first: 0,
+            most: usize::MAX,
+        }
+    }
+}
+
+/// What is left of a piece after a burst: the first datagram that did not go.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    pub(super) piece: usize,
+    pub(super) first: usize,
+}
 
 /// One data datagram about to be sent.
 struct Plan {
@@ -322,4 +356,9 @@ fn seal<'a>(
         outbox.headers.push(bytes);
     }
     (base, copied_bytes)
+}
+
+/// Datagrams of a message: of one that is empty, one.
+pub(super) fn datagrams(bytes: usize, chunk: usize) -> usize {
+    bytes.div_ceil(chunk).max(1)
 }
