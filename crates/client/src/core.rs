@@ -322,7 +322,10 @@ impl ClientCore {
         if request.attempts.last == MAX_ATTEMPTS {
             return false;
         }
+        let is_first = request.attempts.last == 0;
         let attempt = request.attempts.begin();
+        request.only_node =
+            (is_first || request.only_node == Some(packs.node)).then_some(packs.node);
         request.stage = Stage::Flying;
         request.sent_us = now_us;
         request.due_us = now_us + patience_us;

@@ -366,6 +366,34 @@ fn too_large_is_told_without_sending_and_when_the_replica_says_so() {
     assert_eq!(stage.core.pending(), 0);
 }
 
+/// A large request may have gone more than once by the time its refusal comes, and the rest of what was sent be lost.
+#[test]
+fn the_refusal_of_one_attempt_counts_for_all_that_the_node_got() {
+    for others_asked in [false, true] {
+        let mut stage = Stage::new();
+        if !others_asked {
+            let only = vec![(1, "10.0.0.1:7000".to_owned())];
+            stage.core = ClientCore::new(only, CoreConfig::default());
+            stage.cluster.lead(1);
+        }
+        stage.warm_up();
+        let ticket = stage.incr(b"k");
+        let first = stage.transmit();
+        let mut second = Messages::new();
+        while second.is_empty() || others_asked == (second[0].0 == first[0].0) {
+            stage.now_us = stage.core.next_timeout_us().unwrap();
+            second = stage.transmit();
+        }
+        stage.answer(&second, &Status::TooLarge);
+        let error = match others_asked {
+            false => ClientError::NotDone(NotDone::TooLarge),
+            true => ClientError::Unknown,
+        };
+        let told = stage.core.completions().next();
+        assert_eq!(told, Some((ticket, Err(error))));
+    }
+}
+
 #[test]
 fn the_window_and_the_queue_are_bounded() {
     let mut stage = Stage::with(CoreConfig {

@@ -35,7 +35,7 @@ use crate::physical::PhysicalLog;
 use crate::platform::{Os, Platform};
 use crate::requests::BatchBuilder;
 use crate::snapshot::SNAPSHOTS;
-use ports::{MESSAGE_SLACK, message_bytes, open_lanes, open_port};
+use ports::{MESSAGE_SLACK, entry_bytes, message_bytes, open_lanes, open_port};
 
 /// Frames take at most this share of the region…
 const FRAMES_SHARE: u64 = 4;
@@ -516,7 +516,7 @@ impl Node {
             // A batch of many values may be longer than the longest value.
             let half = (u64::from(pool.count()) / 2).saturating_sub(2) * port.chunk_bytes() as u64;
             // What cannot be sent must not be accepted: the log would stand still behind it for ever.
-            let sendable = port.max_message().saturating_sub(MESSAGE_SLACK / 2) as u64;
+            let sendable = (entry_bytes(&config) + MESSAGE_SLACK / 2) as u64;
             group.max_entry_bytes = group.max_entry_bytes.min(half).min(sendable);
             let lease = match config.lease_reads {
                 true => Lease::new(

@@ -1,4 +1,4 @@
-//! Reads of much over the Redis port of a real cluster: the loops do not stand still for them, and what would be too long is refused.
+//! Much at once on a real cluster: the loops do not stand still for large reads, and what would be too long is refused.
 
 mod common;
 
@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use common::{ask, cluster, first_port};
 use cyclone::cluster::Options;
+use cyclone_client::{Client, ClientConfig, ClientError, NotDone};
+use cyclone_wire::command::{Condition, Operation};
 use redis::{Cmd, Connection, Value};
 
 const MIB: usize = 1 << 20;
@@ -192,4 +194,43 @@ fn a_read_behind_a_command_that_is_refused_is_answered() {
         let read: String = ask(&mut other, redis::cmd("GET").arg("key"));
         assert_eq!(read, "value");
     }
+}
+
+/// A native client's messages may be longer than a small region's entries: they are answered, not lost.
+#[test]
+fn a_batch_that_is_too_long_for_a_small_region_is_answered() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(
+        directory.path(),
+        Options {
+            engine: "memory".into(),
+            replicas: 1,
+            nvm_bytes: 16 << 20,
+            first_port: first_port(18_000, 3),
+            ..Options::default()
+        },
+    );
+    cluster.start_all(true).expect("started");
+    cluster
+        .wait_for_leader(Duration::from_secs(30))
+        .expect("a leader");
+    let nodes = vec![(1, cluster.nodes[0].packet)];
+    let mut client = Client::connect(ClientConfig::new(nodes, cluster.client_key)).expect("client");
+    let value = vec![7u8; 700 << 10];
+    let mut write = |keys: &[&[u8]]| {
+        let batch = keys.iter().map(|key| Operation::Set {
+            key,
+            value: &value,
+            condition: Condition::Always,
+            get: false,
+        });
+        client.atomically(Vec::new(), batch.collect())
+    };
+    for _ in 0..3 {
+        let long = write(&[b"a", b"b", b"c", b"d", b"e"]);
+        assert_eq!(long, Err(ClientError::NotDone(NotDone::TooLarge)));
+        assert!(write(&[b"a", b"b"]).expect("written").is_some());
+    }
+    assert_eq!(client.get(b"c").expect("read"), None);
+    assert_eq!(client.get(b"b").expect("read"), Some(value.clone()));
 }

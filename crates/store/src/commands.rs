@@ -128,34 +128,34 @@ impl<'a> Overlay<'a> {
         Ok(item.filter(|item| !item.is_expired(self.clock_ms)))
     }
 
-    /// A value that is to be the reply, if that has room for it.
-    fn shown(&mut self, key: &[u8]) -> Result<Shown, ApplyError> {
-        let value = self.get(key)?.map(Item::into_value);
-        Ok(match value {
-            Some(value) if !self.room.takes(value.len()) => Shown::TooLong,
-            Some(value) => Shown::Value(value),
-            None => Shown::Nothing,
-        })
-    }
-
-    /// Stores a value. A deadline that has passed removes the key.
-    fn put(&mut self, key: &[u8], parts: &[&[u8]], deadline: Option<u64>) {
-        let stored = data_key(key);
-        self.spend(CHANGE_BYTES);
-        if let Some(deadline) = deadline {
-            if deadline <= self.clock_ms {
-                self.values.insert(stored, None);
-                return;
-            }
-            self.records.write(self.home(&stored).0, deadline, &stored);
+    /// Stores a value in place of one with the deadline `old`, as far as that is known. A deadline that has passed removes the key.
+    fn put(&mut self, key: &[u8], parts: &[&[u8]], old: Option<u64>, deadline: Option<u64>) {
+        if deadline.is_some_and(|deadline| deadline <= self.clock_ms) {
+            return self.remove(key, old);
         }
-        let value = encode(self.home(&stored).1, deadline, parts);
-        self.values.insert(stored, Some(value));
+        self.spend(CHANGE_BYTES);
+        let stored = data_key(key);
+        let (log, version) = self.home(&stored);
+        if old != deadline {
+            if let Some(old) = old {
+                self.records.remove(log, old, &stored);
+            }
+            if let Some(deadline) = deadline {
+                self.records.write(log, deadline, &stored);
+            }
+        }
+        self.values
+            .insert(stored, Some(encode(version, deadline, parts)));
     }
 
-    fn remove(&mut self, key: &[u8]) {
+    /// Removes a key that has the deadline `old`.
+    fn remove(&mut self, key: &[u8], old: Option<u64>) {
         self.spend(CHANGE_BYTES);
-        self.values.insert(data_key(key), None);
+        let stored = data_key(key);
+        if let Some(old) = old {
+            self.records.remove(self.home(&stored).0, old, &stored);
+        }
+        self.values.insert(stored, None);
     }
 
     /// What the call changes, in an order that gives the same result.
@@ -203,19 +203,12 @@ impl<'a> Overlay<'a> {
                 get,
                 expiry,
             } => return self.set(key, value, condition, get, expiry),
-            Operation::GetDel { key } => match self.shown(key)? {
-                Shown::Value(value) => {
-                    self.remove(key);
-                    Reply::Bytes(value)
-                }
-                Shown::Nothing => Reply::Nil,
-                Shown::TooLong => Reply::Failed(Failure::ReplyTooLong),
-            },
+            Operation::GetDel { key } => return self.get_del(key),
             Operation::Del { ref keys } => {
                 let mut removed = 0;
                 for key in keys {
-                    if self.get(key)?.is_some() {
-                        self.remove(key);
+                    if let Some(old) = self.get(key)?.map(|old| old.deadline) {
+                        self.remove(key, old);
                         removed += 1;
                     }
                 }
@@ -281,13 +274,26 @@ impl<'a> Overlay<'a> {
         }
         if met {
             let deadline = self.deadline(expiry, old_deadline);
-            self.put(key, &[value], deadline);
+            self.put(key, &[value], old_deadline, deadline);
         }
         Ok(match (get, met) {
             (true, _) => old.map_or(Reply::Nil, Reply::Bytes),
             (false, true) => Reply::Ok,
             (false, false) => Reply::Nil,
         })
+    }
+
+    fn get_del(&mut self, key: &[u8]) -> Result<Reply, ApplyError> {
+        let Some(item) = self.get(key)? else {
+            return Ok(Reply::Nil);
+        };
+        let (deadline, value) = (item.deadline, item.into_value());
+        // What cannot be told is not to be lost.
+        if !self.room.takes(value.len()) {
+            return Ok(Reply::Failed(Failure::ReplyTooLong));
+        }
+        self.remove(key, deadline);
+        Ok(Reply::Bytes(value))
     }
 
     fn append(&mut self, key: &[u8], value: &[u8]) -> Result<Reply, ApplyError> {
@@ -297,7 +303,7 @@ impl<'a> Overlay<'a> {
         if whole.len() + value.len() > self.max_value_bytes {
             return Ok(Reply::Failed(Failure::TooLong));
         }
-        self.put(key, &[&whole, value], deadline);
+        self.put(key, &[&whole, value], deadline, deadline);
         Ok(Reply::Int((whole.len() + value.len()) as i64))
     }
 
@@ -316,7 +322,7 @@ impl<'a> Overlay<'a> {
         let mut whole = old.map_or_else(Vec::new, Item::into_value);
         whole.resize(whole.len().max(end), 0);
         whole[end - value.len()..end].copy_from_slice(value);
-        self.put(key, &[&whole], deadline);
+        self.put(key, &[&whole], deadline, deadline);
         Ok(Reply::Int(whole.len() as i64))
     }
 
@@ -331,7 +337,7 @@ impl<'a> Overlay<'a> {
         let Some(new) = old.checked_add(delta) else {
             return Ok(Reply::Failed(Failure::Overflow));
         };
-        self.put(key, &[new.to_string().as_bytes()], deadline);
+        self.put(key, &[new.to_string().as_bytes()], deadline, deadline);
         Ok(Reply::Int(new))
     }
 
@@ -345,7 +351,7 @@ impl<'a> Overlay<'a> {
         let Some(sum) = decimal::add(&text, number, delta) else {
             return Ok(Reply::Failed(Failure::NotFinite));
         };
-        self.put(key, &[sum.as_bytes()], deadline);
+        self.put(key, &[sum.as_bytes()], deadline, deadline);
         Ok(Reply::Bytes(sum.into_bytes()))
     }
 
@@ -371,7 +377,7 @@ impl<'a> Overlay<'a> {
         };
         if met {
             let value = item.into_value();
-            self.put(key, &[&value], new);
+            self.put(key, &[&value], old, new);
         }
         Ok(Reply::Int(i64::from(met)))
     }
@@ -387,7 +393,7 @@ impl<'a> Overlay<'a> {
         }
         // A deadline that is set again counts as a change, one that was not there and is taken away does not.
         if new.is_some() && expiry != Expiry::Keep || old != new {
-            self.put(key, &[&value], new);
+            self.put(key, &[&value], old, new);
         }
         Ok(Reply::Bytes(value))
     }
@@ -458,13 +464,6 @@ impl<'a> Overlay<'a> {
         self.room = room;
         Ok(answer.reply())
     }
-}
-
-/// A value that a write answers.
-enum Shown {
-    Value(Vec<u8>),
-    Nothing,
-    TooLong,
 }
 
 /// Answers a query outside the log. `at` gives the time for a slot.

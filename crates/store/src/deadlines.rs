@@ -1,7 +1,7 @@
 //! Which keys expire when: an index beside the data, so that expired keys are found without looking at all.
 //!
-//! A record is written with every value that has a deadline, and never looked for again: overwriting a key leaves its old
-//! record behind, because a blind SET must not read. A sweep takes the records that are due and removes the keys whose
+//! A record is written with every value that has a deadline. It goes when the deadline is changed by a command that reads the key;
+//! a blind SET must not read, and leaves the old record behind. A sweep takes the records that are due and removes the keys whose
 //! deadline still is the record's. Reads never depend on it: what has expired by the state's clock is invisible.
 
 use std::collections::BTreeMap;
@@ -60,6 +60,12 @@ impl Records {
     pub(crate) fn write(&mut self, log: u16, deadline: u64, stored_key: &[u8]) {
         self.changes.insert(record(log, deadline, stored_key), true);
         self.earliest = Some(self.earliest.map_or(deadline, |first| first.min(deadline)));
+    }
+
+    /// Of a deadline that its key has no more.
+    pub(crate) fn remove(&mut self, log: u16, deadline: u64, stored_key: &[u8]) {
+        self.changes
+            .insert(record(log, deadline, stored_key), false);
     }
 
     pub(crate) fn clear(&mut self) {

@@ -74,8 +74,8 @@ struct Session {
     used: u64,
     replies: Replies,
     reply_bytes: usize,
-    /// Stored records: entry index → its highest seq.
-    records: BTreeMap<u64, u64>,
+    /// Stored records: entry index → its highest seq; `None` if it holds no reply.
+    records: BTreeMap<u64, Option<u64>>,
 }
 
 /// What a call has changed so far, for the store.
@@ -94,7 +94,7 @@ enum Undo {
     Kept(u64, u64),
     Forgot(u64, u64, Reply),
     Stored(u64, u64),
-    Dropped(u64, u64, u64),
+    Dropped(u64, u64, Option<u64>),
 }
 
 /// The sessions of one log.
@@ -153,11 +153,11 @@ impl Sessions {
         let acked_below = reader.u64()?;
         let count = reader.count(12)?;
         let entry = self.table.entry(session).or_default();
-        let mut highest = 0;
+        let mut highest = None;
         for _ in 0..count {
             let seq = reader.u64()?;
             let reply = Reply::decode(reader.bytes()?)?;
-            highest = highest.max(seq);
+            highest = highest.max(Some(seq));
             entry.reply_bytes += reply_bytes(&reply);
             entry.replies.insert(seq, reply);
         }
@@ -270,15 +270,21 @@ impl Sessions {
                 value.put_sized(|out| reply.encode(out));
             }
             changes.puts.push((Self::key(self.log, id, index), value));
+            // A record without replies says no more than the one that follows it.
+            if let Some((&last, None)) = session.records.last_key_value() {
+                session.records.remove(&last);
+                self.undo.push(Undo::Dropped(id, last, None));
+                changes.deletes.push(Self::key(self.log, id, last));
+            }
             session
                 .records
-                .insert(index, fresh.iter().map(|(seq, _)| *seq).max().unwrap_or(0));
+                .insert(index, fresh.iter().map(|(seq, _)| *seq).max());
             self.undo.push(Undo::Stored(id, index));
             while session.records.len() > 1 {
                 let Some((&oldest, &highest)) = session.records.first_key_value() else {
                     break;
                 };
-                if highest >= session.acked_below {
+                if highest >= Some(session.acked_below) {
                     break;
                 }
                 session.records.remove(&oldest);

@@ -108,6 +108,41 @@ fn replies_are_bounded() {
     }
 }
 
+/// A client that asks the same again for ever makes nothing grow, and is answered the same after a restart.
+#[test]
+fn a_number_repeated_for_ever_takes_no_room() {
+    for engine in ENGINES {
+        let root = tempfile::tempdir().unwrap();
+        let mut machine = engine.open(root.path(), 1);
+        let session = open_session(&*machine, 1);
+        let ask = |machine: &dyn StateMachine, index, seq| {
+            one(
+                machine,
+                0,
+                index,
+                &[command(tag(session, seq, 0), incr(b"n"))],
+            )
+        };
+        assert_eq!(ask(&*machine, 2, 1), [Reply::Int(1)]);
+        assert_eq!(ask(&*machine, 3, 7), [Reply::Int(2)]);
+        assert_eq!(ask(&*machine, 4, 7), [Reply::Int(2)]);
+        let after_one = support::records(&*machine);
+        for index in 5..50 {
+            assert_eq!(
+                ask(&*machine, index, 1 + index % 2 * 6),
+                [Reply::Int(1 + (index % 2) as i64)]
+            );
+            assert_eq!(support::records(&*machine), after_one);
+            if index == 20 {
+                machine.flush().unwrap();
+                drop(machine);
+                machine = engine.open(root.path(), 1);
+            }
+        }
+        assert_eq!(ask(&*machine, 50, 8), [Reply::Int(3)]);
+    }
+}
+
 /// The session unused for longest goes, on every replica the same one, also on one that restarted in between.
 #[test]
 fn the_session_unused_for_longest_goes() {

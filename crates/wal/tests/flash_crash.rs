@@ -6,10 +6,11 @@
 mod levels;
 
 use cyclone_pmem::{Payload, Region};
-use cyclone_wal::flash::FlashMode;
+use cyclone_wal::flash::{FlashLog, FlashMode, FlashSpec, FlashState, SimDisk};
 use cyclone_wal::{Batch, HardState, NewEntry, Ring, RingSpec};
 use levels::{
-    Dice, LOG, Levels, RING_BYTES, RING_SLOTS, bytes, first_hard_state, open_flash, open_ring, seed,
+    Dice, LOG, Levels, RING_BYTES, RING_SLOTS, WHO, bytes, first_hard_state, open_flash, open_ring,
+    seed,
 };
 
 /// What happens, one thing after the other; each touches memory or flash, never both.
@@ -228,6 +229,69 @@ fn a_crash_between_the_resets_is_mended() {
     assert_eq!(
         (flash.first_index(), flash.last_index(), flash.term(500)),
         (501, 501, Some(3))
+    );
+}
+
+/// A checkpoint is installed where the area is full: it is what makes room, also when the machine stops on the way.
+#[test]
+fn a_log_that_begins_anew_makes_room_in_a_full_area() {
+    for mode in [FlashMode::Second, FlashMode::Only] {
+        for stops_after in 0..40 {
+            begins_anew_when_full(mode, stops_after);
+        }
+    }
+}
+
+fn begins_anew_when_full(mode: FlashMode, stops_after: u64) {
+    let context = format!("{mode:?}, stops after {stops_after} steps");
+    let spec = FlashSpec {
+        segment_bytes: 4 * 4096,
+        ..levels::spec(mode)
+    };
+    let open = |disk: &SimDisk| FlashLog::open(Box::new(disk.device()), spec, &WHO);
+    let mut levels = Levels::new(mode, stops_after);
+    levels.disk = SimDisk::new(spec.bytes, stops_after);
+    let device = Box::new(levels.disk.device());
+    levels.flash =
+        FlashLog::create(device, spec, &WHO, 5, (0, 0), &first_hard_state()).expect("a blank disk");
+    let mut last = 0;
+    while !matches!(levels.flash.state(levels.now_us), FlashState::Full { .. }) {
+        last += u64::from(levels.append(last + 1, 1, 3_000));
+        assert!(last < 1_000, "{context}");
+        levels.flash.set_hard_state(HardState {
+            commit: levels.flash.durable_index(),
+            ..first_hard_state()
+        });
+        levels.pass(100, last);
+        let through = levels.flash.durable_index();
+        levels.ring.trim(through).expect("within the log");
+    }
+    (0..100).for_each(|_| levels.pass(100, last));
+    let anew = HardState {
+        term: 3,
+        commit: 500,
+        ..first_hard_state()
+    };
+    levels.ring.reset(500, 3);
+    levels.flash.reset(500, 3);
+    levels.flash.set_hard_state(anew.clone());
+    (0..stops_after).for_each(|_| levels.pass(20, 500));
+    levels.disk.crash(stops_after);
+    (levels.flash, _) = open(&levels.disk).unwrap_or_else(|error| panic!("{error}: {context}"));
+    if levels.flash.last_index() < 500 {
+        levels.flash.reset(500, 3);
+    }
+    levels.flash.set_hard_state(anew);
+    for index in 501..=520 {
+        assert!(levels.append(index, 3, 2_000), "{context}");
+        levels.settle(index);
+        levels.ring.trim(index).expect("within the log");
+    }
+    let (flash, _) = open(&levels.disk).unwrap_or_else(|error| panic!("{error}: {context}"));
+    assert_eq!(
+        (flash.first_index(), flash.last_index()),
+        (501, 520),
+        "{context}"
     );
 }
 

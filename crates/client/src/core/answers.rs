@@ -136,6 +136,10 @@ impl ClientCore {
             }
             request.last_refusal = why;
             if matches!(why, NotDone::TooLarge | NotDone::Malformed) {
+                // A node judges the same bytes alike each time.
+                if request.only_node.is_some() {
+                    request.attempts.all_refused();
+                }
                 return self.give_up(ticket);
             }
         }

@@ -6,6 +6,7 @@ use cyclone_packet::door::port_of;
 use cyclone_packet::{Driver, Identity, Keys, Port, PortConfig};
 use cyclone_pmem::Pool;
 use cyclone_store::StateMachine;
+use cyclone_wire::client::MAX_MESSAGE;
 
 use crate::config::{Config, ConfigError};
 use crate::lane::{Lane, Post};
@@ -74,9 +75,15 @@ fn make_port(
     };
     let mut settings = PortConfig::new(Identity::Node(port_of(config.id, door)), keys, boot);
     settings.security = config.security;
-    let longest = 2 * (config.max_value_bytes + config.max_key_bytes);
-    settings.max_message = longest.max(config.max_batch_bytes()) + MESSAGE_SLACK;
+    // As long as any client's may be, so that what is too long for the log is answered.
+    settings.max_message = entry_bytes(config).max(MAX_MESSAGE) + MESSAGE_SLACK;
     Ok(Port::new(driver, pool.clone(), settings)?)
+}
+
+/// The longest entry by the configuration.
+pub(super) fn entry_bytes(config: &Config) -> usize {
+    let longest = 2 * (config.max_value_bytes + config.max_key_bytes);
+    longest.max(config.max_batch_bytes())
 }
 
 /// Payload bytes that one message between replicas may have. A receiver needs a frame for every datagram of a message

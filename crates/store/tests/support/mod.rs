@@ -147,3 +147,9 @@ pub fn entry(index: u64, payload: &[u8]) -> EntryInput<'_> {
         payload,
     }
 }
+
+/// How many records the machine has stored.
+pub fn records(machine: &dyn StateMachine) -> u64 {
+    let digest = machine.digest().unwrap();
+    digest.split('-').nth(1).unwrap().parse().unwrap()
+}

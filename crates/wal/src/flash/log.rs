@@ -169,6 +169,8 @@ pub struct FlashLog {
     /// A segment has begun that has no copy of the hard state yet.
     pub(crate) hard_due: bool,
     pub(crate) reset_due: Option<(u64, u64)>,
+    /// Where the last reset stands, until the log begins with its segment.
+    pub(crate) reset_page: Option<u64>,
     pub(crate) mark_due: bool,
     pub(crate) idle_since_us: u64,
     pub(crate) polled_us: u64,
@@ -362,6 +364,20 @@ impl FlashLog {
             }
             (self.durable_commit, self.durable_hard) = (placed.commit, placed.began);
             self.hard_states.pop_front();
+        }
+        self.drop_before_reset();
+    }
+
+    /// What stands before a reset is no longer needed, except for the hard state until another is durable.
+    pub(crate) fn drop_before_reset(&mut self) {
+        let Some(page) = self.reset_page else {
+            return;
+        };
+        let kept = self.segment_kept(page);
+        self.drop_before(kept, page);
+        let segment = self.segment_pages();
+        if kept / segment == page / segment {
+            self.reset_page = None;
         }
     }
 

@@ -187,6 +187,7 @@ impl FlashLog {
             durable_hard: 0,
             hard_due: false,
             reset_due: None,
+            reset_page: None,
             mark_due: false,
             idle_since_us: 0,
             polled_us: 0,
@@ -326,7 +327,7 @@ impl FlashLog {
         let beyond = survey.behind(tail);
         (self.first, self.first_durable, self.first_told) = (first, first, first);
         (self.tail, self.durable) = (tail, tail);
-        (self.records_end, self.vouched) = (tail, durable);
+        (self.records_end, self.vouched) = (survey.records_end(first, tail), durable);
         self.life = survey.life.checked_add(1).ok_or(FlashError::Damaged)?;
         Ok(beyond)
     }
@@ -392,6 +393,7 @@ impl FlashLog {
                 walker.give_up(self);
                 (walker.anchored, walker.reset) = (true, true);
                 self.note_reset(index, term);
+                self.reset_page = Some(page);
             }
             Fact::Nonsense { what, began } if ours(began) => return Err(what),
             _ => {}

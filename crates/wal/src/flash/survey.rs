@@ -36,6 +36,8 @@ struct Page {
     /// Where its facts begin.
     facts: usize,
     life: u32,
+    /// It only tells what was durable and what had been trimmed.
+    is_bare: bool,
 }
 
 /// See the module's text.
@@ -89,6 +91,7 @@ impl Survey {
             sequence: header.map_or(NONE, |header| header.sequence),
             facts: self.facts.len(),
             life: header.map_or(0, |header| header.life),
+            is_bare: header.is_none_or(|header| header.used == 0),
         });
         let Some(header) = header else {
             self.next = NONE;
@@ -199,6 +202,14 @@ impl Survey {
     pub(crate) fn life_of(&self, sequence: u64) -> Option<u32> {
         let page = self.pages.get((sequence % self.block.pages) as usize)?;
         (page.sequence == sequence).then_some(page.life)
+    }
+
+    /// Behind the last page with records below a sequence; `first` if there is none.
+    pub(crate) fn records_end(&self, first: u64, below: u64) -> u64 {
+        let place = |sequence: u64| (sequence % self.block.pages) as usize;
+        let mut pages = (first..below).rev();
+        let last = pages.find(|sequence| !self.pages[place(*sequence)].is_bare);
+        last.map_or(first, |last| last + 1)
     }
 
     /// Pages behind a sequence.

@@ -62,6 +62,16 @@ enum Placed {
     GivenUp,
 }
 
+/// How far into the segment that is kept back a page may go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reserve {
+    Untouched,
+    /// For the log's new beginning, and the hard state that belongs to it: it gives up all that fills the area.
+    Half,
+    /// For pages without records: they tell what has been given up.
+    All,
+}
+
 /// An object of which a part stands in pages, perhaps nothing yet.
 pub(crate) struct Current {
     kind: ObjectKind,
@@ -209,7 +219,7 @@ impl FlashLog {
     }
 
     /// Sees to it that the open page takes this many more bytes.
-    fn make_room(&mut self, bytes: usize, now_us: u64) -> bool {
+    fn make_room(&mut self, bytes: usize, reserve: Reserve, now_us: u64) -> bool {
         if let Some(filling) = &self.filling
             && filling.open
         {
@@ -218,14 +228,17 @@ impl FlashLog {
             }
             self.close_page();
         }
-        self.open_page(false, now_us)
+        self.open_page(reserve, now_us)
     }
 
-    fn open_page(&mut self, mark: bool, now_us: u64) -> bool {
+    fn open_page(&mut self, reserve: Reserve, now_us: u64) -> bool {
         let (page, pages, segment) = (self.tail, self.block.pages, self.segment_pages());
-        // A segment is kept back for pages that only tell what has been trimmed.
-        let reserve = if mark { 0 } else { segment };
-        let reason = if page + reserve >= self.first_durable + pages {
+        let kept_back = match reserve {
+            Reserve::Untouched => segment,
+            Reserve::Half => segment / 2,
+            Reserve::All => 0,
+        };
+        let reason = if page + kept_back >= self.first_durable + pages {
             Some(Blocked::Budget)
         } else if page % pages >= self.grown {
             Some(Blocked::Growth)
@@ -481,7 +494,7 @@ impl FlashLog {
             return;
         }
         let blocked = self.blocked;
-        if self.open_page(true, now_us) {
+        if self.open_page(Reserve::All, now_us) {
             self.close_page();
             self.seal();
         } else {

@@ -63,7 +63,11 @@ impl FlashLog {
             } else {
                 1
             };
-            if !self.make_room(RECORD_HEAD_BYTES + least, now_us) {
+            if !self.make_room(
+                RECORD_HEAD_BYTES + least,
+                self.reserve_for(current.kind),
+                now_us,
+            ) {
                 return Placed::Blocked;
             }
             if current.done == 0 {
@@ -95,6 +99,19 @@ impl FlashLog {
         }
     }
 
+    fn reserve_for(&self, kind: ObjectKind) -> Reserve {
+        let is_new = match kind {
+            ObjectKind::Reset => true,
+            ObjectKind::HardState => self.reset_page.is_some() && self.hard_due,
+            ObjectKind::Entry => false,
+        };
+        if is_new {
+            Reserve::Half
+        } else {
+            Reserve::Untouched
+        }
+    }
+
     pub(super) fn finish(&mut self, current: &Current) {
         let page = self.tail - 1;
         match current.kind {
@@ -115,7 +132,9 @@ impl FlashLog {
             }
             ObjectKind::Reset => {
                 self.reset_due = None;
-                self.drop_before(self.segment_kept(page), page);
+                self.reset_page = Some(page);
+                self.hard_due |= self.block.mode == FlashMode::Only;
+                self.drop_before_reset();
             }
         }
     }
