@@ -66,6 +66,8 @@ impl Default for CoreConfig {
     }
 }
 
+/// How fast a request travels and is taken in, at least.
+const BYTES_PER_US: u64 = 16;
 /// A log's port that did not answer is not asked for so long.
 const SHUT_US: u64 = 1_000_000;
 /// Kinds of requests (docs/formats.md, "Client messages").
@@ -322,13 +324,11 @@ impl ClientCore {
         if request.attempts.last == MAX_ATTEMPTS {
             return false;
         }
-        let is_first = request.attempts.last == 0;
         let attempt = request.attempts.begin();
-        request.only_node =
-            (is_first || request.only_node == Some(packs.node)).then_some(packs.node);
         request.stage = Stage::Flying;
         request.sent_us = now_us;
-        request.due_us = now_us + patience_us;
+        // What is long takes longer on its way.
+        request.due_us = now_us + patience_us + request.body.len() as u64 / BYTES_PER_US;
         self.next_due_us = self
             .next_due_us
             .min(request.due_us)

@@ -36,30 +36,24 @@ pub(crate) struct Pack {
 }
 
 /// Messages being filled, one for each port of a node.
-pub(crate) struct Packs {
-    pub(crate) node: u64,
-    packs: Vec<Pack>,
-}
+pub(crate) struct Packs(Vec<Pack>);
 
 impl Packs {
     /// For a node's own port and so many of its logs. `most`: requests per message.
     pub(crate) fn new(node: u64, log_ports: u16, most: usize) -> Packs {
         let pack = |door| Pack::new(port_of(node, door), most);
-        Packs {
-            node,
-            packs: (0..=log_ports).map(pack).collect(),
-        }
+        Packs((0..=log_ports).map(pack).collect())
     }
 
     /// The one for a port.
     pub(crate) fn at(&mut self, door: u16) -> &mut Pack {
-        let last = self.packs.len() - 1;
-        &mut self.packs[usize::from(door).min(last)]
+        let last = self.0.len() - 1;
+        &mut self.0[usize::from(door).min(last)]
     }
 
     /// The last messages.
     pub(crate) fn finish(self, out: &mut Vec<(u64, Vec<u8>)>) {
-        self.packs.into_iter().for_each(|pack| pack.finish(out));
+        self.0.into_iter().for_each(|pack| pack.finish(out));
     }
 }
 

@@ -82,11 +82,6 @@ impl Attempts {
         news
     }
 
-    /// Whoever got the attempts that are open says that none can be executed.
-    pub(crate) fn all_refused(&mut self) {
-        self.open = [0; TRACKED];
-    }
-
     /// Whether some attempt may have been executed.
     pub(crate) fn in_doubt(&self) -> bool {
         self.lost_track || self.open[0] != 0
@@ -127,8 +122,6 @@ pub(crate) struct Request {
     pub(crate) session: u64,
     pub(crate) seq: u64,
     pub(crate) attempts: Attempts,
-    /// The node that got all attempts so far; `None`: several did, or none was made.
-    pub(crate) only_node: Option<u64>,
     /// Attempts that had no answer in time; each doubles the patience.
     pub(crate) timeouts: u32,
     pub(crate) last_refusal: NotDone,
@@ -178,7 +171,6 @@ impl Slab {
                     session: 0,
                     seq: 0,
                     attempts: Attempts::default(),
-                    only_node: None,
                     timeouts: 0,
                     last_refusal: NotDone::NotSent,
                     sent_us: 0,
@@ -196,7 +188,6 @@ impl Slab {
         request.kind = kind;
         (request.session, request.seq) = (0, 0);
         request.attempts = Attempts::default();
-        request.only_node = None;
         request.timeouts = 0;
         request.last_refusal = NotDone::NotSent;
         request.due_us = u64::MAX;

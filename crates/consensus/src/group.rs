@@ -219,7 +219,8 @@ impl Group {
         self.raw.store().term_of(index)
     }
 
-    pub(crate) fn max_entry_bytes(&self) -> u64 {
+    /// Bytes that an entry's payload may have.
+    pub fn max_entry_bytes(&self) -> u64 {
         self.config
             .max_entry_bytes
             .min(self.raw.store().ring.max_payload())

@@ -21,6 +21,8 @@ const FOLLOWER_TICKS: u32 = 20;
 pub(crate) struct Rest {
     quiet: bool,
     term: u64,
+    /// The next heartbeat is far away, as this replica knows it.
+    far: bool,
     /// Ticks that are still to pass unnoticed.
     left: u32,
     /// Some have passed since the leader was last heard.
@@ -36,8 +38,13 @@ impl Group {
     pub fn set_quiet(&mut self, quiet: bool) {
         self.rest.quiet = quiet;
         if !quiet && self.is_leader() {
-            self.rest.left = 0;
+            (self.rest.left, self.rest.far) = (0, false);
         }
+    }
+
+    /// Whether heartbeats come further apart at present, and nothing else does.
+    pub fn is_resting(&self) -> bool {
+        self.rest.far && !self.is_rest_over()
     }
 
     /// Ticks that will pass unnoticed, if nothing comes.
@@ -85,10 +92,11 @@ impl Group {
         let from_leader = self.leader() == Some(message.from);
         let rest = &mut self.rest;
         match message.kind {
-            RaftKind::Append if from_leader => rest.passed = false,
+            RaftKind::Append if from_leader => (rest.passed, rest.far) = (false, false),
             RaftKind::Heartbeat if from_leader => {
                 rest.allowed = message.reject_hint.min(FOLLOWER_TICKS.into()) as u32;
                 (rest.left, rest.passed) = (rest.allowed, false);
+                rest.far = rest.allowed > 0;
             }
             RaftKind::HeartbeatResponse
                 // One of an older program may allow itself less.
@@ -144,6 +152,7 @@ impl Group {
             } else {
                 0
             };
+            self.rest.far = self.rest.left > 0;
             self.rest.answered.clear();
         }
     }

@@ -124,12 +124,18 @@ fn work_ends_the_rest_at_once() {
         cluster.nodes[leader].group.idle_ticks(),
         cluster.nodes[leader].group.rest_left() + 2
     );
+    let all = |cluster: &Cluster| cluster.nodes.iter().all(|node| node.group.is_resting());
+    assert!(all(&cluster));
+    live(&mut cluster, 30, None, |_| true);
+    assert!(all(&cluster), "between two heartbeats as well");
     for node in &mut cluster.nodes {
         node.group.set_quiet(false);
     }
     assert_eq!(cluster.nodes[leader].group.rest_left(), 0);
+    assert!(!cluster.nodes[leader].group.is_resting());
     let told = live(&mut cluster, 80, None, |_| true);
     assert_eq!((told.heartbeats, told.longest), (2 * 40, 2));
+    assert!(!cluster.nodes.iter().any(|node| node.group.is_resting()));
     let follower = (leader + 1) % 3;
     assert_eq!(cluster.nodes[follower].group.rest_left(), 0);
 }
@@ -143,6 +149,16 @@ fn an_unapplied_or_missing_entry_is_no_time_to_rest() {
         .propose(cyclone_pmem::Payload::from_vec(vec![7; 8]))
         .unwrap();
     let behind = (leader + 1) as u64 % 3 + 1;
+    let close = (leader + 2) % 3;
+    assert!(cluster.nodes[close].group.is_resting());
+    cluster.drain(leader);
+    for (to, bytes) in std::mem::take(&mut cluster.network) {
+        if to != behind {
+            cluster.deliver(to, &bytes);
+        }
+    }
+    let resting = cluster.nodes[close].group.is_resting();
+    assert!(!resting, "what comes once may come again");
     let told = live(&mut cluster, 80, None, |message| {
         message.to != behind || message.kind != RaftKind::Append
     });

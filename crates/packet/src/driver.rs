@@ -152,6 +152,9 @@ pub trait Driver: Send {
     /// The host has seen that one of [`Driver::fds`] is readable, in case the driver does not look there at every `recv`.
     fn note_readable(&mut self, _fd: RawFd) {}
 
+    /// Little is expected, and it may wait for so many microseconds; `None`: as little as possible. For drivers whose devices wake nobody.
+    fn set_rest(&mut self, _look_us: Option<u64>) {}
+
     /// The largest datagram that can be sent or received, in bytes.
     fn max_datagram(&self) -> usize;
 

@@ -382,6 +382,11 @@ impl Port {
         sizes::chunk_per_frame(&*self.driver, &self.pool)
     }
 
+    /// See [`Driver::set_rest`].
+    pub fn set_rest(&mut self, look_us: Option<u64>) {
+        self.driver.set_rest(look_us);
+    }
+
     /// The longest message, in bytes.
     pub fn max_message(&self) -> usize {
         self.max_message

@@ -65,6 +65,8 @@ pub(crate) struct BatchBuilder {
     open: Vec<u8>,
     origins: Vec<Origin>,
     bytes: usize,
+    /// Bytes that an entry may have.
+    longest: usize,
 }
 
 impl BatchBuilder {
@@ -83,7 +85,14 @@ impl BatchBuilder {
             open: Vec::new(),
             origins: Vec::new(),
             bytes: 0,
+            longest: usize::MAX,
         }
+    }
+
+    /// For a log whose entries may have so many bytes: commands that would be too long only together do not come together.
+    pub(crate) fn limited(self, longest: u64) -> Self {
+        let longest = usize::try_from(longest).unwrap_or(usize::MAX);
+        BatchBuilder { longest, ..self }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -119,7 +128,8 @@ impl BatchBuilder {
 
     /// Whether a command of this length is to begin an entry: see [`BatchBuilder::push_bytes`].
     pub(crate) fn stands_apart(&self, length: usize) -> bool {
-        length > Self::FULL_BYTES && !self.origins.is_empty()
+        let together = batch::HEADER_BYTES + self.bytes + 4 + length;
+        !self.origins.is_empty() && (length > Self::FULL_BYTES || together > self.longest)
     }
 
     /// Adds a command that stays where it was received, if it is not short.
@@ -168,5 +178,43 @@ impl BatchBuilder {
         }
         self.bytes = 0;
         (sealed, origins)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_that_are_too_long_together_stand_apart() {
+        let builder = BatchBuilder {
+            most_commands: 32,
+            max_value_bytes: 1000,
+            done: Payload::new(),
+            open: Vec::new(),
+            origins: Vec::new(),
+            bytes: 0,
+            longest: usize::MAX,
+        };
+        let mut builder = builder.limited(1000 + batch::HEADER_BYTES as u64);
+        let push = |builder: &mut BatchBuilder, length: usize| {
+            let put = |out: &mut Vec<u8>| out.resize(out.len() + length, 7);
+            builder
+                .push_bytes(Origin::Local(length as u64), put)
+                .is_ok()
+        };
+        // One that is too long by itself is the log's to refuse.
+        assert!(push(&mut builder, 2000));
+        builder.seal(1);
+        assert!(push(&mut builder, 500));
+        assert!(!push(&mut builder, 493));
+        assert!(push(&mut builder, 492));
+        assert!(builder.stands_apart(1));
+        let (payload, origins) = builder.seal(1);
+        assert_eq!(
+            (payload.len(), origins.len()),
+            (1000 + batch::HEADER_BYTES, 2)
+        );
+        assert!(push(&mut builder, 493));
     }
 }

@@ -11,6 +11,8 @@ pub(crate) const PAUSE_TICKS: u64 = 2;
 const QUIET_TICKS: u64 = 10;
 /// The same, after which heartbeats may come further apart: half a second by default.
 const REST_TICKS: u64 = 100;
+/// How long packets may wait then where a driver's device wakes nobody. With the default time-outs one heartbeat may be lost and the next so much late.
+const REST_LOOK_TICKS: u64 = 3;
 /// Most ticks that pass together besides those of a rest: a heartbeat of the leader comes every second one, and somewhat late.
 const TOGETHER: u64 = 3;
 
@@ -122,6 +124,9 @@ impl Node {
             log.group.idle_ticks().min(most)
         });
         let together = idle.min().unwrap_or(1);
+        let rests = is_long && self.logs.iter().all(|log| log.group.is_resting());
+        let look_us = rests.then_some(REST_LOOK_TICKS * self.ticking.tick_us);
+        self.port.set_rest(look_us);
         let is_quiet = quiet_us >= QUIET_TICKS * self.ticking.tick_us;
         self.ticking.together = if is_quiet { together } else { 1 };
     }

@@ -11,6 +11,10 @@ use crate::machine::{ApplyError, Mode};
 
 /// Bytes before the data key: space, log, deadline.
 const PREFIX: usize = 11;
+/// Records that are gone, of deadlines that were changed before they came, which a sweep passes over to find what is due next.
+const MOST_GONE: u64 = 10_000;
+/// Where that is not enough: how far it looks, and says then when to look again.
+const NEXT_MS: u64 = 1_000;
 
 /// Where the record of a key lies.
 pub(crate) fn record(log: u16, deadline: u64, stored_key: &[u8]) -> Vec<u8> {
@@ -20,6 +24,14 @@ pub(crate) fn record(log: u16, deadline: u64, stored_key: &[u8]) -> Vec<u8> {
     bytes.extend_from_slice(&deadline.to_be_bytes());
     bytes.extend_from_slice(stored_key);
     bytes
+}
+
+/// Behind the last record of a log.
+fn end(log: u16) -> Vec<u8> {
+    match log.checked_add(1) {
+        Some(next) => record(next, 0, &[]),
+        None => vec![space::DEADLINE_END],
+    }
 }
 
 /// Deadline and user's key of a record of this log; `None` for anything else.
@@ -48,7 +60,7 @@ pub(crate) struct Records {
     pub(crate) changes: BTreeMap<Vec<u8>, bool>,
     /// The first deadline written in this call.
     pub(crate) earliest: Option<u64>,
-    /// After a sweep: the first deadline left below this call's, if any.
+    /// After a sweep: the first deadline left below this call's, if any, or a time before it.
     pub(crate) swept: Option<Option<u64>>,
     /// What is stored counts for nothing.
     pub(crate) cleared: bool,
@@ -91,22 +103,31 @@ impl Records {
         if mode == Mode::NonBlocking && !kv.scans_without_blocking() {
             return Err(ApplyError::WouldBlock);
         }
-        let (from, mut due, mut left) = (record(log, self.lowest, &[]), Vec::new(), None);
+        let (mut due, mut left) = (Vec::new(), None);
         if !self.cleared {
-            kv.scan(&from, &mut |key, _| {
-                let Some((deadline, user_key)) = parse(log, key) else {
-                    return false;
-                };
-                if self.changes.contains_key(key) {
-                    return true;
-                }
-                if deadline > now_ms || due.len() >= limit {
-                    left = Some(deadline);
-                    return false;
-                }
-                due.push((deadline, user_key.to_vec()));
-                true
-            })?;
+            let beyond = record(log, now_ms.saturating_add(1), &[]);
+            kv.scan_some(
+                &record(log, self.lowest, &[]),
+                &beyond,
+                None,
+                &mut |key, _| {
+                    let Some((deadline, user_key)) = parse(log, key) else {
+                        return false;
+                    };
+                    if self.changes.contains_key(key) {
+                        return true;
+                    }
+                    if due.len() >= limit {
+                        left = Some(deadline);
+                        return false;
+                    }
+                    due.push((deadline, user_key.to_vec()));
+                    true
+                },
+            )?;
+            if left.is_none() {
+                left = self.next(kv, log, now_ms.saturating_add(1))?;
+            }
         }
         for (key, _) in self.changes.iter().filter(|(_, written)| **written) {
             if let Some((deadline, user_key)) = parse(log, key)
@@ -126,5 +147,24 @@ impl Records {
         }
         self.swept = Some(left);
         Ok(due)
+    }
+
+    /// The first deadline from a time on that this call has not touched, or a time before it.
+    fn next(&self, kv: &dyn Kv, log: u16, from_ms: u64) -> Result<Option<u64>, ApplyError> {
+        let mut found = None;
+        let mut note = |key: &[u8], _: &[u8]| {
+            if self.changes.contains_key(key) {
+                return true;
+            }
+            found = parse(log, key).map(|(deadline, _)| deadline);
+            false
+        };
+        let from = record(log, from_ms, &[]);
+        if kv.scan_some(&from, &end(log), Some(MOST_GONE), &mut note)? {
+            return Ok(found);
+        }
+        let until_ms = from_ms.saturating_add(NEXT_MS);
+        kv.scan_some(&from, &record(log, until_ms, &[]), None, &mut note)?;
+        Ok(Some(found.unwrap_or(until_ms)))
     }
 }

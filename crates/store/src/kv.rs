@@ -51,6 +51,18 @@ pub(crate) trait Kv: Send + Sync {
         from: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError>;
+    /// The same below `to`, and passing over no more keys that are gone than that, if a number is given. Answers whether everything was seen
+    /// that `visit` wanted to see.
+    fn scan_some(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        _most_gone: Option<u64>,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<bool, ApplyError> {
+        self.scan(from, &mut |key, value| key < to && visit(key, value))?;
+        Ok(true)
+    }
     /// Whether `scan` may be called from the event loop.
     fn scans_without_blocking(&self) -> bool;
     /// Makes what is written survive; answers whether it does. `false`: this map keeps nothing, the log must.

@@ -445,6 +445,16 @@ impl Kv for RocksKv {
         self.at_this_moment(|moment| moment.scan(from, visit))
     }
 
+    fn scan_some(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        most_gone: Option<u64>,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<bool, ApplyError> {
+        self.at_this_moment(|moment| moment.scan_some(from, to, most_gone, visit))
+    }
+
     fn scans_without_blocking(&self) -> bool {
         false
     }

@@ -240,6 +240,70 @@ fn a_changed_deadline_leaves_no_record() {
     }
 }
 
+/// Many deadlines that were changed before they came are passed over a part at a time, and what lies behind them is still found.
+#[test]
+fn a_sweep_does_not_pass_over_everything_that_is_gone() {
+    for engine in ENGINES {
+        let root = tempfile::tempdir().unwrap();
+        let machine = engine.open(root.path(), 1);
+        apply(
+            &*machine,
+            1,
+            10,
+            &[set_for(b"first", b"", Expiry::At(1000))],
+        );
+        let names: Vec<Vec<u8>> = (0..12_000u32).map(|n| n.to_be_bytes().to_vec()).collect();
+        let mut index = 1;
+        for deadline in [2_000, 20_000] {
+            for some in names.chunks(3_000) {
+                index += 1;
+                let all: Vec<Operation<'_>> = some
+                    .iter()
+                    .map(|key| Operation::SetExpiring {
+                        key,
+                        value: b"",
+                        condition: Condition::Always,
+                        get: true,
+                        expiry: Expiry::At(deadline + u64::from(key[3])),
+                    })
+                    .collect();
+                apply(&*machine, index, 10, &all);
+                machine.flush().unwrap();
+            }
+        }
+        let (mut now_ms, mut sweeps) = (1_000, 0);
+        while now_ms < 20_000 {
+            index += 1;
+            sweeps += 1;
+            let swept = apply(&*machine, index, now_ms, &[Operation::Sweep { limit: 256 }]);
+            assert_eq!(swept, [Reply::Int(i64::from(now_ms == 1_000))]);
+            let next_ms = machine.next_deadline(0).expect("the rest are there");
+            assert!(
+                next_ms > now_ms && next_ms <= 20_000,
+                "{next_ms} after {now_ms}"
+            );
+            now_ms = next_ms;
+        }
+        assert!(sweeps < 25, "{sweeps} sweeps");
+        let mut removed = 0;
+        while machine.next_deadline(0).is_some() {
+            index += 1;
+            match apply(
+                &*machine,
+                index,
+                30_000,
+                &[Operation::Sweep { limit: 4096 }],
+            )[..]
+            {
+                [Reply::Int(count)] => removed += count,
+                ref other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(removed, 12_000);
+        assert_eq!(ask(&*machine, &Query::DbSize), Reply::Int(0));
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Set(u8),

@@ -136,9 +136,10 @@ impl ClientCore {
             }
             request.last_refusal = why;
             if matches!(why, NotDone::TooLarge | NotDone::Malformed) {
-                // A node judges the same bytes alike each time.
-                if request.only_node.is_some() {
-                    request.attempts.all_refused();
+                if request.kind == Kind::Write && request.attempts.in_doubt() {
+                    // To send it again is of no use, and those under way may have been judged otherwise: their answers count, or the deadline.
+                    request.due_us = u64::MAX;
+                    return;
                 }
                 return self.give_up(ticket);
             }

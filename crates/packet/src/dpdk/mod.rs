@@ -259,6 +259,12 @@ impl Driver for DpdkDriver {
         Ok(taken)
     }
 
+    fn set_rest(&mut self, look_us: Option<u64>) {
+        if let Source::Cards(receiver) = &mut self.source {
+            receiver.set_rest(self.network.now_us(), look_us);
+        }
+    }
+
     fn recv(
         &mut self,
         _pool: &Pool,

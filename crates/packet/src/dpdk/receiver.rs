@@ -96,6 +96,11 @@ impl Receiver {
         self.timer.busy(now_us);
     }
 
+    /// What comes may wait for so long.
+    pub(super) fn set_rest(&mut self, now_us: u64, look_us: Option<u64>) {
+        self.timer.rest(now_us, look_us);
+    }
+
     fn look(&mut self, network: &Network, now_us: u64) {
         if now_us < self.looked_us + LOOK_US {
             return;

@@ -21,6 +21,8 @@ pub(super) struct Timer {
     due_us: u64,
     /// When a packet last came or left.
     busy_us: u64,
+    /// Where little is expected: how soon to look, whatever was there before.
+    rest_us: Option<u64>,
 }
 
 impl Timer {
@@ -43,6 +45,7 @@ impl Timer {
             fd,
             due_us: 0,
             busy_us: 0,
+            rest_us: None,
         })
     }
 
@@ -54,14 +57,22 @@ impl Timer {
         let time = libc::itimerspec {
             it_interval: never,
             it_value: libc::timespec {
-                tv_nsec: 1_000 * after_us as i64,
-                ..never
+                tv_sec: (after_us / 1_000_000) as i64,
+                tv_nsec: 1_000 * (after_us % 1_000_000) as i64,
             },
         };
         // SAFETY: the time lives for the call; no old one is asked for.
         let rc =
             unsafe { libc::timerfd_settime(self.fd.as_raw_fd(), 0, &time, std::ptr::null_mut()) };
         self.due_us = if rc == 0 { now_us + after_us } else { 0 };
+    }
+
+    /// What comes may wait for so long; `None`: others will come as soon as they have.
+    pub(super) fn rest(&mut self, now_us: u64, look_us: Option<u64>) {
+        if self.rest_us.is_some() && look_us.is_none() {
+            self.busy_us = now_us;
+        }
+        self.rest_us = look_us;
     }
 
     /// Packets have come, or left: others will.
@@ -71,7 +82,8 @@ impl Timer {
 
     /// Nothing was there: whoever waits for the descriptor will look again after a while.
     pub(super) fn idle(&mut self, now_us: u64) {
-        let after_us = look_after_us(now_us.saturating_sub(self.busy_us));
+        let pause_us = now_us.saturating_sub(self.busy_us);
+        let after_us = self.rest_us.unwrap_or_else(|| look_after_us(pause_us));
         if now_us < self.due_us {
             if self.due_us > now_us + after_us {
                 self.arm(now_us, after_us);
@@ -134,6 +146,21 @@ mod tests {
         assert!(is_readable(&timer, 10_000));
         timer.idle(1_000_300);
         assert_eq!(timer.due_us, 1_000_300 + SOON_US, "and again");
+        assert!(is_readable(&timer, 10_000));
+    }
+
+    #[test]
+    fn at_rest_it_looks_seldom_and_at_once_when_that_ends() {
+        let mut timer = Timer::new().unwrap();
+        timer.rest(1_000_000, Some(15_000));
+        timer.idle(1_000_000);
+        assert_eq!(timer.due_us, 1_015_000);
+        timer.busy(1_000_500);
+        timer.idle(1_000_600);
+        assert_eq!(timer.due_us, 1_015_000, "a heartbeat hurries nobody");
+        timer.rest(1_001_000, None);
+        timer.idle(1_001_000);
+        assert_eq!(timer.due_us, 1_001_000 + SOON_US);
         assert!(is_readable(&timer, 10_000));
     }
 }

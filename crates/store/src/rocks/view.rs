@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use rocksdb::{DB, ReadOptions};
+use rocksdb::{DB, ErrorKind, ReadOptions};
 
 use super::fatal;
 use super::recent::Recent;
@@ -66,7 +66,34 @@ impl View for Moment {
         from: &[u8],
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError> {
+        self.walk(from, None, ReadOptions::default(), visit)
+            .map(|_| ())
+    }
+}
+
+impl Moment {
+    /// As [`Kv::scan_some`](crate::kv::Kv::scan_some).
+    pub(super) fn scan_some(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        most_gone: Option<u64>,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<bool, ApplyError> {
         let mut options = ReadOptions::default();
+        options.set_iterate_upper_bound(to);
+        options.set_max_skippable_internal_keys(most_gone.unwrap_or(0));
+        self.walk(from, Some(to), options, visit)
+    }
+
+    /// Visits keys in order; answers whether it got as far as was wanted.
+    fn walk(
+        &self,
+        from: &[u8],
+        to: Option<&[u8]>,
+        mut options: ReadOptions,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<bool, ApplyError> {
         options.fill_cache(false);
         let mut below = self.below.borrow_dependent().raw_iterator_opt(options);
         below.seek(from);
@@ -76,8 +103,11 @@ impl View for Moment {
             let first = firsts.map(|(key, _)| *key).min();
             let stored = below.item();
             if stored.is_none() {
-                // Its end, or it could not be read.
-                below.status().map_err(fatal)?;
+                // Its end, or it has passed over too much, or it could not be read.
+                match below.status() {
+                    Err(error) if error.kind() == ErrorKind::Incomplete => return Ok(false),
+                    status => status.map_err(fatal)?,
+                }
             }
             let key = match (first, stored) {
                 (Some(first), Some((key, _))) => first.min(key),
@@ -85,6 +115,9 @@ impl View for Moment {
                 (None, Some((key, _))) => key,
                 (None, None) => break,
             };
+            if to.is_some_and(|to| key >= to) {
+                break;
+            }
             let is_stored = stored.is_some_and(|(other, _)| other == key);
             // The newest that says anything counts.
             let mut newest = None;
@@ -98,12 +131,12 @@ impl View for Moment {
                 None => stored.map(|(_, value)| value),
             };
             if value.is_some_and(|value| !visit(key, value)) {
-                return Ok(());
+                return Ok(true);
             }
             if is_stored {
                 below.next();
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
