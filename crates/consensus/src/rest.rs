@@ -42,9 +42,10 @@ impl Group {
         }
     }
 
-    /// Whether heartbeats come further apart at present, and nothing else does.
+    /// Whether heartbeats come further apart at present, or there are none, and nothing else comes.
     pub fn is_resting(&self) -> bool {
-        self.rest.far && !self.is_rest_over()
+        let is_alone = self.may_rest() && self.others(|_, _| false);
+        is_alone || (self.rest.far && !self.is_rest_over())
     }
 
     /// Ticks that will pass unnoticed, if nothing comes.

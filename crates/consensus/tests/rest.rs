@@ -141,6 +141,17 @@ fn work_ends_the_rest_at_once() {
 }
 
 #[test]
+fn one_alone_rests_as_soon_as_it_is_quiet() {
+    let mut cluster = Cluster::new(1, 2);
+    cluster.quiesce();
+    assert!(!cluster.nodes[0].group.is_resting());
+    cluster.nodes[0].group.set_quiet(true);
+    assert!(cluster.nodes[0].group.is_resting());
+    cluster.nodes[0].group.set_quiet(false);
+    assert!(!cluster.nodes[0].group.is_resting());
+}
+
+#[test]
 fn an_unapplied_or_missing_entry_is_no_time_to_rest() {
     let (mut cluster, leader) = idle(4);
     live(&mut cluster, 20, None, |_| true);

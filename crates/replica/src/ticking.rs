@@ -12,7 +12,7 @@ const QUIET_TICKS: u64 = 10;
 /// The same, after which heartbeats may come further apart: half a second by default.
 const REST_TICKS: u64 = 100;
 /// How long packets may wait then where a driver's device wakes nobody. With the default time-outs one heartbeat may be lost and the next so much late.
-const REST_LOOK_TICKS: u64 = 3;
+const REST_LOOK_TICKS: u64 = 4;
 /// Most ticks that pass together besides those of a rest: a heartbeat of the leader comes every second one, and somewhat late.
 const TOGETHER: u64 = 3;
 

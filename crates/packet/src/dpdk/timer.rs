@@ -85,7 +85,9 @@ impl Timer {
         let pause_us = now_us.saturating_sub(self.busy_us);
         let after_us = self.rest_us.unwrap_or_else(|| look_after_us(pause_us));
         if now_us < self.due_us {
-            if self.due_us > now_us + after_us {
+            // At rest whoever looks for another reason spares the timer a wake-up.
+            let later = self.rest_us.is_some() && self.due_us + after_us / 4 < now_us + after_us;
+            if later || self.due_us > now_us + after_us {
                 self.arm(now_us, after_us);
             }
             return;
@@ -158,9 +160,11 @@ mod tests {
         timer.busy(1_000_500);
         timer.idle(1_000_600);
         assert_eq!(timer.due_us, 1_015_000, "a heartbeat hurries nobody");
-        timer.rest(1_001_000, None);
-        timer.idle(1_001_000);
-        assert_eq!(timer.due_us, 1_001_000 + SOON_US);
+        timer.idle(1_010_000);
+        assert_eq!(timer.due_us, 1_025_000, "this was a look");
+        timer.rest(1_011_000, None);
+        timer.idle(1_011_000);
+        assert_eq!(timer.due_us, 1_011_000 + SOON_US);
         assert!(is_readable(&timer, 10_000));
     }
 }
