@@ -1,6 +1,8 @@
 //! Queues of drivers that are full.
 
 mod common;
+#[path = "common/inner.rs"]
+mod inner;
 use std::cell::Cell;
 use std::io;
 use std::net::SocketAddr;
@@ -10,6 +12,7 @@ use common::*;
 use cyclone_packet::{
     Datagram, Driver, Faults, MemDriver, MemNet, Outgoing, Peer, Port, PortConfig, Security,
 };
+use inner::as_inner;
 
 /// How many datagrams the queue has room for: to all, and to one peer alone.
 #[derive(Default)]

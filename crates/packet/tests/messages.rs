@@ -1,6 +1,8 @@
 //! Messages of all sizes over an unkind network.
 
 mod common;
+#[path = "common/inner.rs"]
+mod inner;
 use std::collections::HashSet;
 use std::io;
 
@@ -9,6 +11,7 @@ use cyclone_packet::{
     Datagram, Driver, Faults, MemDriver, MemNet, Outgoing, Peer, Port, PortConfig, Security,
 };
 use cyclone_pmem::pool::Pool;
+use inner::as_inner;
 use proptest::prelude::*;
 
 #[test]

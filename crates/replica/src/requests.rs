@@ -126,7 +126,7 @@ impl BatchBuilder {
         Ok(())
     }
 
-    /// Whether a command of this length is to begin an entry: see [`BatchBuilder::push_bytes`].
+    /// Whether a command of this length is to begin an entry: see [`BatchBuilder::push_bytes`] and [`BatchBuilder::limited`].
     pub(crate) fn stands_apart(&self, length: usize) -> bool {
         let together = batch::HEADER_BYTES + self.bytes + 4 + length;
         !self.origins.is_empty() && (length > Self::FULL_BYTES || together > self.longest)

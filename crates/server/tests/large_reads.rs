@@ -3,10 +3,11 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{ask, cluster, first_port};
-use cyclone::cluster::Options;
+use cyclone::cluster::{LocalCluster, Options};
 use cyclone_client::{Client, ClientConfig, ClientError, NotDone};
 use cyclone_wire::command::{Condition, Operation};
 use redis::{Cmd, Connection, Value};
@@ -157,25 +158,31 @@ fn large_reads_hold_up_no_loop_of_a_log() {
     large_reads("rocksdb", 2, 1, 2);
 }
 
-/// A command that is longer than an entry may be has a place in the log all the same: what is read behind it, and by others, is answered.
-#[test]
-fn a_read_behind_a_command_that_is_refused_is_answered() {
-    let directory = tempfile::tempdir().expect("temporary directory");
+/// One replica, which leads.
+fn one_replica(directory: &Path, nvm_bytes: u64, test: u16) -> LocalCluster {
     let mut cluster = cluster(
-        directory.path(),
+        directory,
         Options {
             engine: "memory".into(),
             replicas: 1,
-            nvm_bytes: 64 << 20,
-            first_port: first_port(18_000, 7),
+            nvm_bytes,
+            first_port: first_port(18_000, test),
             ..Options::default()
         },
     );
     cluster.start_all(true).expect("started");
-    let leader = cluster
+    cluster
         .wait_for_leader(Duration::from_secs(30))
         .expect("a leader");
-    let address = cluster.nodes[leader].redis;
+    cluster
+}
+
+/// A command that is longer than an entry may be has a place in the log all the same: what is read behind it, and by others, is answered.
+#[test]
+fn a_read_behind_a_command_that_is_refused_is_answered() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let cluster = one_replica(directory.path(), 64 << 20, 7);
+    let address = cluster.nodes[0].redis;
     let mut connection = connect(address);
     ask::<()>(&mut connection, redis::cmd("SET").arg("key").arg("value"));
     let mut del = redis::cmd("DEL");
@@ -200,20 +207,7 @@ fn a_read_behind_a_command_that_is_refused_is_answered() {
 #[test]
 fn a_batch_that_is_too_long_for_a_small_region_is_answered() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let mut cluster = cluster(
-        directory.path(),
-        Options {
-            engine: "memory".into(),
-            replicas: 1,
-            nvm_bytes: 16 << 20,
-            first_port: first_port(18_000, 3),
-            ..Options::default()
-        },
-    );
-    cluster.start_all(true).expect("started");
-    cluster
-        .wait_for_leader(Duration::from_secs(30))
-        .expect("a leader");
+    let cluster = one_replica(directory.path(), 16 << 20, 3);
     let nodes = vec![(1, cluster.nodes[0].packet)];
     let mut client = Client::connect(ClientConfig::new(nodes, cluster.client_key)).expect("client");
     let value = vec![7u8; 700 << 10];

@@ -9,43 +9,6 @@ use cyclone_packet::{
 use cyclone_pmem::Region;
 use cyclone_pmem::pool::Pool;
 
-/// What a driver around another, its first field, leaves as it is.
-#[allow(unused_macros)]
-macro_rules! as_inner {
-    () => {
-        fn recv(
-            &mut self,
-            pool: &cyclone_pmem::pool::Pool,
-            out: &mut Vec<(std::net::SocketAddr, cyclone_pmem::payload::Payload)>,
-            max: usize,
-        ) -> std::io::Result<usize> {
-            self.0.recv(pool, out, max)
-        }
-
-        fn fds(&self) -> Vec<std::os::fd::RawFd> {
-            self.0.fds()
-        }
-
-        fn max_datagram(&self) -> usize {
-            self.0.max_datagram()
-        }
-
-        fn describe(&self) -> String {
-            self.0.describe()
-        }
-
-        fn local_addr(&self) -> std::net::SocketAddr {
-            self.0.local_addr()
-        }
-
-        fn stats(&self) -> cyclone_packet::DriverStats {
-            self.0.stats()
-        }
-    };
-}
-#[allow(unused_imports)]
-pub(crate) use as_inner;
-
 pub const NODE_KEY: [u8; 32] = [7; 32];
 pub const CLIENT_KEY: [u8; 32] = [9; 32];
 
