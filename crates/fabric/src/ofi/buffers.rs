@@ -228,6 +228,11 @@ impl<W> Slots<W> {
         (self.slots.get(index) == Some(&slot)).then_some(index)
     }
 
+    /// Every operation under way.
+    pub fn all(&self) -> impl Iterator<Item = &W> {
+        self.work.iter().flatten()
+    }
+
     /// The operation in a slot.
     pub fn get(&self, index: usize) -> Option<&W> {
         self.work.get(index)?.as_ref()

@@ -33,6 +33,7 @@ mod operations;
 mod port;
 mod progress;
 mod provider;
+mod pump;
 mod signals;
 mod state;
 mod sys;

@@ -161,109 +161,6 @@ impl Core {
         Ok(Some(buffer))
     }
 
-    /// Hands a connection's messages and operations to the provider, as far as it takes them. Messages of the
-    /// provider's own go first: operations may wait for their answers.
-    pub fn pump(&mut self, id: u64) -> bool {
-        let mut did = false;
-        loop {
-            self.tell_drained(id);
-            match self.send_control(id) {
-                Ok(sent) => did |= sent,
-                Err(()) => return did,
-            }
-            let Some(connection) = self.connections.get(&id) else {
-                return did;
-            };
-            if connection.theirs.is_none() || connection.issue >= connection.next {
-                break;
-            }
-            let number = connection.issue;
-            match self.issue(id, number) {
-                Turn::Next => {
-                    did = true;
-                    if let Some(connection) = self.connections.get_mut(&id) {
-                        connection.issue = number + 1;
-                    }
-                }
-                Turn::Wait => {
-                    let control = self.connections.get(&id).map(|c| c.control.len());
-                    if control == Some(0) {
-                        return did;
-                    }
-                    // The turn asked for something: send that.
-                    let _ = self.send_control(id);
-                    return did;
-                }
-                Turn::Fail(kind) => {
-                    self.break_connection(id, Some(number), kind);
-                    return true;
-                }
-            }
-        }
-        if self.connections.get(&id).is_some_and(|c| !c.has_work()) {
-            self.busy.remove(&id);
-        }
-        did
-    }
-
-    /// Sends what waits; `Err` when the provider takes no more for now or the connection ended.
-    fn send_control(&mut self, id: u64) -> Result<bool, ()> {
-        let mut did = false;
-        loop {
-            let Some(connection) = self.connections.get_mut(&id) else {
-                return Err(());
-            };
-            let Some((kind, words, payload)) = connection.control.pop_front() else {
-                return Ok(did);
-            };
-            if connection.theirs.is_none() && kind != Kind::Hello {
-                connection.control.push_front((kind, words, payload));
-                return Err(());
-            }
-            let header = Header {
-                kind,
-                number: connection.sent,
-                incarnation: connection.incarnation,
-                connection: connection.theirs.unwrap_or(0),
-                words,
-            };
-            let peer = connection.peer;
-            match self.send_message(id, peer, header, &payload) {
-                Ok(()) => {
-                    did = true;
-                    if kind != Kind::Hello {
-                        self.message_sent(id);
-                    }
-                }
-                Err(Refusal::Again) => {
-                    if let Some(connection) = self.connections.get_mut(&id) {
-                        connection.control.push_front((kind, words, payload));
-                    }
-                    return Err(());
-                }
-                Err(Refusal::Error(code)) => {
-                    let number = i32::try_from(-code).unwrap_or(0);
-                    let kind = provider_failure(number, sys::text(code));
-                    self.break_connection(id, None, kind);
-                    return Err(());
-                }
-            }
-        }
-    }
-
-    fn tell_drained(&mut self, id: u64) {
-        let Some(connection) = self.connections.get_mut(&id) else {
-            return;
-        };
-        let draining = std::mem::take(&mut connection.draining);
-        let (still, done): (Vec<u64>, Vec<u64>) =
-            draining.into_iter().partition(|&key| connection.uses(key));
-        connection.draining = still;
-        for key in done {
-            self.tell(id, Kind::Drained, [key, 0, 0, 0, 0], Vec::new());
-        }
-    }
-
     /// The means for an operation's key; asks for them the first time.
     fn grant(&mut self, id: u64, key: (u64, u64)) -> Option<Grant> {
         let connection = self.connections.get_mut(&id)?;
@@ -278,7 +175,8 @@ impl Core {
         }
     }
 
-    fn issue(&mut self, id: u64, number: u64) -> Turn {
+    /// Hands an operation to the provider, if it may go.
+    pub fn issue(&mut self, id: u64, number: u64) -> Turn {
         let Some((ask, key)) = self.connections.get(&id).and_then(|connection| {
             let pending = connection.pending.get(&number)?;
             Some((pending.ask, (pending.id, pending.token.0)))
@@ -344,6 +242,15 @@ impl Core {
         number: u64,
         call: impl FnOnce(&Core, Piece, *mut std::ffi::c_void) -> Result<(), Refusal>,
     ) -> Turn {
+        let pending = self
+            .connections
+            .get(&id)
+            .and_then(|c| c.pending.get(&number));
+        if let Some(buffer) = pending.and_then(|pending| pending.buffer.as_ref())
+            && !self.may_fly(id, buffer.len)
+        {
+            return Turn::Wait;
+        }
         let buffer = self
             .connections
             .get_mut(&id)
@@ -471,7 +378,10 @@ impl Core {
         let data = connection.theirs.unwrap_or(0) << 32 | (number & 0xffff_ffff);
         self.fly(id, number, |core, piece, context| {
             // SAFETY: the slot holds buffer and context until the completion.
-            unsafe { core.port.send(peer, piece, Some(data), 0, context) }
+            unsafe {
+                let flags = core.message_flags();
+                core.port.send(peer, piece, Some(data), flags, context)
+            }
         })
     }
 

@@ -1,6 +1,7 @@
 //! Choosing a provider by name and hints, and what it declares.
 //!
-//! Nothing here knows a provider by name but for one thing: `shm` endpoints have names where others have IP addresses.
+//! Nothing here knows a provider by name but for two things: `shm` endpoints have names where others have IP addresses,
+//! and `sockets` must not be given much at once.
 
 use std::ffi::{CStr, CString};
 use std::ptr;
@@ -38,7 +39,15 @@ pub struct Terms {
     pub manual_progress: bool,
     /// The most bytes in one transfer.
     pub max_transfer: usize,
+    /// The most bytes that one connection may have under way, but for a single larger transfer.
+    pub max_flying: Option<usize>,
 }
+
+/// `sockets` looks at a message's first 24 bytes without taking them, and takes nothing before all have come. Linux
+/// charges a receive buffer for whole packets until their last byte is taken. So when a large packet ends within such a
+/// head and what came behind it fills the buffer (131,072 bytes by default), both wait for each other and nothing moves
+/// on that connection again. Less than half a buffer under way cannot fill it.
+const SOCKETS_FLYING: usize = 16 * 1024;
 
 /// An open provider: fabric and domain.
 pub struct Provider {
@@ -294,8 +303,10 @@ fn read_terms(info: *mut sys::fi_info, max_transfer: usize) -> Terms {
         && ep.max_order_war_size >= max_transfer
         && ep.max_order_waw_size >= max_transfer;
     let wanted = sys::ORDER_WAW | sys::ORDER_RAW | sys::ORDER_WAR;
+    let name = name.to_string_lossy().into_owned();
     Terms {
-        name: name.to_string_lossy().into_owned(),
+        max_flying: (name == "sockets").then_some(SOCKETS_FLYING),
+        name,
         application_keys: !mr(sys::FI_MR_PROV_KEY),
         key_mask: match domain.mr_key_size {
             0 => 0,
