@@ -152,6 +152,12 @@ pub trait Driver: Send {
     /// The host has seen that one of [`Driver::fds`] is readable, in case the driver does not look there at every `recv`.
     fn note_readable(&mut self, _fd: RawFd) {}
 
+    /// Looks in vain: nothing is there, and a host that one of [`Driver::fds`] has woken may sleep on. What is found instead comes with the
+    /// next `recv`. For drivers whose descriptors become readable in case something has come.
+    fn finds_nothing(&mut self) -> bool {
+        false
+    }
+
     /// Little is expected, and it may wait for so many microseconds; `None`: as little as possible. For drivers whose devices wake nobody.
     fn set_rest(&mut self, _look_us: Option<u64>) {}
 

@@ -339,6 +339,11 @@ impl Port {
         self.driver.note_readable(fd);
     }
 
+    /// See [`Driver::finds_nothing`].
+    pub fn finds_nothing(&mut self) -> bool {
+        self.driver.finds_nothing()
+    }
+
     /// Descriptors to wait on.
     pub fn fds(&self) -> Vec<RawFd> {
         self.driver.fds()

@@ -402,6 +402,11 @@ impl Node {
         self.port.note_readable(descriptor);
     }
 
+    /// Whether the port's descriptors have become readable for nothing.
+    pub(crate) fn finds_nothing(&mut self) -> bool {
+        self.port.finds_nothing()
+    }
+
     /// A clean end: the store takes over what it has not written, so that the next start replays little.
     ///
     /// # Errors

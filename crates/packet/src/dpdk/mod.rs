@@ -49,7 +49,7 @@ use cyclone_pmem::pool::Pool;
 pub use self::error::DpdkError;
 pub use self::options::DpdkOptions;
 
-use self::inbox::{Inbox, inbox};
+use self::inbox::{Inbox, Letter, inbox};
 use self::neighbours::{Call, share, spread};
 use self::network::{Network, local_address, system};
 use self::outlet::Outlet;
@@ -82,6 +82,8 @@ pub struct DpdkDriver {
     ways: Ways,
     local: SocketAddr,
     burst: usize,
+    /// Found by [`Driver::finds_nothing`], and not taken yet.
+    early: Vec<Letter>,
     calls: Vec<Call>,
     stats: DriverStats,
 }
@@ -141,6 +143,7 @@ impl DpdkDriver {
                 network: Arc::clone(&network),
                 local,
                 burst: options.burst.clamp(1, MOST_BURST),
+                early: Vec::new(),
                 calls: Vec::new(),
                 stats: DriverStats::default(),
             })
@@ -272,6 +275,11 @@ impl Driver for DpdkDriver {
         max: usize,
     ) -> io::Result<usize> {
         let most = max.min(self.burst);
+        if !self.early.is_empty() {
+            let count = most.min(self.early.len());
+            out.extend(self.early.drain(..count));
+            return Ok(count);
+        }
         match &mut self.source {
             Source::Cards(receiver) => {
                 let (network, calls) = (&self.network, &mut self.calls);
@@ -286,6 +294,19 @@ impl Driver for DpdkDriver {
                 Ok(count)
             }
         }
+    }
+
+    fn finds_nothing(&mut self) -> bool {
+        let Source::Cards(receiver) = &mut self.source else {
+            // It is told of what has come.
+            return false;
+        };
+        if self.early.is_empty() {
+            let (network, calls, out) = (&self.network, &mut self.calls, &mut self.early);
+            receiver.receive(network, self.burst, out, calls, &mut self.stats);
+            self.call(&mut Patience::default());
+        }
+        self.early.is_empty()
     }
 
     fn fds(&self) -> Vec<RawFd> {

@@ -193,3 +193,52 @@ fn threads_send_and_receive_side_by_side() {
     assert_eq!(pools.0.free(), pools.0.count());
     assert_eq!(pools.1.free(), pools.1.count());
 }
+
+/// What a woken host finds by looking once more comes with the next calls, in order, however few it takes at once.
+#[test]
+fn a_look_keeps_what_it_finds() {
+    let _alone = alone();
+    let pools = (pool(4096, 2176), pool(4096, 2176));
+    let (mut all, mut peer) = process_and_peer(&pools);
+    let mut got: Vec<Vec<_>> = vec![Vec::new(); usize::from(COUNT)];
+    let since = Instant::now();
+    let send = |peer: &mut DpdkDriver, numbers: std::ops::Range<u8>| {
+        for number in numbers {
+            let to = at(1, 7101);
+            let parts: &[&[u8]] = &[&[number; 100]];
+            peer.send(&[Datagram { to, parts }]).unwrap();
+        }
+    };
+    // Questions about neighbours lose the first ones.
+    while got[0].is_empty() {
+        assert!(since.elapsed() < PATIENCE);
+        send(&mut peer, 0..1);
+        peer.recv(&pools.1, &mut Vec::new(), 32).unwrap();
+        look(&mut all, &pools.0, &mut got);
+    }
+    while !all[0].finds_nothing() {
+        all[0].recv(&pools.0, &mut got[0], 32).unwrap();
+    }
+    // The others are told of what has come.
+    assert!(!all[1].finds_nothing() && !all[2].finds_nothing());
+    got[0].clear();
+    send(&mut peer, 1..41);
+    let received = all[0].stats().received;
+    while all[0].finds_nothing() {
+        assert!(since.elapsed() < PATIENCE);
+    }
+    // A second look is not needed for more, and loses nothing.
+    assert!(!all[0].finds_nothing());
+    while got[0].len() < 40 {
+        assert!(since.elapsed() < PATIENCE);
+        let count = all[0].recv(&pools.0, &mut got[0], 7).unwrap();
+        assert!(count <= 7, "{count}");
+    }
+    let bodies = got[0].iter().map(|(_, body)| body.to_vec()[0]);
+    assert_eq!(bodies.collect::<Vec<_>>(), (1..41).collect::<Vec<u8>>());
+    assert_eq!(all[0].stats().received, received + 40);
+    assert!(all[0].finds_nothing());
+    drop((all, peer, got));
+    assert_eq!(pools.0.free(), pools.0.count());
+    assert_eq!(pools.1.free(), pools.1.count());
+}

@@ -9,6 +9,9 @@ use cyclone_bench::table::{Table, rounded};
 use super::{Run, Waiting, steps};
 use crate::netlab::{Lab, NodeOptions};
 
+/// Idle is who has had nothing to do for so long: replicas look less and less often until then, and beat less often after half a second.
+const SETTLED: Duration = Duration::from_secs(2);
+
 impl Run<'_> {
     /// One replica alone on its CPU: how it waits, what a write takes, and what it burns without any.
     pub(super) fn polling(&mut self, lab: &Lab) -> Result<Vec<(String, f64)>> {
@@ -24,6 +27,7 @@ impl Run<'_> {
                 let cluster = self.start(lab, &options)?;
                 let point = self.load(lab, &cluster, step, 0, 1, Waiting::Blocks)?;
                 let spent = || cluster.pid(0).map_or(0.0, of_process);
+                std::thread::sleep(SETTLED);
                 let before = spent();
                 let time = Duration::from_secs(if self.common.quick { 1 } else { 5 });
                 std::thread::sleep(time);
@@ -63,6 +67,7 @@ impl Run<'_> {
                 let pids = nodes.filter_map(|node| cluster.pid(node));
                 pids.map(of_process).sum()
             };
+            std::thread::sleep(SETTLED);
             let before = [spent(0..1), spent(1..3)];
             let time = Duration::from_secs(if self.common.quick { 2 } else { 10 });
             std::thread::sleep(time);
