@@ -1,4 +1,4 @@
-//! Line and bar plots as SVG: several panels in a grid, one legend per panel, the paper's points beside ours.
+//! Line and bar plots as SVG: several panels in a grid, one legend per panel where it covers nothing, the paper's points beside ours.
 
 use std::error::Error;
 use std::path::Path;
@@ -29,6 +29,10 @@ const PALETTE: [RGBColor; COLOURS] = [
 ];
 const PANEL_WIDTH: u32 = 480;
 const PANEL_HEIGHT: u32 = 330;
+/// Right of the curves of a panel: their names.
+const LEGEND_WIDTH: u32 = 250;
+/// Of a line of the legend.
+const LEGEND_LINE: i32 = 20;
 const TITLE_HEIGHT: u32 = 40;
 const FONT: &str = "sans-serif";
 
@@ -94,16 +98,13 @@ pub(crate) fn colour(index: usize) -> RGBColor {
 
 /// Draws panels in a grid of `columns`, below one title.
 pub fn lines(path: &Path, title: &str, columns: usize, panels: &[Panel]) -> Result<()> {
-    grid(path, title, columns, panels, |area, panel| {
-        line_panel(area, panel)
-    })
+    let width = PANEL_WIDTH + LEGEND_WIDTH;
+    grid(path, title, (columns, width), panels, line_panel)
 }
 
 /// Draws bar panels in a grid of `columns`, below one title.
 pub fn bars(path: &Path, title: &str, columns: usize, panels: &[Bars]) -> Result<()> {
-    grid(path, title, columns, panels, |area, panel| {
-        bar_panel(area, panel)
-    })
+    grid(path, title, (columns, PANEL_WIDTH), panels, bar_panel)
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -111,14 +112,14 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 fn grid<P>(
     path: &Path,
     title: &str,
-    columns: usize,
+    (columns, width): (usize, u32),
     panels: &[P],
     draw: impl Fn(&Area<'_>, &P) -> Result<()>,
 ) -> Result<()> {
     let columns = columns.clamp(1, panels.len().max(1));
     let rows = panels.len().div_ceil(columns).max(1);
     let size = (
-        PANEL_WIDTH * columns as u32,
+        width * columns as u32,
         PANEL_HEIGHT * rows as u32 + TITLE_HEIGHT,
     );
     let root = SVGBackend::new(path, size).into_drawing_area();
@@ -155,7 +156,9 @@ fn line_panel(area: &Area<'_>, panel: &Panel) -> Result<()> {
     };
     let (low, high) = span(points().map(|point| point.1)).unwrap_or((0.0, 1.0));
     let right = if right > left { right } else { left + 1.0 };
-    let mut builder = ChartBuilder::on(area);
+    let (curves, beside) = area.split_horizontally(PANEL_WIDTH);
+    legend(&beside, panel)?;
+    let mut builder = ChartBuilder::on(&curves);
     builder
         .caption(&panel.title, (FONT, 15))
         .margin(10)
@@ -208,55 +211,59 @@ where
     Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
     axes(&mut chart, (&panel.x, &panel.y), &|value| number(*value))?;
-    let mut next = 0;
-    for series in &panel.series {
+    for (series, colour) in coloured(panel) {
         let points = series.points.iter().copied();
-        if series.mark == Mark::Paper {
-            let style = BLACK.stroke_width(2);
-            chart
-                .draw_series(points.map(|point| Cross::new(point, 5, style)))
-                .map_err(fault)?
-                .label(&series.name)
-                .legend(move |(x, y)| Cross::new((x + 10, y), 5, style));
-            continue;
-        }
-        let colour = colour(next);
-        next += 1;
         let style = colour.stroke_width(2);
-        if series.mark == Mark::Dashed {
-            chart
-                .draw_series(DashedLineSeries::new(points, 6, 4, style))
-                .map_err(fault)?
-                .label(&series.name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 8, y)], style));
-            continue;
+        match series.mark {
+            Mark::Paper => {
+                let crosses = points.map(|point| Cross::new(point, 5, style));
+                chart.draw_series(crosses).map_err(fault)?;
+            }
+            Mark::Dashed => {
+                let line = DashedLineSeries::new(points, 6, 4, style);
+                chart.draw_series(line).map_err(fault)?;
+            }
+            Mark::Line => {
+                let line = LineSeries::new(points.clone(), style);
+                chart.draw_series(line).map_err(fault)?;
+                let dots = points.map(|point| Circle::new(point, 3, colour.filled()));
+                chart.draw_series(dots).map_err(fault)?;
+            }
         }
-        chart
-            .draw_series(LineSeries::new(points.clone(), style))
-            .map_err(fault)?
-            .label(&series.name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
-        chart
-            .draw_series(points.map(|point| Circle::new(point, 3, colour.filled())))
+    }
+    Ok(())
+}
+
+/// Series with their colours: black for the paper's.
+fn coloured(panel: &Panel) -> impl Iterator<Item = (&Series, RGBColor)> {
+    let mut next = 0;
+    panel.series.iter().map(move |series| {
+        if series.mark == Mark::Paper {
+            return (series, BLACK);
+        }
+        next += 1;
+        (series, colour(next - 1))
+    })
+}
+
+/// The names of a panel's series, with what each is drawn by.
+fn legend(beside: &Area<'_>, panel: &Panel) -> Result<()> {
+    let text = (FONT, 12).into_font().into_text_style(beside);
+    for (place, (series, colour)) in coloured(panel).enumerate() {
+        let y = 44 + LEGEND_LINE * place as i32;
+        let style = colour.stroke_width(2);
+        let to = |x| PathElement::new([(4, y), (x, y)], style);
+        match series.mark {
+            Mark::Paper => beside.draw(&Cross::new((14, y), 5, style)),
+            Mark::Dashed => beside.draw(&to(12)),
+            Mark::Line => beside.draw(&to(24)),
+        }
+        .map_err(fault)?;
+        beside
+            .draw_text(&series.name, &text, (32, y - 6))
             .map_err(fault)?;
     }
-    // Where less is drawn: lines that fall leave room on the right.
-    let sum = |end: fn(&Series) -> Option<&(f64, f64)>| -> f64 {
-        panel.series.iter().filter_map(end).map(|it| it.1).sum()
-    };
-    let falls = sum(|it| it.points.first()) > sum(|it| it.points.last());
-    let position = match falls {
-        true => SeriesLabelPosition::UpperRight,
-        false => SeriesLabelPosition::UpperLeft,
-    };
-    chart
-        .configure_series_labels()
-        .position(position)
-        .background_style(WHITE.mix(0.85))
-        .border_style(BLACK.mix(0.25))
-        .label_font((FONT, 12))
-        .draw()
-        .map_err(fault)
+    Ok(())
 }
 
 fn bar_panel(area: &Area<'_>, panel: &Bars) -> Result<()> {
@@ -422,6 +429,11 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is missing");
         }
+        // The first panel's names stand beside its curves, not on them.
+        let (before, _) = text.split_once("the paper").expect("a name");
+        let (_, tag) = before.rsplit_once("<text x=\"").expect("its tag");
+        let (x, _) = tag.split_once('"').expect("where it is");
+        assert!(x.parse::<u32>().expect("a number") > PANEL_WIDTH, "{tag}");
     }
 
     #[test]

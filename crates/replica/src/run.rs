@@ -85,6 +85,7 @@ impl Reactor {
     ) -> Result<(), NodeError> {
         let polling = node.config().polling;
         let descriptors: Vec<RawFd> = node.port_descriptors();
+        let packets = node.packet_descriptors();
         for (position, descriptor) in descriptors.iter().enumerate() {
             self.poll
                 .registry()
@@ -137,7 +138,7 @@ impl Reactor {
                 watchdog.begin(now.steady_us + us.saturating_sub(tick_us));
             }
             let wait_us = pause.begin(now, &mut spinner);
-            match self.wait(&mut events, node, now.steady_us, wait_us) {
+            match self.wait(&mut events, node, packets, now.steady_us, wait_us) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(NodeError::Port(error)),
@@ -156,11 +157,12 @@ impl Reactor {
 
 impl Reactor {
     /// Waits until something may be ready, from `now_us` on for so long at most. A driver that has to look whether something has come is
-    /// let look here: a whole turn of the loop costs ten times as much.
+    /// let look here: a whole turn of the loop costs ten times as much. Whatever else is ready ends the wait.
     fn wait(
         &mut self,
         events: &mut Events,
         node: &mut Node,
+        packets: usize,
         now_us: u64,
         wait_us: u64,
     ) -> io::Result<()> {
@@ -169,8 +171,8 @@ impl Reactor {
             self.poll
                 .poll(events, Some(Duration::from_micros(left_us)))?;
             let mut tokens = events.iter().map(|event| event.token().0);
-            let is_port = tokens.all(|token| (PORT..COMPANION).contains(&token));
-            if left_us == 0 || events.is_empty() || !is_port || !node.finds_nothing() {
+            let only_packets = tokens.all(|token| (PORT..PORT + packets).contains(&token));
+            if left_us == 0 || events.is_empty() || !only_packets || !node.finds_nothing() {
                 return Ok(());
             }
             left_us = (now_us + wait_us).saturating_sub(now().steady_us);

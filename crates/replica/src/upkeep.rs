@@ -387,7 +387,7 @@ impl Node {
         &self.config
     }
 
-    /// Descriptors that are readable when packets wait, or when flash has something to tell.
+    /// Descriptors that are readable when packets wait, then those that are when flash has something to tell.
     pub fn port_descriptors(&self) -> Vec<RawFd> {
         let mut descriptors = self.port.fds();
         // The logs' own loops wait for theirs.
@@ -395,6 +395,11 @@ impl Node {
             descriptors.extend(self.flash_descriptors());
         }
         descriptors
+    }
+
+    /// How many of [`Node::port_descriptors`] are the packets'.
+    pub(crate) fn packet_descriptors(&self) -> usize {
+        self.port.fds().len()
     }
 
     /// The event loop has seen that one of [`Node::port_descriptors`] is readable.

@@ -3,7 +3,7 @@
 //! ```text
 //!   OfiEndpoint   the endpoint, its lock and its progress thread       mod.rs, progress.rs
 //!   Core          completions and messages in, operations out          core.rs, state.rs
-//!                 the initiator's side                                 operations.rs, emulate.rs
+//!                 the initiator's side                                 operations.rs, pump.rs, emulate.rs
 //!                 the target's side: grants, flushes, revocations      target.rs
 //!                 append queues                                        append.rs
 //!                 chains                                               chain.rs, hop.rs
@@ -13,8 +13,9 @@
 //!                 what libfabric leaves behind, and takes over         names.rs, signals.rs
 //! ```
 //!
-//! Nothing here asks for a provider's name to know what it can do: everything follows from its `fi_info`. Who enforces
-//! and promises what, and measured figures: docs/adr/0008-libfabric.md.
+//! Nothing here asks for a provider's name to know what it can do: everything follows from its `fi_info`, but for how
+//! much `sockets` may be given (`provider.rs`). Who enforces and promises what, and measured figures:
+//! docs/adr/0008-libfabric.md.
 //!
 //! A message and a grant precede the first operation under a key: the target's thread checks the token and answers with
 //! what the provider needs to find the memory. From then on operations are the provider's alone, which checks

@@ -189,6 +189,10 @@ impl Core {
         }
         match self.grant(id, key) {
             None => Turn::Wait,
+            // Where not all goes out at once: what is under way ends first, as if it had been all.
+            Some(Grant::Denied(_)) if self.terms.max_flying.is_some() && self.has_flying(id) => {
+                Turn::Wait
+            }
             Some(Grant::Denied(kind)) => Turn::Fail(kind),
             Some(Grant::Queue { peer, max }) if ask == Ask::Append => {
                 self.issue_append(id, number, peer, max)
@@ -235,6 +239,11 @@ impl Core {
         }
     }
 
+    /// Whether the provider holds one-sided operations of a connection's.
+    fn has_flying(&self, id: u64) -> bool {
+        self.connections.get(&id).is_some_and(|it| it.flying > 0)
+    }
+
     /// Takes the operation's buffer into a slot and lets `call` hand it to the provider.
     fn fly(
         &mut self,
@@ -242,13 +251,16 @@ impl Core {
         number: u64,
         call: impl FnOnce(&Core, Piece, *mut std::ffi::c_void) -> Result<(), Refusal>,
     ) -> Turn {
-        let pending = self
-            .connections
-            .get(&id)
-            .and_then(|c| c.pending.get(&number));
-        if let Some(buffer) = pending.and_then(|pending| pending.buffer.as_ref())
-            && !self.may_fly(id, buffer.len)
-        {
+        let connection = self.connections.get(&id);
+        let pending = connection.and_then(|it| it.pending.get(&number));
+        let Some(len) = pending.and_then(|it| it.buffer.as_ref()).map(|it| it.len) else {
+            return Turn::Next;
+        };
+        let has_room = self.may_fly(id, len);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.starved = !has_room;
+        }
+        if !has_room {
             return Turn::Wait;
         }
         let buffer = self

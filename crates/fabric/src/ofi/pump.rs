@@ -65,6 +65,9 @@ impl Core {
             let Some(connection) = self.connections.get_mut(&id) else {
                 return Err(());
             };
+            if connection.starved && connection.issue < connection.next {
+                return Ok(did);
+            }
             let Some((kind, _, payload)) = connection.control.front() else {
                 return Ok(did);
             };

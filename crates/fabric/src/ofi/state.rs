@@ -145,6 +145,8 @@ pub struct Connection {
     pub issue: u64,
     /// One-sided operations with the provider.
     pub flying: usize,
+    /// The next operation waits for room, and messages behind it, or small ones could keep a large one back for ever.
+    pub starved: bool,
     /// Atomics took effect that no commit covers.
     pub uncommitted: bool,
     pub grants: HashMap<(u64, u64), Grant>,
@@ -172,6 +174,7 @@ impl Connection {
             next: 1,
             issue: 1,
             flying: 0,
+            starved: false,
             uncommitted: false,
             grants: HashMap::new(),
             draining: Vec::new(),

@@ -22,7 +22,7 @@
 
 #include "gate.h"
 
-#define KEEPER_WAITS_NS 200000000 /* so late a gone peer is noticed; each round costs a wake-up */
+#define KEEPER_WAITS_NS 50000000 /* a server answers one message of a peer's in each round: several per handshake */
 #define KEEPER_HURRIES_NS 5000000 /* while a port looks for its peer: they have to exchange some messages */
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;

@@ -89,7 +89,10 @@ fn by_payload(payload: &[Vec<Point>; 2]) -> Panel {
 /// One picture of all, or of each part that was measured, beside its table: a part alone leaves the picture of all as it is.
 pub fn draw(report: &Report, measured: &Measured, is_whole: bool) -> Result<()> {
     let name = |point: &Point| point.step.name.to_owned();
-    let replicas = |point: &Point| format!("{} replicas", point.replicas);
+    let replicas = |point: &Point| match point.replicas {
+        1 => "1 replica".to_owned(),
+        count => format!("{count} replicas"),
+    };
     let panels = [
         (
             "net-steps",

@@ -339,8 +339,8 @@ fn draw(
     report.file(&format!("{stem}-timeline.csv"), |path| {
         table.write_csv(path)
     })?;
-    // Room for the legend above what is drawn.
-    let top = 1.5 * seen.iter().map(|it| it.1).fold(0.0, f64::max);
+    // As high as the moments' lines go.
+    let top = 1.1 * seen.iter().map(|it| it.1).fold(0.0, f64::max);
     let mut series = vec![Series {
         name: "answers".into(),
         mark: Mark::Line,
