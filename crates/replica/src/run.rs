@@ -138,7 +138,9 @@ impl Reactor {
                 watchdog.begin(now.steady_us + us.saturating_sub(tick_us));
             }
             let wait_us = pause.begin(now, &mut spinner);
-            match self.wait(&mut events, node, packets, now.steady_us, wait_us) {
+            match self.wait(&mut events, packets, (now.steady_us, wait_us), || {
+                node.finds_nothing()
+            }) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(NodeError::Port(error)),
@@ -153,18 +155,15 @@ impl Reactor {
             }
         }
     }
-}
 
-impl Reactor {
-    /// Waits until something may be ready, from `now_us` on for so long at most. A driver that has to look whether something has come is
-    /// let look here: a whole turn of the loop costs ten times as much. Whatever else is ready ends the wait.
+    /// Waits until something is ready, from `now_us` on for so long at most. A driver that has to look whether something has come looks
+    /// here, by `finds_nothing`: after a look in vain the loop need not make its turn. Whatever else is ready ends the wait.
     fn wait(
         &mut self,
         events: &mut Events,
-        node: &mut Node,
         packets: usize,
-        now_us: u64,
-        wait_us: u64,
+        (now_us, wait_us): (u64, u64),
+        mut finds_nothing: impl FnMut() -> bool,
     ) -> io::Result<()> {
         let mut left_us = wait_us;
         loop {
@@ -172,7 +171,7 @@ impl Reactor {
                 .poll(events, Some(Duration::from_micros(left_us)))?;
             let mut tokens = events.iter().map(|event| event.token().0);
             let only_packets = tokens.all(|token| (PORT..PORT + packets).contains(&token));
-            if left_us == 0 || events.is_empty() || !only_packets || !node.finds_nothing() {
+            if left_us == 0 || events.is_empty() || !only_packets || !finds_nothing() {
                 return Ok(());
             }
             left_us = (now_us + wait_us).saturating_sub(now().steady_us);
@@ -233,5 +232,71 @@ pub(crate) fn pause(
         Polling::Adaptive if near_work && spinner.may_spin(now.steady_us) => Pause::Look,
         Polling::Adaptive if near_work && spinner.yielder.may_yield(now.steady_us) => Pause::Yield,
         Polling::Adaptive | Polling::Event => Pause::Sleep(until),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    const LONG_US: u64 = 20_000_000;
+
+    #[test]
+    fn looks_in_vain_end_no_sleep_and_whatever_else_is_ready_does() {
+        let mut reactor = Reactor::new().unwrap();
+        let (packets, card) = UnixStream::pair().unwrap();
+        let (news, flash) = UnixStream::pair().unwrap();
+        for (token, socket) in [(PORT, &packets), (PORT + 1, &news)] {
+            let registry = reactor.registry();
+            let mut source = SourceFd(&socket.as_raw_fd());
+            registry
+                .register(&mut source, Token(token), Interest::READABLE)
+                .unwrap();
+        }
+        let waker = reactor.waker();
+        let mut events = Events::with_capacity(8);
+        let wake = |mut socket: &UnixStream| socket.write_all(b"1").unwrap();
+        let is_ready = |events: &Events, token| events.iter().any(|it| it.token() == token);
+
+        wake(&card);
+        let mut looks = 0;
+        let found_by_third = || {
+            looks += 1;
+            wake(&card);
+            looks < 3
+        };
+        let long = (now().steady_us, LONG_US);
+        reactor.wait(&mut events, 1, long, found_by_third).unwrap();
+        assert!(is_ready(&events, Token(PORT)) && looks == 3, "{looks}");
+
+        // News that come while it sleeps on are not taken for packets.
+        wake(&card);
+        let long = (now().steady_us, LONG_US);
+        let in_vain = || {
+            wake(&flash);
+            true
+        };
+        reactor.wait(&mut events, 1, long, in_vain).unwrap();
+        assert!(is_ready(&events, Token(PORT + 1)));
+
+        wake(&card);
+        let long = (now().steady_us, LONG_US);
+        let in_vain = || {
+            waker.wake().unwrap();
+            true
+        };
+        reactor.wait(&mut events, 1, long, in_vain).unwrap();
+        assert!(is_ready(&events, WAKER));
+
+        wake(&card);
+        let begun_us = now().steady_us;
+        reactor
+            .wait(&mut events, 1, (begun_us, 20_000), || true)
+            .unwrap();
+        assert!(events.is_empty() && now().steady_us >= begun_us + 20_000);
     }
 }

@@ -281,9 +281,8 @@ impl Core {
             Ok(index) => {
                 // SAFETY: the slot holds buffer and context until the completion.
                 let sent = unsafe {
-                    let flags = self.message_flags();
                     self.port
-                        .send(peer, piece, None, flags, self.slots.context(index))
+                        .send(peer, piece, None, 0, self.slots.context(index))
                 };
                 if sent.is_err()
                     && let Some(Work::Message { buffer, .. }) = self.slots.leave(index)

@@ -390,10 +390,7 @@ impl Core {
         let data = connection.theirs.unwrap_or(0) << 32 | (number & 0xffff_ffff);
         self.fly(id, number, |core, piece, context| {
             // SAFETY: the slot holds buffer and context until the completion.
-            unsafe {
-                let flags = core.message_flags();
-                core.port.send(peer, piece, Some(data), flags, context)
-            }
+            unsafe { core.port.send(peer, piece, Some(data), 0, context) }
         })
     }
 

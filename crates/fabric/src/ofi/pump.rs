@@ -58,7 +58,8 @@ impl Core {
         did
     }
 
-    /// Sends what waits; `Err` when the provider takes no more for now or the connection ended.
+    /// Sends the messages that wait, unless an operation must go first; whether there were any. `Err`: the provider takes none before
+    /// something has completed, or the connection ended.
     fn send_control(&mut self, id: u64) -> Result<bool, ()> {
         let mut did = false;
         loop {
@@ -126,7 +127,8 @@ impl Core {
         }
     }
 
-    /// Whether the provider may be given `len` more bytes for a connection. See [`Terms::max_flying`].
+    /// Whether the provider may be given `len` more bytes for a connection. See [`Terms::max_flying`]; messages count until
+    /// they complete, which with `sockets` is when the peer has them.
     pub fn may_fly(&self, id: u64, len: usize) -> bool {
         let Some(most) = self.terms.max_flying else {
             return true;
@@ -142,10 +144,5 @@ impl Core {
         });
         let flying: usize = flying.sum();
         flying == 0 || flying + len + FLYING_HEAD <= most
-    }
-
-    /// How messages are to complete: where what is under way is bounded, when they have arrived.
-    pub fn message_flags(&self) -> u64 {
-        self.terms.max_flying.map_or(0, |_| sys::DELIVERY_COMPLETE)
     }
 }
