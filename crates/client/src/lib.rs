@@ -90,6 +90,9 @@ const FRAMES: u64 = 1024;
 /// Smaller ones, of which the kernel keeps a part.
 const XDP_FRAMES: u64 = 8192;
 
+/// Longest time without a step while looking for packets, for what a look does not see.
+const LONGEST_STILL_US: u64 = 20;
+
 /// A client of one cluster, for one thread.
 ///
 /// The blocking calls and the pipelined ones ([`Client::submit`], [`Client::poll`]) may be mixed: an outcome that arrives
@@ -100,6 +103,8 @@ pub struct Client {
     look: Look,
     yielder: Yielder,
     epoch: Instant,
+    /// Until when a step would do nothing, but for packets, unless something is submitted.
+    still_until_us: u64,
     /// Outcomes that arrived while a blocking call waited for another one.
     stash: Vec<Completion>,
 }
@@ -156,6 +161,7 @@ impl Client {
             steps: StepClient::over(driver, pool, boot, config)?,
             yielder: Yielder::new(),
             epoch: Instant::now(),
+            still_until_us: 0,
             stash: Vec::new(),
         })
     }
@@ -168,6 +174,7 @@ impl Client {
     /// executed in any order.
     pub fn submit(&mut self, operation: &Operation<'_>) -> Ticket {
         let now_us = self.now_us();
+        self.still_until_us = 0;
         self.steps.core.submit(now_us, operation)
     }
 
@@ -179,12 +186,14 @@ impl Client {
     /// Submits a linearizable read without waiting.
     pub fn submit_query(&mut self, query: &Query<'_>) -> Ticket {
         let now_us = self.now_us();
+        self.still_until_us = 0;
         self.steps.core.submit_query(now_us, query, false)
     }
 
     /// Submits a read without waiting.
     pub fn submit_read(&mut self, query: &Query<'_>, mode: ReadMode) -> Ticket {
         let now_us = self.now_us();
+        self.still_until_us = 0;
         self.steps.core.submit_read(now_us, query, mode)
     }
 
@@ -208,8 +217,10 @@ impl Client {
         let begun_us = self.now_us();
         let mut now_us = begun_us;
         loop {
-            self.steps.step(now_us)?;
-            done.extend(self.steps.core.completions());
+            if now_us >= self.still_until_us || !self.steps.port.finds_nothing() {
+                self.step(now_us)?;
+                done.extend(self.steps.core.completions());
+            }
             if done.len() > before || patience.is_zero() {
                 if now_us > begun_us {
                     self.look.note_wait(now_us - begun_us);
@@ -234,6 +245,17 @@ impl Client {
                 }
             }
         }
+    }
+
+    fn step(&mut self, now_us: u64) -> Result<(), ClientError> {
+        self.still_until_us = match self.steps.step(now_us)? {
+            0 => {
+                let due_us = self.steps.next_timeout_us().unwrap_or(u64::MAX);
+                due_us.min(now_us + LONGEST_STILL_US)
+            }
+            _ => 0,
+        };
+        Ok(())
     }
 
     fn may_look(&self, now_us: u64, waited_us: u64) -> bool {

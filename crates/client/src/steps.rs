@@ -69,12 +69,13 @@ impl StepClient {
         })
     }
 
-    /// Sends what waits and takes in what is there.
+    /// Sends what waits and takes in what is there; answers how many messages that were.
     ///
     /// # Errors
     /// When the driver is unusable.
-    pub fn step(&mut self, now_us: u64) -> Result<(), ClientError> {
+    pub fn step(&mut self, now_us: u64) -> Result<usize, ClientError> {
         self.core.transmit(now_us, &mut self.outbox);
+        let mut moved = self.outbox.len();
         if !self.outbox.is_empty() {
             let parts: Vec<[&[u8]; 1]> = self
                 .outbox
@@ -95,7 +96,12 @@ impl StepClient {
                 self.core.recycle(message);
             }
         }
-        while self.port.poll(now_us, &mut self.inbox).map_err(io)? > 0 {
+        loop {
+            let received = self.port.poll(now_us, &mut self.inbox).map_err(io)?;
+            if received == 0 {
+                break;
+            }
+            moved += received;
             for message in self.inbox.drain(..) {
                 let Peer::Node(node) = message.from else {
                     continue;
@@ -112,7 +118,7 @@ impl StepClient {
                 add_node(&mut self.port, id, address, self.log_ports);
             }
         }
-        Ok(())
+        Ok(moved)
     }
 
     /// When [`StepClient::step`] wants to be called again at the latest.

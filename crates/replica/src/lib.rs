@@ -79,7 +79,7 @@ pub use membership::{MemberError, MemberRequest};
 pub use node::{Node, NodeError, Now};
 pub use platform::{JobRunner, Platform, open_store};
 pub use requests::{Outcome, Ticket};
-pub use run::{COMPANION, Companion, Reactor, now};
+pub use run::{COMPANION, Companion, Reactor, Turns, now};
 pub use start::StartError;
 pub use status::{Counters, LogStatus, Status};
 pub use upkeep::Frames;

@@ -150,7 +150,7 @@ pub struct Node {
     pub(crate) completions: Vec<(Ticket, Outcome)>,
     pub(crate) next_handover_us: u64,
     pub(crate) ticking: Ticking,
-    next_upkeep_us: u64,
+    pub(crate) next_upkeep_us: u64,
     pub(crate) next_touch_us: u64,
     pub(crate) active_us: u64,
     /// A client of this process has had work since the last step.

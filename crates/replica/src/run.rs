@@ -35,6 +35,10 @@ pub trait Companion {
     fn deadline_us(&mut self, _now: Now) -> u64 {
         u64::MAX
     }
+    /// Whether it may be given something that a whole turn finds and a look at the packet queues does not.
+    fn is_fed(&self) -> bool {
+        true
+    }
 }
 
 /// Reads both clocks. The steady one is CLOCK_BOOTTIME: it runs on while the machine sleeps.
@@ -137,10 +141,17 @@ impl Reactor {
                 // A tick of it is what it sleeps at most while there is work.
                 watchdog.begin(now.steady_us + us.saturating_sub(tick_us));
             }
+            if pause == Pause::Look && work == 0 && !companion.is_fed() {
+                look(node, now);
+            }
             let wait_us = pause.begin(now, &mut spinner);
-            match self.wait(&mut events, packets, (now.steady_us, wait_us), || {
+            let in_vain = |events: &Events| {
+                for event in events {
+                    node.note_readable(descriptors[event.token().0 - PORT]);
+                }
                 node.finds_nothing()
-            }) {
+            };
+            match self.wait(&mut events, packets, (now.steady_us, wait_us), in_vain) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(NodeError::Port(error)),
@@ -157,13 +168,14 @@ impl Reactor {
     }
 
     /// Waits until something is ready, from `now_us` on for so long at most. A driver that has to look whether something has come looks
-    /// here, by `finds_nothing`: after a look in vain the loop need not make its turn. Whatever else is ready ends the wait.
+    /// here, by `in_vain`, which is given the packets' events: after a look in vain the loop need not make its turn. Whatever else is ready ends
+    /// the wait.
     fn wait(
         &mut self,
         events: &mut Events,
         packets: usize,
         (now_us, wait_us): (u64, u64),
-        mut finds_nothing: impl FnMut() -> bool,
+        mut in_vain: impl FnMut(&Events) -> bool,
     ) -> io::Result<()> {
         let mut left_us = wait_us;
         loop {
@@ -171,11 +183,57 @@ impl Reactor {
                 .poll(events, Some(Duration::from_micros(left_us)))?;
             let mut tokens = events.iter().map(|event| event.token().0);
             let only_packets = tokens.all(|token| (PORT..PORT + packets).contains(&token));
-            if left_us == 0 || events.is_empty() || !only_packets || !finds_nothing() {
+            if left_us == 0 || events.is_empty() || !only_packets || !in_vain(events) {
                 return Ok(());
             }
             left_us = (now_us + wait_us).saturating_sub(now().steady_us);
         }
+    }
+}
+
+/// Longest time without a whole turn, for what a look at the packet queues does not see.
+const LONGEST_STILL_US: u64 = 20;
+
+/// After a step at `now` that did nothing: until when looks may take the place of turns.
+fn still_until_us(node: &Node, now: Now) -> u64 {
+    let longest_us = now.steady_us + LONGEST_STILL_US;
+    node.still_until_us().min(longest_us)
+}
+
+/// Looks in vain for as long as that may go on.
+fn look(node: &mut Node, since: Now) {
+    if !node.finds_nothing() {
+        return;
+    }
+    let until_us = still_until_us(node, since);
+    while now().steady_us < until_us && node.finds_nothing() {
+        std::hint::spin_loop();
+    }
+}
+
+/// Turns of a loop that never sleeps and has nothing but the node: those that would find nothing are looks at the packet queues.
+#[derive(Default)]
+pub struct Turns {
+    still_until_us: u64,
+}
+
+impl Turns {
+    /// [`Node::step`], unless that would do nothing. Nothing else is done with the node in between.
+    ///
+    /// # Errors
+    /// As [`Node::step`].
+    pub fn turn(&mut self, now: Now, node: &mut Node) -> Result<usize, NodeError> {
+        if now.steady_us < self.still_until_us && node.finds_nothing() {
+            // Another thread of the same core goes on faster.
+            std::hint::spin_loop();
+            return Ok(0);
+        }
+        let work = node.step(now)?;
+        self.still_until_us = match work {
+            0 => still_until_us(node, now),
+            _ => 0,
+        };
+        Ok(work)
     }
 }
 
@@ -264,7 +322,7 @@ mod tests {
 
         wake(&card);
         let mut looks = 0;
-        let found_by_third = || {
+        let found_by_third = |_: &Events| {
             looks += 1;
             wake(&card);
             looks < 3
@@ -276,7 +334,7 @@ mod tests {
         // News that come while it sleeps on are not taken for packets.
         wake(&card);
         let long = (now().steady_us, LONG_US);
-        let in_vain = || {
+        let in_vain = |_: &Events| {
             wake(&flash);
             true
         };
@@ -285,7 +343,7 @@ mod tests {
 
         wake(&card);
         let long = (now().steady_us, LONG_US);
-        let in_vain = || {
+        let in_vain = |_: &Events| {
             waker.wake().unwrap();
             true
         };
@@ -295,7 +353,7 @@ mod tests {
         wake(&card);
         let begun_us = now().steady_us;
         reactor
-            .wait(&mut events, 1, (begun_us, 20_000), || true)
+            .wait(&mut events, 1, (begun_us, 20_000), |_| true)
             .unwrap();
         assert!(events.is_empty() && now().steady_us >= begun_us + 20_000);
     }

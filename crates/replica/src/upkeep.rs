@@ -412,6 +412,18 @@ impl Node {
         self.port.finds_nothing()
     }
 
+    /// Right after a step that did nothing: until when the next one would do nothing either, but for packets, in microseconds of the
+    /// steady clock. 0 where other threads may have something to tell.
+    pub(crate) fn still_until_us(&self) -> u64 {
+        let has_flash = self.logs.iter().any(|log| log.group.flash().is_some());
+        let is_told = has_flash || self.archive.is_some() || !self.lending.posts.is_empty();
+        if is_told || !self.workers.is_idle() {
+            return 0;
+        }
+        let upkeep_us = self.steady.machine_us(self.next_upkeep_us);
+        self.deadline_us().min(upkeep_us)
+    }
+
     /// A clean end: the store takes over what it has not written, so that the next start replays little.
     ///
     /// # Errors

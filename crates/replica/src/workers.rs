@@ -137,6 +137,14 @@ impl<R: Send + 'static> Workers<R> {
         }
     }
 
+    /// Whether no result can come.
+    pub(crate) fn is_idle(&self) -> bool {
+        match self {
+            Workers::Threads(pool) => pool.running == 0,
+            Workers::Manual { .. } => false,
+        }
+    }
+
     /// The next finished job's result, if there is one. Never blocks.
     pub(crate) fn poll(&mut self) -> Option<R> {
         match self {

@@ -475,6 +475,11 @@ impl Companion for Doors {
             .as_mut()
             .map_or(u64::MAX, |redis| redis.deadline_us(now))
     }
+
+    fn is_fed(&self) -> bool {
+        let gateway = self.redis.as_ref().map(|redis| &redis.gateway);
+        gateway.is_some_and(|gateway| gateway.connections() > 0 || gateway.has_work())
+    }
 }
 
 fn open_redis(settings: GatewayConfig, registry: &mio::Registry) -> Result<Redis> {

@@ -100,6 +100,12 @@ pub(super) fn receive_slots(count: u32, free: u32, rings: u32) -> u16 {
     share.clamp(LEAST_SLOTS, MOST_SLOTS) as u16
 }
 
+/// For the next second handshakes are waited for less long.
+fn hurry() {
+    // SAFETY: nothing is asked of the caller.
+    unsafe { ffi::cy_hurry() };
+}
+
 /// Bytes of a packet that fit a frame. Cards count the room in KiB, most of them; virtual devices copy as much as there is
 /// room for.
 fn room(frame_bytes: u32, copies: bool) -> usize {
@@ -220,8 +226,7 @@ impl Card {
 
     fn start(&self) {
         if self.gated {
-            // SAFETY: nothing is asked of the caller.
-            unsafe { ffi::cy_hurry() };
+            hurry();
         }
         // SAFETY: the port is set up.
         let is_started = unsafe { ffi::cy_port_start(self.port) } == 0;
@@ -250,9 +255,13 @@ impl Card {
         self.note_link();
         // A server is ready for its next peer at once, a client asks again and again.
         let asks = !before && self.device.contains("role=client");
-        if !self.is_up() && self.gated && (before || asks) {
-            self.stop_if_started();
-            self.start();
+        if !self.is_up() && self.gated {
+            // A server too: its part of the handshake is several messages.
+            hurry();
+            if before || asks {
+                self.stop_if_started();
+                self.start();
+            }
         }
         before && !self.is_up()
     }

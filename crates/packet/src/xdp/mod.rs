@@ -250,6 +250,10 @@ impl Driver for XdpDriver {
         Ok(out.len() - before)
     }
 
+    fn finds_nothing(&mut self) -> bool {
+        !self.kernel_is_readable && self.queues.iter_mut().all(Queue::finds_nothing)
+    }
+
     fn fds(&self) -> Vec<RawFd> {
         let sockets = self.queues.iter().map(|queue| queue.socket().fd());
         let mut fds: Vec<RawFd> = sockets.map(AsRawFd::as_raw_fd).collect();

@@ -202,6 +202,11 @@ impl Queue {
         count
     }
 
+    /// Whether nothing has come, and nothing is to be done for it or for what was sent.
+    pub(crate) fn finds_nothing(&mut self) -> bool {
+        self.socket.rx.usable(1) == 0 && !self.shared.is_short() && !self.has_unsent()
+    }
+
     /// Takes back the frames that have been sent.
     pub(crate) fn complete(&self) {
         self.shared.complete();

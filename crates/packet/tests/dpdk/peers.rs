@@ -186,6 +186,33 @@ fn child() {
     }
 }
 
+/// A process at the other end of the cable.
+fn spawn_child(ports: &str) -> std::process::Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "peers::child", "--nocapture"])
+        .env(CHILD, ports)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Asks the other process until it has answered.
+fn await_echo(driver: &mut DpdkDriver, frames: &Pool, text: &[u8]) {
+    let since = Instant::now();
+    let mut out = Vec::new();
+    let is_it = |(_, d): &(_, cyclone_pmem::payload::Payload)| d.to_vec() == text;
+    while !out.iter().any(is_it) {
+        assert!(since.elapsed() < PATIENCE, "{:?}", driver.stats());
+        let datagram = cyclone_packet::Datagram {
+            to: "10.77.0.2:7102".parse().unwrap(),
+            parts: &[text],
+        };
+        driver.send(&[datagram]).unwrap();
+        driver.recv(frames, &mut out, 32).unwrap();
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
 /// Who starts first waits for the other; a process that is killed leaves nothing behind that would stop its successor,
 /// nor its peer.
 #[test]
@@ -195,34 +222,9 @@ fn a_killed_process_is_replaced() {
     let frames = pool(1024, 2048);
     let mut driver = open("10.77.0.1:7101", &client, &frames);
     assert!(!driver.is_connected(), "nobody listens yet");
-    let to = "10.77.0.2:7102".parse().unwrap();
     for round in 0..3u8 {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "peers::child", "--nocapture"])
-            .env(CHILD, &server)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let since = Instant::now();
-        let mut out = Vec::new();
-        let text = [round; 600];
-        while !out
-            .iter()
-            .any(|(_, d): &(_, cyclone_pmem::payload::Payload)| d.to_vec() == text)
-        {
-            assert!(
-                since.elapsed() < PATIENCE,
-                "round {round}: {:?}",
-                driver.stats()
-            );
-            let datagram = cyclone_packet::Datagram {
-                to,
-                parts: &[&text],
-            };
-            driver.send(&[datagram]).unwrap();
-            driver.recv(&frames, &mut out, 32).unwrap();
-            std::thread::sleep(Duration::from_micros(200));
-        }
+        let mut child = spawn_child(&server);
+        await_echo(&mut driver, &frames, &[round; 600]);
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -230,5 +232,28 @@ fn a_killed_process_is_replaced() {
     // Of the last child, which was killed.
     let socket = server.split(',').find_map(|it| it.strip_prefix("socket="));
     let _ = std::fs::remove_file(socket.expect("a socket"));
+    assert_eq!(frames.free(), frames.count());
+}
+
+/// Who listens has waited for longer than it hurries for, at its start and between two clients.
+#[test]
+fn a_late_client_is_connected() {
+    let _alone = alone();
+    let (server, client) = memif();
+    let frames = pool(1024, 2048);
+    let mut driver = open("10.77.0.1:7101", &server, &frames);
+    for round in 0..2u8 {
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_secs(2) {
+            driver.recv(&frames, &mut Vec::new(), 32).unwrap();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        assert!(!driver.is_connected(), "nobody is there");
+        let mut child = spawn_child(&client);
+        await_echo(&mut driver, &frames, &[round; 600]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    drop(driver);
     assert_eq!(frames.free(), frames.count());
 }

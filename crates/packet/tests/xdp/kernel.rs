@@ -48,6 +48,53 @@ fn a_datagram_on_the_kernel_s_way_is_found_when_its_descriptor_is_readable() {
     assert_eq!(got.len(), 20);
 }
 
+#[test]
+fn a_look_sees_what_the_queues_have_and_what_it_was_told_of() {
+    let Some(cable) = Cable::new(1500, 1) else {
+        return;
+    };
+    let (pool_a, pool_b) = (pool(1024, 2048), pool(1024, 2048));
+    cable.a.enter();
+    let mut driver = xdp("10.77.0.1:7101", "va", &pool_a);
+    let neighbour = UdpSocket::bind("10.77.0.1:0").expect("a socket");
+    cable.b.enter();
+    let mut peer = xdp("10.77.0.2:7102", "vb", &pool_b);
+    introduce(&mut driver, &mut peer, &pool_b);
+    let mut got = Vec::new();
+    while driver.recv(&pool_a, &mut got, 32).expect("received") > 0 {}
+    got.clear();
+
+    for round in 0..20u8 {
+        assert!(driver.finds_nothing() && driver.finds_nothing());
+        let datagram = cyclone_packet::Datagram {
+            to: driver.local_addr(),
+            parts: &[&[round]],
+        };
+        assert_eq!(peer.send(&[datagram; 2]).expect("sent"), 2);
+        for _ in 0..2 {
+            let since = Instant::now();
+            while driver.finds_nothing() {
+                assert!(since.elapsed() < PATIENCE, "{:?}", driver.stats());
+            }
+            assert!(!driver.finds_nothing(), "it is there until it is taken");
+            assert_eq!(driver.recv(&pool_a, &mut got, 1).expect("received"), 1);
+        }
+        got.clear();
+        // One that may take a single datagram has perhaps put the kernel's socket off.
+        assert_eq!(driver.recv(&pool_a, &mut got, 32).expect("received"), 0);
+        assert!(driver.finds_nothing());
+
+        // What came past the queues is not seen, so that somebody has to tell of it.
+        neighbour
+            .send_to(&[round], driver.local_addr())
+            .expect("sent");
+        cyclone_packet::wait(&mut driver, PATIENCE).expect("readable");
+        assert!(!driver.finds_nothing());
+        assert_eq!(driver.recv(&pool_a, &mut got, 32).expect("received"), 1);
+        got.clear();
+    }
+}
+
 /// How many seconds ago the kernel last made sure of its only neighbour on this interface, in this thread's namespace.
 fn confirmed_s(interface: &str) -> u64 {
     let output = std::process::Command::new("ip")

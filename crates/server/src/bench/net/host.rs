@@ -8,13 +8,23 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use cyclone_client::{Client, Completion};
-use cyclone_replica::{Node, Now, Reactor, now};
+use cyclone_replica::{Node, Now, Reactor, Turns, now};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::{Place, config_of};
 
-/// A node, and what its workers wake; nobody waits there.
-pub(super) type Hosted = (Node, Reactor);
+/// A node, its turns, and what its workers wake; nobody waits there.
+pub(super) struct Hosted {
+    node: Node,
+    turns: Turns,
+    _reactor: Reactor,
+}
+
+impl Hosted {
+    fn turn(&mut self, now: Now) -> Result<usize> {
+        Ok(self.turns.turn(now, &mut self.node)?)
+    }
+}
 
 /// Short enough that nobody stands for election meanwhile.
 const NAP: Duration = Duration::from_micros(200);
@@ -32,10 +42,10 @@ pub fn run(places: &[Place], naps: bool) -> Result<()> {
         false => now(),
     };
     loop {
-        let mut work = leader.0.step(clock())?;
-        for (other, _) in &mut *others {
-            work += other.step(clock())?;
-            work += leader.0.step(clock())?;
+        let mut work = leader.turn(clock())?;
+        for other in &mut *others {
+            work += other.turn(clock())?;
+            work += leader.turn(clock())?;
         }
         if naps && work == 0 {
             std::thread::sleep(NAP);
@@ -60,7 +70,11 @@ pub(super) fn start(places: &[Place]) -> Result<Vec<Hosted>> {
         let config = config_of(place)?;
         let reactor = Reactor::new().context("epoll")?;
         let node = Node::start(config, reactor.waker())?;
-        nodes.push((node, reactor));
+        nodes.push(Hosted {
+            node,
+            turns: Turns::default(),
+            _reactor: reactor,
+        });
     }
     join(&own)?;
     Ok(nodes)
@@ -73,8 +87,8 @@ pub(super) fn alternate(
     done: &mut Vec<Completion>,
 ) -> Result<()> {
     while done.is_empty() {
-        for (node, _) in &mut *nodes {
-            node.step(now())?;
+        for node in &mut *nodes {
+            node.turn(now())?;
             client.poll(Duration::ZERO, done)?;
         }
     }
