@@ -1,6 +1,6 @@
 //! Several ports, and peers that come and go.
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use super::*;
 
@@ -170,7 +170,6 @@ fn child() {
     };
     let frames = pool(1024, 2048);
     let mut driver = open("10.77.0.2:7102", &ports, &frames);
-    println!("\nready");
     let mut out = Vec::new();
     loop {
         driver.recv(&frames, &mut out, 32).unwrap();
@@ -186,14 +185,25 @@ fn child() {
     }
 }
 
-/// A process at the other end of the cable.
-fn spawn_child(ports: &str) -> std::process::Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "peers::child", "--nocapture"])
-        .env(CHILD, ports)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap()
+/// A process at the other end of the cable; killed at the end, also of a test that fails.
+struct Other(Child);
+
+impl Other {
+    fn spawn(ports: &str) -> Other {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "peers::child", "--nocapture"])
+            .env(CHILD, ports)
+            .stdout(Stdio::null())
+            .spawn();
+        Other(child.unwrap())
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
 }
 
 /// Asks the other process until it has answered.
@@ -223,10 +233,8 @@ fn a_killed_process_is_replaced() {
     let mut driver = open("10.77.0.1:7101", &client, &frames);
     assert!(!driver.is_connected(), "nobody listens yet");
     for round in 0..3u8 {
-        let mut child = spawn_child(&server);
+        let _other = Other::spawn(&server);
         await_echo(&mut driver, &frames, &[round; 600]);
-        child.kill().unwrap();
-        child.wait().unwrap();
     }
     drop(driver);
     // Of the last child, which was killed.
@@ -249,10 +257,8 @@ fn a_late_client_is_connected() {
             std::thread::sleep(Duration::from_micros(200));
         }
         assert!(!driver.is_connected(), "nobody is there");
-        let mut child = spawn_child(&client);
+        let _other = Other::spawn(&client);
         await_echo(&mut driver, &frames, &[round; 600]);
-        child.kill().unwrap();
-        child.wait().unwrap();
     }
     drop(driver);
     assert_eq!(frames.free(), frames.count());
