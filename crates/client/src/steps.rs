@@ -69,7 +69,7 @@ impl StepClient {
         })
     }
 
-    /// Sends what waits and takes in what is there; answers how many messages that were.
+    /// Sends what waits and takes in what is there; answers 0 if nothing was there.
     ///
     /// # Errors
     /// When the driver is unusable.

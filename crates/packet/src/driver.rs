@@ -152,9 +152,9 @@ pub trait Driver: Send {
     /// The host has seen that one of [`Driver::fds`] is readable, in case the driver does not look there at every `recv`.
     fn note_readable(&mut self, _fd: RawFd) {}
 
-    /// Looks in vain, without a system call: nothing is there, and a host that one of [`Driver::fds`] has woken may sleep on, one that looks all
-    /// the time need not make its turn. What is found instead comes with the next `recv`. What only [`Driver::note_readable`] tells of is
-    /// not looked for; drivers that cannot look so cheaply answer false.
+    /// Whether a look, as a rule without a system call, finds nothing: a host that one of [`Driver::fds`] has woken may sleep on, and one that
+    /// spins may leave its turn out. What is found comes with the next `recv`. What only [`Driver::note_readable`] tells of is not
+    /// looked for. False where a look is not that cheap.
     fn finds_nothing(&mut self) -> bool {
         false
     }

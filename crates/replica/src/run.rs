@@ -1,6 +1,7 @@
 //! The event loop around [`Node::step`]: clocks, readiness, and how to wait.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +20,8 @@ use crate::watchdog::Watchdog;
 pub const WAKER: Token = Token(0);
 /// Tokens of the packet port's descriptors begin here.
 const PORT: usize = 1;
-/// Tokens from here on belong to the loop's companion.
-pub const COMPANION: usize = 64;
+/// Tokens from here on belong to the loop's companion: beyond all descriptors that a port may have.
+pub const COMPANION: usize = 1 << 16;
 
 /// Longest sleep, so that a lost wake-up cannot stop the loop for good.
 const LONGEST_SLEEP_US: u64 = 100_000;
@@ -186,7 +187,9 @@ impl Reactor {
             if left_us == 0 || events.is_empty() || !only_packets || !in_vain(events) {
                 return Ok(());
             }
-            left_us = (now_us + wait_us).saturating_sub(now().steady_us);
+            // A clock that goes back makes no wait longer.
+            let until_us = now_us + wait_us;
+            left_us = until_us.saturating_sub(now().steady_us).min(left_us);
         }
     }
 }
@@ -194,10 +197,10 @@ impl Reactor {
 /// Longest time without a whole turn, for what a look at the packet queues does not see.
 const LONGEST_STILL_US: u64 = 20;
 
-/// After a step at `now` that did nothing: until when looks may take the place of turns.
-fn still_until_us(node: &Node, now: Now) -> u64 {
+/// After a step at `now` that did nothing: the time in which looks may take the place of turns. A clock that has gone back is outside of it.
+fn still(node: &Node, now: Now) -> Range<u64> {
     let longest_us = now.steady_us + LONGEST_STILL_US;
-    node.still_until_us().min(longest_us)
+    now.steady_us..node.still_until_us().min(longest_us)
 }
 
 /// Looks in vain for as long as that may go on.
@@ -205,16 +208,16 @@ fn look(node: &mut Node, since: Now) {
     if !node.finds_nothing() {
         return;
     }
-    let until_us = still_until_us(node, since);
-    while now().steady_us < until_us && node.finds_nothing() {
+    let still = still(node, since);
+    while still.contains(&now().steady_us) && node.finds_nothing() {
         std::hint::spin_loop();
     }
 }
 
-/// Turns of a loop that never sleeps and has nothing but the node: those that would find nothing are looks at the packet queues.
+/// Turns of a loop that waits for no descriptors and has nothing but the node: those that would find nothing are looks at the packet queues.
 #[derive(Default)]
 pub struct Turns {
-    still_until_us: u64,
+    still: Range<u64>,
 }
 
 impl Turns {
@@ -223,15 +226,15 @@ impl Turns {
     /// # Errors
     /// As [`Node::step`].
     pub fn turn(&mut self, now: Now, node: &mut Node) -> Result<usize, NodeError> {
-        if now.steady_us < self.still_until_us && node.finds_nothing() {
+        if self.still.contains(&now.steady_us) && node.finds_nothing() {
             // Another thread of the same core goes on faster.
             std::hint::spin_loop();
             return Ok(0);
         }
         let work = node.step(now)?;
-        self.still_until_us = match work {
-            0 => still_until_us(node, now),
-            _ => 0,
+        self.still = match work {
+            0 => still(node, now),
+            _ => Range::default(),
         };
         Ok(work)
     }

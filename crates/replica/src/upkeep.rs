@@ -407,7 +407,7 @@ impl Node {
         self.port.note_readable(descriptor);
     }
 
-    /// Whether the port's descriptors have become readable for nothing.
+    /// See [`cyclone_packet::Driver::finds_nothing`].
     pub(crate) fn finds_nothing(&mut self) -> bool {
         self.port.finds_nothing()
     }

@@ -1,14 +1,13 @@
 //! Replicas whose logs have loops of their own, as threads: three in this process, and one whose loops its host runs.
 
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+mod common;
+
+use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cyclone_replica::{
-    Answers, Config, Embedded, EmbeddedError, Engine, Member, Network, Outcome, Polling, Security,
-    Transport,
-};
+use cyclone_replica::{Answers, Config, Embedded, EmbeddedError, Outcome};
 use cyclone_wire::command::{Operation, Query};
 use cyclone_wire::reply::Reply;
 use cyclone_wire::slot::slot;
@@ -26,45 +25,10 @@ fn free_ports(test: u16, count: u16) -> u16 {
 }
 
 fn config(id: u64, replicas: u64, first_port: u16, directory: &Path) -> Config {
-    let member = |id: u64| {
-        let port = first_port + (id as u16 - 1) * (LOGS + 1);
-        Member {
-            id,
-            packet: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
-            redis: None,
-        }
-    };
     Config {
-        id,
-        cluster_id: 77,
-        members: (1..=replicas).map(member).collect(),
-        bootstrap: true,
-        join: false,
         logs: LOGS,
         log_threads: 2,
-        data: directory.join(format!("data-{id}")),
-        nvm: directory.join(format!("log-{id}.nvm")),
-        nvm_bytes: 64 << 20,
-        engine: Engine::Memory,
-        transport: Transport::Udp,
-        network: Network::default(),
-        security: Security::Authenticated,
-        node_key: [1; 32],
-        client_key: [2; 32],
-        polling: Polling::Adaptive,
-        pin_cpu: None,
-        log_cpus: Vec::new(),
-        heartbeat: Duration::from_millis(10),
-        election: Duration::from_millis(100),
-        max_key_bytes: 1 << 10,
-        max_value_bytes: 64 << 10,
-        max_pending: 8192,
-        block_cache_bytes: 1 << 20,
-        flash: None,
-        lease_reads: false,
-        clock_drift_ppm: 1000,
-        follower_staleness: None,
-        archive: None,
+        ..common::config(id, replicas, (first_port, LOGS + 1), directory)
     }
 }
 

@@ -2,15 +2,15 @@
 //! whole when there is such a thing.
 #![cfg(feature = "rocksdb")]
 
+mod common;
+
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cyclone_replica::{
-    Config, Embedded, EmbeddedError, Engine, Member, Network, Polling, Security, Transport,
-};
+use cyclone_replica::{Config, Embedded, EmbeddedError, Engine};
 use cyclone_wire::command::{Condition, Operation, Query};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,43 +27,14 @@ fn free_ports(test: u16) -> u16 {
 }
 
 fn config(id: u64, first_port: u16, directory: &Path, bootstrap: bool) -> Config {
-    let member = |id: u64| Member {
-        id,
-        packet: SocketAddr::from((Ipv4Addr::LOCALHOST, first_port + id as u16 - 1)),
-        redis: None,
-    };
     Config {
-        id,
-        cluster_id: 78,
-        members: (1..=3).map(member).collect(),
         bootstrap,
-        join: false,
-        logs: 1,
-        log_threads: 0,
-        data: directory.join(format!("data-{id}")),
-        nvm: directory.join(format!("log-{id}.nvm")),
         nvm_bytes: NVM_BYTES,
         engine: Engine::RocksDb,
-        transport: Transport::Udp,
-        network: Network::default(),
-        security: Security::Authenticated,
-        node_key: [1; 32],
-        client_key: [2; 32],
-        polling: Polling::Adaptive,
-        pin_cpu: None,
-        log_cpus: Vec::new(),
         heartbeat: Duration::from_millis(50),
         // Calm: one leader throughout, also on a busy machine.
         election: Duration::from_millis(2000),
-        max_key_bytes: 1 << 10,
-        max_value_bytes: 64 << 10,
-        max_pending: 8192,
-        block_cache_bytes: 1 << 20,
-        flash: None,
-        lease_reads: false,
-        clock_drift_ppm: 1000,
-        follower_staleness: None,
-        archive: None,
+        ..common::config(id, 3, (first_port, 1), directory)
     }
 }
 

@@ -85,6 +85,8 @@ pub struct XdpDriver {
     /// Queue that is looked at first, so that none starves.
     first: usize,
     calls: u32,
+    /// Looks in vain since the kernel's own socket was asked.
+    looks: u32,
     /// The kernel's own socket may have something.
     kernel_is_readable: bool,
     /// Queues that are full in this burst; the last is the kernel's socket.
@@ -223,10 +225,10 @@ impl Driver for XdpDriver {
         let before = out.len();
         let max = max.min(self.burst);
         self.calls = self.calls.wrapping_add(1);
-        let looks = self.calls.is_multiple_of(KERNEL_EVERY) || self.kernel_is_readable;
+        let asks = self.calls.is_multiple_of(KERNEL_EVERY) || self.kernel_is_readable;
         // Full queues leave the kernel's socket a part of its burst. Of one datagram there are no parts: then it has its turn when
         // they have nothing.
-        let kept = match looks && max > 1 {
+        let kept = match asks && max > 1 {
             true => KERNEL_BURST.min(max.div_ceil(4)),
             false => 0,
         };
@@ -243,7 +245,9 @@ impl Driver for XdpDriver {
                 queue.flush(&mut self.stats)?;
             }
         }
-        if looks {
+        // After many looks too, but not when that would hold up what they have found.
+        if asks || (self.looks >= KERNEL_EVERY && out.len() == before) {
+            self.looks = 0;
             let left = (max - (out.len() - before)).min(KERNEL_BURST);
             self.kernel_is_readable = self.kernel.receive(out, left, &mut self.stats);
         }
@@ -251,6 +255,7 @@ impl Driver for XdpDriver {
     }
 
     fn finds_nothing(&mut self) -> bool {
+        self.looks = self.looks.saturating_add(1);
         !self.kernel_is_readable && self.queues.iter_mut().all(Queue::finds_nothing)
     }
 

@@ -396,6 +396,7 @@ impl XdpDriver {
                 description: description.clone(),
                 first: 0,
                 calls: 0,
+                looks: 0,
                 kernel_is_readable: false,
                 stats: DriverStats::default(),
             })

@@ -173,7 +173,8 @@ impl Queue {
         max: usize,
         stats: &mut DriverStats,
     ) -> usize {
-        let mut there = self.socket.rx.usable(1);
+        // Looked at anew: a look has perhaps seen less than a descriptor tells of that is readable now.
+        let mut there = self.socket.rx.usable(u32::MAX);
         if (there == 0 || max == 0) && !self.shared.is_short() {
             return 0;
         }
@@ -202,7 +203,7 @@ impl Queue {
         count
     }
 
-    /// Whether nothing has come, and nothing is to be done for it or for what was sent.
+    /// No packet is there, the kernel lacks no frames, and nothing waits to be sent.
     pub(crate) fn finds_nothing(&mut self) -> bool {
         self.socket.rx.usable(1) == 0 && !self.shared.is_short() && !self.has_unsent()
     }

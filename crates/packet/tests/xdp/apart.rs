@@ -42,7 +42,7 @@ fn flood(far: &UdpSocket, port: &XdpDriver) {
 }
 
 /// After an interface was down: until the cable carries again, which the kernel sees to later, and its first question for
-/// a neighbour may be lost.
+/// a neighbour may be lost. This thread is on the first machine then.
 fn await_cable(cable: &Cable, far: &UdpSocket) {
     cable.a.enter();
     let near = UdpSocket::bind("10.77.0.1:0").expect("a socket");
@@ -52,7 +52,7 @@ fn await_cable(cable: &Cable, far: &UdpSocket) {
     let since = Instant::now();
     while near.recv(&mut [0; 64]).is_err() {
         assert!(since.elapsed() < PATIENCE, "the cable carries nothing");
-        // An earlier one may have found a closed port.
+        // It may be refused as long as there is no way.
         let _ = far.send_to(b"carried", to);
     }
 }

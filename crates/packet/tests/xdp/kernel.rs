@@ -71,13 +71,14 @@ fn a_look_sees_what_the_queues_have_and_what_it_was_told_of() {
             parts: &[&[round]],
         };
         assert_eq!(peer.send(&[datagram; 2]).expect("sent"), 2);
-        for _ in 0..2 {
-            let since = Instant::now();
-            while driver.finds_nothing() {
-                assert!(since.elapsed() < PATIENCE, "{:?}", driver.stats());
-            }
-            assert!(!driver.finds_nothing(), "it is there until it is taken");
-            assert_eq!(driver.recv(&pool_a, &mut got, 1).expect("received"), 1);
+        let since = Instant::now();
+        while got.len() < 2 {
+            assert!(since.elapsed() < PATIENCE, "{:?}", driver.stats());
+            let found = !driver.finds_nothing();
+            // Found, perhaps because the kernel's socket is to be asked; it stays so until it is taken.
+            assert!(!found || !driver.finds_nothing());
+            let received = driver.recv(&pool_a, &mut got, 1).expect("received");
+            assert!(received <= 1);
         }
         got.clear();
         // One that may take a single datagram has perhaps put the kernel's socket off.
