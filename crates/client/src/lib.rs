@@ -25,7 +25,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 pub use cyclone_packet::idle::Polling;
-use cyclone_packet::idle::{Look, Yielder};
+use cyclone_packet::idle::{LONGEST_STILL_US, Look, Yielder};
 pub use cyclone_packet::{DpdkPorts, XdpOptions};
 use cyclone_packet::{Driver, Security, TcpDriver, TcpOptions, UdpDriver, UdpOptions, XdpDriver};
 use cyclone_pmem::{Pool, Region};
@@ -89,9 +89,6 @@ const FRAME_BYTES: u32 = 9216;
 const FRAMES: u64 = 1024;
 /// Smaller ones, of which the kernel keeps a part.
 const XDP_FRAMES: u64 = 8192;
-
-/// Longest time without a step while looking for packets, for what a look does not see.
-const LONGEST_STILL_US: u64 = 20;
 
 /// A client of one cluster, for one thread.
 ///

@@ -26,6 +26,9 @@ const PENALTY_US: u64 = 100_000;
 const LONGEST_PENALTY_US: u64 = 3_200_000;
 /// Others that keep the CPU longer than this do more than answer.
 const LONGEST_YIELD: Duration = Duration::from_micros(500);
+/// Longest time in which looks at packet queues ([`Driver::finds_nothing`](crate::Driver::finds_nothing)) take the place of whole turns, for
+/// what a look does not see.
+pub const LONGEST_STILL_US: u64 = 20;
 
 /// A time without something that has cost too much, longer each time that it is imposed, also while it lasts.
 struct Ban {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cyclone_packet::idle::{Polling, Spinner};
+use cyclone_packet::idle::{LONGEST_STILL_US, Polling, Spinner};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
@@ -194,9 +194,6 @@ impl Reactor {
     }
 }
 
-/// Longest time without a whole turn, for what a look at the packet queues does not see.
-const LONGEST_STILL_US: u64 = 20;
-
 /// After a step at `now` that did nothing: the time in which looks may take the place of turns. A clock that has gone back is outside of it.
 fn still(node: &Node, now: Now) -> Range<u64> {
     let longest_us = now.steady_us + LONGEST_STILL_US;
@@ -205,6 +202,7 @@ fn still(node: &Node, now: Now) -> Range<u64> {
 
 /// Looks in vain for as long as that may go on.
 fn look(node: &mut Node, since: Now) {
+    // First, since most drivers do not look: their loops shall not pay for the time.
     if !node.finds_nothing() {
         return;
     }

@@ -256,11 +256,12 @@ impl Card {
         // A server is ready for its next peer at once, a client asks again and again.
         let asks = !before && self.device.contains("role=client");
         if !self.is_up() && self.gated {
-            // A server too: its part of the handshake is several messages.
-            hurry();
             if before || asks {
                 self.stop_if_started();
                 self.start();
+            } else {
+                // A server that waits: its part of the handshake is several messages too.
+                hurry();
             }
         }
         before && !self.is_up()
