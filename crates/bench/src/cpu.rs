@@ -202,6 +202,16 @@ impl Usage {
         }
     }
 
+    /// So many times as much.
+    pub fn scaled(mut self, factor: f64) -> Usage {
+        let of_roles = self.by_role.iter_mut().map(|(_, spent)| spent);
+        let of_machine = [&mut self.busy, &mut self.stolen, &mut self.whole];
+        for spent in of_roles.chain(of_machine) {
+            *spent *= factor;
+        }
+        self
+    }
+
     /// Names this program's own role, in which a system runs beside its clients.
     pub fn name_own(&mut self, name: &str) {
         let own = self.by_role.iter_mut().filter(|(role, _)| role == OWN);

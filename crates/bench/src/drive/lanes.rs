@@ -192,9 +192,10 @@ fn watch(
     let until = from + job.measure.as_nanos() as u64;
     let meter = Mutex::new(Meter::new(processes));
     let read = || meter.lock().unwrap_or_else(PoisonError::into_inner).read();
+    let first = (begun, read());
     std::thread::scope(|scope| {
         // In a thread of its own: showing how far it is may wait for a disk that is measured.
-        let usage = scope.spawn(|| usage_within(from..until, clock, &read, &ended));
+        let usage = scope.spawn(|| usage_within(from..until, first, clock, &read, &ended));
         let mut event = job.event.take();
         let mut told = Instant::now();
         let mut outcome = Ok(());
@@ -222,22 +223,27 @@ fn watch(
     })
 }
 
-/// CPU time used within a time, or to the end of all lanes if that is sooner.
+/// CPU time used within a time. Among hundreds of threads that want a CPU this one may get it half a second late: what it has seen is then that of
+/// another time, at worst from before (`first`: when, and what had been used), and is taken for as much as that of the whole.
 fn usage_within(
     time: Range<u64>,
-    clock: &Steady,
+    first: (u64, Usage),
+    clock: &impl Clock,
     read: &impl Fn() -> Usage,
     ended: &impl Fn() -> bool,
 ) -> Usage {
-    let mut before = None;
+    let (mut before, mut has_begun) = (first, false);
     loop {
         let (now, is_over) = (clock.now_ns(), ended());
-        if now >= time.start && before.is_none() {
-            before = Some(read());
-        }
         if now >= time.end || is_over {
-            // Lanes that ended in the warm-up have failed, and say why.
-            return before.map_or_else(Usage::default, |before| read().since(&before));
+            let seen = now.min(time.end).saturating_sub(before.0);
+            let whole = time.end - time.start;
+            return read()
+                .since(&before.1)
+                .scaled(whole as f64 / seen.max(1) as f64);
+        }
+        if now >= time.start && !has_begun {
+            (before, has_begun) = ((now, read()), true);
         }
         std::thread::sleep(LOOK);
     }
@@ -317,4 +323,43 @@ pub fn preload(
         live(next)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goes on by so much each time that it is read.
+    struct Stepping {
+        now_ns: AtomicU64,
+        step_ns: u64,
+    }
+
+    impl Clock for Stepping {
+        fn now_ns(&self) -> u64 {
+            self.now_ns.fetch_add(self.step_ns, Ordering::Relaxed) + self.step_ns
+        }
+    }
+
+    #[test]
+    fn whoever_looks_late_answers_for_the_measured_time() {
+        const BEGUN: u64 = 1_000;
+        const END: u64 = 10_000;
+        // On time; after the beginning, by half; for the first time after the end.
+        for step_ns in [100, 5_500, 30_000] {
+            let clock = Stepping {
+                now_ns: AtomicU64::new(0),
+                step_ns,
+            };
+            // Two CPUs' worth until the end, nothing afterwards.
+            let spent = |now_ns: u64| Usage {
+                by_role: vec![("clients".into(), 2.0 * now_ns.min(END) as f64)],
+                ..Usage::default()
+            };
+            let read = || spent(clock.now_ns.load(Ordering::Relaxed));
+            let usage = usage_within(BEGUN..END, (0, spent(0)), &clock, &read, &|| false);
+            let (counted, all) = (usage.counted(), 2.0 * (END - BEGUN) as f64);
+            assert!((counted / all - 1.0).abs() < 1e-9, "{step_ns}: {counted}");
+        }
+    }
 }
