@@ -6,6 +6,7 @@
 //! native   packets to the port that carries the heartbeats as well; these clients pause when they are refused
 //! redis    commands in pipelines over many connections, which pause for nothing
 //! ```
+//! Levels are of the greatest throughput seen so far, and each past saturation is judged by saturation in turn with it.
 //! The nodes run on CPU 0, the load on the others, so that making load takes nothing from them.
 
 mod native;
@@ -28,12 +29,15 @@ use crate::cluster::{LocalCluster, Options};
 use crate::config::Timing;
 
 /// Load as percentages of the greatest throughput seen.
-const LEVELS: [u64; 6] = [50, 80, 100, 150, 200, 300];
-/// Overload and saturation take turns of the same length, so many for each level at least (one in quick runs): a store's own work
-/// (flushes, compactions) comes and goes, and is to be in both alike.
+const LEVELS: &[u64] = &[50, 80, 100, 150, 200, 300];
+const QUICK_LEVELS: &[u64] = &[80, 300];
+/// Overload and saturation take turns of the same length, so many for each level: a store's own work (flushes, compactions)
+/// comes and goes, and is to be in both alike.
 const TURN: Duration = Duration::from_secs(2);
-const LONGEST_TURN: Duration = Duration::from_secs(30);
 const TURNS: u32 = 8;
+const QUICK_TURNS: u32 = 6;
+/// In the minutes at the end.
+const LONGEST_TURN: Duration = Duration::from_secs(30);
 /// For an answer behind a queue of commands.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// For the nodes to apply and compact what a time of load has left.
@@ -75,7 +79,11 @@ pub(crate) struct Seen {
     /// Of those done, from arrival, ns.
     pub(crate) latency_ns: Histogram<u64>,
     pub(crate) elapsed: Duration,
-    /// From the end until every node's store had what is done, and rested.
+    /// Done after the end, of what was under way by then, and how long that took. At saturation that is little, in overload
+    /// all that queues and sockets hold.
+    pub(crate) done_late: u64,
+    pub(crate) late: Duration,
+    /// From then on until every node's store had what is done, and rested.
     caught_up: Duration,
     /// Elections, and those of them in a turn in which a loop stood still for more than half the time-out.
     elections: u64,
@@ -94,6 +102,8 @@ impl Seen {
             unclear: 0,
             latency_ns: super::histogram()?,
             elapsed: Duration::ZERO,
+            done_late: 0,
+            late: Duration::ZERO,
             caught_up: Duration::ZERO,
             elections: 0,
             excused: 0,
@@ -110,6 +120,8 @@ impl Seen {
         self.unclear += other.unclear;
         self.latency_ns.add(&other.latency_ns)?;
         self.elapsed += other.elapsed;
+        self.done_late += other.done_late;
+        self.late += other.late;
         self.caught_up += other.caught_up;
         self.elections += other.elections;
         self.excused += other.excused;
@@ -121,10 +133,11 @@ impl Seen {
         self.done as f64 / self.elapsed.as_secs_f64().max(0.001)
     }
 
-    /// As [`Seen::done_s`], but what is left for later (entries that followers have not applied, compactions) is paid for:
-    /// how much of the CPU goes to it while the CPU is short differs from time to time.
+    /// As [`Seen::done_s`], but what is left for later (commands under way, entries that followers have not applied,
+    /// compactions) is paid for: how much of the CPU goes to it while the CPU is short differs from time to time.
     fn paid_s(&self) -> f64 {
-        self.done as f64 / (self.elapsed + self.caught_up).as_secs_f64().max(0.001)
+        let took = self.elapsed + self.late + self.caught_up;
+        (self.done + self.done_late) as f64 / took.as_secs_f64().max(0.001)
     }
 }
 
@@ -273,38 +286,85 @@ impl Run<'_> {
             bail!("{kind}: the cluster did nothing in {time:?}");
         }
         self.add(kind, 0, &saturated);
-        let levels = LEVELS.iter().map(|level| (*level, time));
-        let minutes = Duration::from_secs(60 * self.arguments.minutes);
-        let long = (!minutes.is_zero()).then_some((LEVELS[LEVELS.len() - 1], minutes));
-        for (level, time) in levels.chain(long) {
-            let rate = Some(saturated.done_s() * level as f64 / 100.0);
-            if level <= 100 {
-                let seen = self.load(&mut *source, &mut cluster, rate, time, &mut looks)?;
-                self.add(kind, level, &seen);
-                continue;
-            }
-            let (mut seen, mut beside) = (Seen::new()?, Seen::new()?);
-            let time = if quick { time } else { time.max(TURN * TURNS) };
-            let turn = (time / TURNS).clamp(TURN, LONGEST_TURN);
-            while seen.elapsed < time {
-                for (sum, rate) in [(&mut seen, rate), (&mut beside, None)] {
-                    let one = self.load(&mut *source, &mut cluster, rate, turn, &mut looks)?;
-                    sum.add(&one)?;
-                }
-            }
-            let ratios = [
-                seen.done_s() / beside.done_s().max(1.0),
-                seen.paid_s() / beside.paid_s().max(1.0),
-            ];
-            for (worst, ratio) in self.worst.iter_mut().zip(ratios) {
-                *worst = worst.min(ratio);
-            }
-            self.refused += seen.refused;
-            self.held += seen.held;
+        let levels = if quick { QUICK_LEVELS } else { LEVELS };
+        let (below, beyond): (Vec<u64>, Vec<u64>) = levels.iter().partition(|level| **level <= 100);
+        // A level is of the greatest throughput so far: where a host gives less at one time than at another, what is past
+        // saturation now might not be later.
+        let mut peak = saturated.done_s();
+        for level in below {
+            let rate = Some(share(peak, level));
+            let seen = self.load(&mut *source, &mut cluster, rate, time, &mut looks)?;
             self.add(kind, level, &seen);
-            self.add(kind, 0, &beside);
+        }
+        let (mut seen, mut beside) = (Seen::new()?, Seen::new()?);
+        for level in &beyond {
+            let turns = if quick { QUICK_TURNS } else { TURNS };
+            let both = self.pair(
+                &mut *source,
+                &mut cluster,
+                (*level, &mut peak),
+                (TURN, turns),
+                &mut looks,
+            )?;
+            seen.add(&both[0])?;
+            beside.add(&both[1])?;
+            self.judge(kind, *level, &both);
+        }
+        self.worst_paid(&seen, &beside);
+        let minutes = Duration::from_secs(60 * self.arguments.minutes);
+        if let (false, Some(level)) = (minutes.is_zero(), beyond.last()) {
+            let turns = minutes.div_duration_f64(LONGEST_TURN).ceil() as u32;
+            let both = self.pair(
+                &mut *source,
+                &mut cluster,
+                (*level, &mut peak),
+                (minutes / turns, turns),
+                &mut looks,
+            )?;
+            self.judge(kind, *level, &both);
+            self.worst_paid(&both[0], &both[1]);
         }
         Ok(())
+    }
+
+    /// Overload and saturation in turn. Which is first changes each time: a store compacts after so many flushes, which would
+    /// else fall to the same of the two again and again.
+    fn pair(
+        &mut self,
+        source: &mut dyn Source,
+        cluster: &mut LocalCluster,
+        (level, peak): (u64, &mut f64),
+        (turn, turns): (Duration, u32),
+        looks: &mut Look,
+    ) -> Result<[Seen; 2]> {
+        let mut both = [Seen::new()?, Seen::new()?];
+        for number in 0..turns {
+            let first = number as usize % 2;
+            for which in [first, 1 - first] {
+                let rate = [Some(share(*peak, level)), None][which];
+                let one = self.load(source, cluster, rate, turn, looks)?;
+                both[which].add(&one)?;
+                *peak = peak.max(one.done_s());
+            }
+        }
+        Ok(both)
+    }
+
+    /// Adds two lines, and what they say of the promises.
+    fn judge(&mut self, kind: &'static str, level: u64, [seen, beside]: &[Seen; 2]) {
+        let ratio = seen.done_s() / beside.done_s().max(1.0);
+        self.worst[0] = self.worst[0].min(ratio);
+        self.refused += seen.refused;
+        self.held += seen.held;
+        self.add(kind, level, seen);
+        self.add(kind, 0, beside);
+    }
+
+    /// What is paid is judged over all levels together: one level's turns are as long as a few flushes, of which now one and
+    /// now the other ends with a compaction of all.
+    fn worst_paid(&mut self, seen: &Seen, beside: &Seen) {
+        let ratio = seen.paid_s() / beside.paid_s().max(1.0);
+        self.worst[1] = self.worst[1].min(ratio);
     }
 
     /// One time of load at whoever leads by now. `looks`: what was seen when the one before ended, and then when this one has.
@@ -389,6 +449,11 @@ impl Run<'_> {
         ]);
         self.report.row(&self.table);
     }
+}
+
+/// So many percent of a throughput.
+fn share(peak: f64, level: u64) -> f64 {
+    peak * level as f64 / 100.0
 }
 
 /// What nodes say of themselves.

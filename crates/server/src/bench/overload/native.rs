@@ -118,7 +118,7 @@ impl Source for Native {
             self.collect(&mut seen)?;
         }
         seen.elapsed = begun.elapsed();
-        // The rest ends without counting, within the clients' patience.
+        // The rest ends within the clients' patience.
         let mut rest = Seen::new()?;
         let until = Instant::now() + Duration::from_micros(4 * PATIENCE_US);
         let waits = |one: &One| !one.arrived.is_empty() && !stop.load(Ordering::Relaxed);
@@ -128,6 +128,8 @@ impl Source for Native {
         for one in &mut self.clients {
             one.arrived.clear();
         }
+        seen.done_late = rest.done;
+        seen.late = begun.elapsed() - seen.elapsed;
         Ok(seen)
     }
 }

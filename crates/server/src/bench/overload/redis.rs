@@ -172,7 +172,6 @@ impl Source for Redis {
             }
         }
         seen.elapsed = begun.elapsed();
-        // The rest is answered without counting.
         let mut rest = Seen::new()?;
         let until = Instant::now() + Duration::from_secs(20);
         let waits = |one: &One| !one.arrived.is_empty() && !stop.load(Ordering::Relaxed);
@@ -184,6 +183,8 @@ impl Source for Redis {
                 one.exchange(&mut self.piece, &mut rest)?;
             }
         }
+        seen.done_late = rest.done;
+        seen.late = begun.elapsed() - seen.elapsed;
         Ok(seen)
     }
 }
