@@ -9,6 +9,7 @@
 //! flight do not hammer replicas that elect. Where it is sent next is decided in hunt.rs.
 
 mod answers;
+mod opening;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -266,7 +267,7 @@ impl ClientCore {
             budget -= usize::from(self.put(now_us, ticket, &mut packs, out));
         }
         if self.opening.queued && budget > 0 {
-            self.put_opening(now_us, packs.at(0), out);
+            self.ask_for_session(now_us, node, &mut packs, out);
         }
         packs.finish(out);
         if !out.is_empty() && !self.hunt.is_found() && !self.hunt.is_probing() {
@@ -286,16 +287,16 @@ impl ClientCore {
         let Some(request) = self.requests.get(ticket) else {
             return false;
         };
-        if request.kind != Kind::Write
-            || (request.session != 0 && !planted::has(Bug::RetryRenumbered))
-            || self.session.state == State::Unsupported
-        {
+        if !request.lacks_session() || self.session.state == State::Unsupported {
             return true;
         }
-        if self.session.state == State::Closed {
-            self.session.state = State::Opening;
-            self.opening.number += 1;
-            self.opening.queued = true;
+        match self.session.state {
+            State::Closed => {
+                self.session.state = State::Opening;
+                self.opening.begin();
+            }
+            State::Opening if self.opening.is_at_rest() => self.opening.queued = true,
+            _ => {}
         }
         let Some((session, seq)) = self.session.next() else {
             return false;
@@ -363,19 +364,6 @@ impl ClientCore {
         true
     }
 
-    fn put_opening(&mut self, now_us: u64, pack: &mut Pack, out: &mut Vec<(u64, Vec<u8>)>) {
-        pack.make_room(0, &mut self.buffers, out);
-        let id = wire_id(Slab::ticket(self.opening.number, MAX_SLOTS), 1);
-        let command = Command {
-            session: None,
-            operation: Operation::OpenSession,
-        };
-        cyclone_wire::client::put_command(&mut pack.message, id, &command);
-        self.opening.queued = false;
-        self.opening.sent_us = now_us;
-        self.opening.due_us = now_us + self.patience_us();
-    }
-
     fn fire(&mut self, now_us: u64) {
         // Deadlines of requests never sent are in order.
         while let Some(&ticket) = self.fresh.front() {
@@ -392,12 +380,20 @@ impl ClientCore {
             self.opening.queued = true;
             self.ready = true;
         }
+        let is_past = |wake_us: u64| wake_us <= now_us;
+        if self.opening.wake_us.is_some_and(is_past) {
+            self.opening.wake_us = None;
+            self.ready = true;
+        }
         if self.next_due_us <= now_us {
             silent |= self.sweep(now_us);
         }
         if silent {
             self.hunt.silence(now_us);
             self.send_all_again();
+        }
+        if self.opening.queued && !self.wants_session() {
+            self.opening.rest();
         }
     }
 
@@ -408,11 +404,6 @@ impl ClientCore {
         }
         self.opening.queued = self.session.state == State::Opening;
         self.ready = true;
-    }
-
-    /// Asked for a session, and no answer yet.
-    fn is_opening(&self) -> bool {
-        self.session.state == State::Opening && !self.opening.queued
     }
 
     /// Looks at all requests that were sent; says whether the target has not answered any of those due.
@@ -534,7 +525,7 @@ impl ClientCore {
         !self.completions.is_empty()
     }
 
-    /// Nodes that replicas named as leaders and that were not known: ids and addresses.
+    /// Nodes that replicas named as leaders and that were not known, or not at that address: ids and addresses.
     pub fn learned(&mut self) -> std::vec::Drain<'_, (u64, String)> {
         self.hunt.learned()
     }
@@ -559,6 +550,9 @@ impl ClientCore {
         }
         if self.is_opening() {
             next_us = next_us.min(self.opening.due_us);
+        }
+        if self.opening.queued {
+            next_us = next_us.min(self.opening.wake_us.unwrap_or(u64::MAX));
         }
         next_us = next_us.min(self.hunt.probe_ends_us().unwrap_or(u64::MAX));
         (next_us != u64::MAX).then_some(next_us)

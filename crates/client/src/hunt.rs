@@ -1,6 +1,8 @@
 //! Which replica to talk to: follows what they say about the leader, distrusts pointers to silent ones, and paces itself
 //! while nobody leads.
 
+use std::net::SocketAddr;
+
 /// Pauses while nobody leads, and after a refusal for overload, double between these, in microseconds.
 const PAUSE_LEAST_US: u64 = 1_000;
 const PAUSE_MOST_US: u64 = 8_000;
@@ -17,6 +19,8 @@ const MAX_NODES: usize = 64;
 
 struct Node {
     id: u64,
+    /// Where it was last said to be.
+    address: Option<SocketAddr>,
     heard_us: u64,
     /// Times in a row that it did not answer.
     silences: u32,
@@ -26,6 +30,7 @@ struct Node {
 /// The search for the leader.
 pub(crate) struct Hunt {
     nodes: Vec<Node>,
+    /// Addresses that are news, one for each node at most.
     learned: Vec<(u64, String)>,
     target: usize,
     /// Since when the target is the target.
@@ -43,7 +48,10 @@ pub(crate) struct Hunt {
 
 impl Hunt {
     pub(crate) fn new(nodes: Vec<(u64, String)>) -> Hunt {
-        let nodes = nodes.into_iter().map(|(id, _)| Node::new(id)).collect();
+        let nodes = nodes
+            .into_iter()
+            .map(|(id, address)| Node::new(id, address.parse().ok()))
+            .collect();
         Hunt {
             nodes,
             learned: Vec::new(),
@@ -159,9 +167,11 @@ impl Hunt {
         if node != self.target {
             return;
         }
-        let hint = leader.and_then(|(id, address)| self.position(id, address));
+        // The node itself is heard from where it is.
+        let other = leader.filter(|(id, _)| *id != self.nodes[node].id);
+        let hint = other.and_then(|(id, address)| self.position(id, address));
         match hint {
-            Some(leader) if self.hops < MAX_HOPS && self.may_follow(now_us, node, leader) => {
+            Some(leader) if self.hops < MAX_HOPS && self.may_follow(now_us, leader) => {
                 self.hops += 1;
                 self.aim(now_us, leader);
                 self.named = true;
@@ -174,8 +184,25 @@ impl Hunt {
         }
     }
 
-    fn may_follow(&self, now_us: u64, node: usize, leader: usize) -> bool {
-        leader != node && self.nodes[leader].shunned_until_us <= now_us
+    fn may_follow(&self, now_us: u64, leader: usize) -> bool {
+        self.nodes[leader].shunned_until_us <= now_us
+    }
+
+    /// There is nothing for the target now: turns to the next node that `may_ask` allows, after a pause. `false`: there is none.
+    pub(crate) fn pass(&mut self, now_us: u64, may_ask: impl Fn(u64) -> bool) -> bool {
+        let (count, target) = (self.nodes.len(), self.target);
+        let next = |step: usize| (target + step) % count;
+        let fit = |&other: &usize| may_ask(self.nodes[other].id);
+        let shunned = |other: usize| self.nodes[other].shunned_until_us > now_us;
+        let willing = (1..count)
+            .map(next)
+            .find(|other| fit(other) && !shunned(*other));
+        let Some(node) = willing.or_else(|| (1..count).map(next).find(fit)) else {
+            return false;
+        };
+        self.aim(now_us, node);
+        self.back_off(now_us);
+        true
     }
 
     /// The target did not answer.
@@ -214,17 +241,31 @@ impl Hunt {
         fit.unwrap_or(next(1))
     }
 
-    /// Position of a node named as the leader; strangers are taken in.
+    /// Position of a node named as the leader; strangers are taken in. One that has moved is from now on where it was said to be
+    /// last: who names its old address does so for a short time only.
     fn position(&mut self, id: u64, address: String) -> Option<usize> {
+        let place: Option<SocketAddr> = address.parse().ok();
         if let Some(position) = self.nodes.iter().position(|node| node.id == id) {
+            let node = &mut self.nodes[position];
+            if place.is_some() && place != node.address {
+                // The silence was that of the other address.
+                (node.silences, node.shunned_until_us) = (0, 0);
+                node.address = place;
+                self.learn(id, address);
+            }
             return Some(position);
         }
-        if self.nodes.len() >= MAX_NODES || address.parse::<std::net::SocketAddr>().is_err() {
+        if self.nodes.len() >= MAX_NODES || place.is_none() {
             return None;
         }
-        self.nodes.push(Node::new(id));
-        self.learned.push((id, address));
+        self.nodes.push(Node::new(id, place));
+        self.learn(id, address);
         Some(self.nodes.len() - 1)
+    }
+
+    fn learn(&mut self, id: u64, address: String) {
+        self.learned.retain(|(known, _)| *known != id);
+        self.learned.push((id, address));
     }
 
     pub(crate) fn learned(&mut self) -> std::vec::Drain<'_, (u64, String)> {
@@ -233,9 +274,10 @@ impl Hunt {
 }
 
 impl Node {
-    fn new(id: u64) -> Node {
+    fn new(id: u64, address: Option<SocketAddr>) -> Node {
         Node {
             id,
+            address,
             heard_us: 0,
             silences: 0,
             shunned_until_us: 0,
@@ -277,6 +319,73 @@ mod tests {
         hunt.probe(75_200, 25_000, 100);
         assert_eq!(hunt.target(), Some(1));
         assert_eq!(hunt.probe_ends_us(), Some(100_200));
+    }
+
+    #[test]
+    fn a_leader_that_has_moved_is_looked_for_where_it_was_said_to_be_last() {
+        let nodes = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"].map(str::to_owned);
+        let at = |address: &str| Some((2, address.to_owned()));
+        let mut hunt = Hunt::new((1..).zip(nodes).collect());
+        // It is named where it always was, and silent twice there.
+        hunt.not_leader(0, 0, at("10.0.0.2:1"));
+        assert_eq!(hunt.target(), Some(2));
+        hunt.silence(25_000);
+        hunt.not_leader(25_100, 2, at("10.0.0.2:1"));
+        hunt.silence(50_000);
+        hunt.not_leader(50_100, 2, at("10.0.0.2:1"));
+        assert_eq!(hunt.target(), Some(1), "it is shunned");
+        assert_eq!(hunt.learned().count(), 0);
+        // That says nothing about another address.
+        hunt.not_leader(60_000, 0, at("10.0.0.9:1"));
+        assert_eq!(hunt.target(), Some(2));
+        let news = (2, "10.0.0.9:1".to_owned());
+        assert_eq!(hunt.learned().collect::<Vec<_>>(), [news]);
+        hunt.probe(60_000, 25_000, 100);
+        assert_eq!(hunt.probe_ends_us(), Some(85_000));
+        // Said again it is no news; nor is what is no address.
+        hunt.silence(85_000);
+        hunt.not_leader(85_100, 2, at("10.0.0.9:1"));
+        assert_eq!(hunt.target(), Some(2));
+        hunt.silence(90_100);
+        hunt.not_leader(90_200, 2, at("nowhere"));
+        assert_eq!(hunt.learned().count(), 0);
+    }
+
+    #[test]
+    fn of_several_addresses_the_last_is_told() {
+        let nodes = ["10.0.0.1:1", "10.0.0.2:1"].map(str::to_owned);
+        let mut hunt = Hunt::new((1..).zip(nodes).collect());
+        for now_us in 0..2 {
+            hunt.not_leader(now_us, 0, Some((2, format!("10.0.0.2:{}", 8 + now_us))));
+            assert_eq!(hunt.target(), Some(2));
+            hunt.silence(now_us);
+        }
+        let last = (2, "10.0.0.2:9".to_owned());
+        assert_eq!(hunt.learned().collect::<Vec<_>>(), [last]);
+        // What a node says of its own address is no news.
+        hunt.not_leader(2, 0, Some((1, "10.0.0.8:1".to_owned())));
+        assert_eq!(hunt.learned().count(), 0);
+    }
+
+    #[test]
+    fn who_may_not_be_asked_is_passed_by() {
+        let nodes = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"].map(str::to_owned);
+        let mut hunt = Hunt::new((1..).zip(nodes).collect());
+        assert!(hunt.pass(0, |node| node == 3));
+        assert_eq!(hunt.target(), Some(3));
+        assert!(hunt.is_paused(0));
+        // One that is silent comes last.
+        hunt.silence(10_000);
+        assert!(hunt.pass(20_000, |node| node == 3));
+        hunt.silence(30_000);
+        assert_eq!(hunt.target(), Some(1));
+        assert!(hunt.pass(40_000, |node| node != 1));
+        assert_eq!(hunt.target(), Some(2));
+        assert!(hunt.pass(50_000, |node| node != 2));
+        assert_eq!(hunt.target(), Some(1), "3 is shunned");
+        assert!(!hunt.pass(60_000, |_| false));
+        assert_eq!(hunt.target(), Some(1));
+        assert!(!Hunt::new(Vec::new()).pass(0, |_| true));
     }
 
     #[test]

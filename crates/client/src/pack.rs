@@ -51,6 +51,10 @@ impl Packs {
         &mut self.0[usize::from(door).min(last)]
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(|pack| pack.count == 0)
+    }
+
     /// The last messages.
     pub(crate) fn finish(self, out: &mut Vec<(u64, Vec<u8>)>) {
         self.0.into_iter().for_each(|pack| pack.finish(out));

@@ -1,6 +1,7 @@
 //! One request and what became of its attempts; a slab of requests whose numbers never repeat.
 
 use cyclone_wire::client::ReadMode;
+use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::Reply;
 
 use crate::error::{ClientError, NotDone};
@@ -131,6 +132,13 @@ pub(crate) struct Request {
     pub(crate) deadline_us: u64,
     /// Its place in the list of requests that were ever sent.
     pub(crate) place: usize,
+}
+
+impl Request {
+    /// Whether it is to have a session and has none.
+    pub(crate) fn lacks_session(&self) -> bool {
+        self.kind == Kind::Write && (self.session == 0 || planted::has(Bug::RetryRenumbered))
+    }
 }
 
 /// Requests by number.

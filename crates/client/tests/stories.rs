@@ -190,6 +190,136 @@ fn silence_is_unknown_only_for_what_was_sent() {
     );
 }
 
+/// The leader takes what it is asked and says nothing, while the others go on naming it. Answers when it was asked, what it would
+/// have said, and how many messages the others got.
+fn stall(
+    core: &mut ClientCore,
+    cluster: &mut Cluster,
+    end_us: u64,
+) -> (Vec<u64>, Vec<Vec<u8>>, usize) {
+    let (mut asked_us, mut unsaid, mut others) = (Vec::new(), Vec::new(), 0);
+    let mut out = Vec::new();
+    for now_us in (0..end_us).step_by(1000) {
+        core.transmit(now_us, &mut out);
+        for (node, message) in out.drain(..) {
+            let answer = cluster.answer(node, &message);
+            if node == cluster.leader {
+                asked_us.push(now_us);
+                unsaid.push(answer);
+            } else {
+                others += 1;
+                core.on_message(now_us, node, &answer);
+            }
+        }
+    }
+    (asked_us, unsaid, others)
+}
+
+/// Story: the leader's disk was full, so that nothing was committed, and a client that waited for a session asked for another
+/// one every few milliseconds. All of them were opened once there was room.
+#[test]
+fn a_leader_that_cannot_commit_is_asked_for_few_sessions() {
+    let mut cluster = Cluster {
+        leader: 1,
+        ..Cluster::default()
+    };
+    let mut core = core(60_000_000);
+    let ticket = core.submit(0, &incr());
+    let (asked_us, unsaid, others) = stall(&mut core, &mut cluster, 10_000_000);
+    // The first repetition comes at once: the request may have been lost.
+    assert!((25_000..30_000).contains(&asked_us[1]), "{asked_us:?}");
+    assert!((10..20).contains(&asked_us.len()), "{asked_us:?}");
+    let late = asked_us.iter().filter(|us| **us >= 5_000_000).count();
+    assert!((4..=6).contains(&late), "{asked_us:?}");
+    assert!(others < 1_500, "{others} messages to the others");
+    // There is room again. The first session will do.
+    core.on_message(10_000_000, 1, &unsaid[0]);
+    deliver(&mut core, 10_000_000, &mut cluster);
+    let done: Vec<_> = core.completions().collect();
+    assert_eq!(done, [(ticket, Ok(Reply::Int(1)))]);
+    assert_eq!(cluster.sessions.len(), asked_us.len());
+}
+
+/// However seldom the old leader is asked by then: who leads next is found as soon as ever.
+#[test]
+fn a_session_is_asked_of_the_next_leader_at_once() {
+    let mut cluster = Cluster {
+        leader: 1,
+        ..Cluster::default()
+    };
+    let mut core = core(60_000_000);
+    let ticket = core.submit(0, &incr());
+    stall(&mut core, &mut cluster, 2_000_000);
+    cluster.leader = 2;
+    (2_000_000..2_050_000)
+        .step_by(1000)
+        .for_each(|now_us| deliver(&mut core, now_us, &mut cluster));
+    let done: Vec<_> = core.completions().collect();
+    assert_eq!(done, [(ticket, Ok(Reply::Int(1)))]);
+}
+
+/// Nobody answers: all are asked less and less often, the client sleeps meanwhile, and still notices when they are back.
+#[test]
+fn a_client_that_waits_for_a_session_does_not_spin() {
+    let mut cluster = Cluster {
+        leader: 1,
+        ..Cluster::default()
+    };
+    let mut core = core(60_000_000);
+    core.submit(0, &incr());
+    let (mut now_us, mut turns, mut asked, mut out) = (0, 0, 0, Vec::new());
+    while now_us < 10_000_000 {
+        core.transmit(now_us, &mut out);
+        asked += out.drain(..).count();
+        turns += 1;
+        let next_us = core.next_timeout_us().expect("a write waits");
+        now_us = next_us.max(now_us + 1);
+    }
+    assert!((30..=60).contains(&asked), "{asked} messages");
+    assert!(turns < 200, "{turns} turns");
+    let back_us = now_us;
+    loop {
+        deliver(&mut core, now_us, &mut cluster);
+        if core.pending() == 0 {
+            break;
+        }
+        let next_us = core.next_timeout_us().expect("a write waits");
+        now_us = next_us.max(now_us + 1);
+    }
+    assert!(core.completions().all(|(_, outcome)| outcome.is_ok()));
+    assert!(now_us - back_us < 1_200_000, "{} µs", now_us - back_us);
+}
+
+/// The last write that waited is given up: nobody asks any more, and a late answer is still of use.
+#[test]
+fn a_session_that_no_write_waits_for_is_not_asked_for() {
+    let mut cluster = Cluster {
+        leader: 1,
+        ..Cluster::default()
+    };
+    let mut core = core(100_000);
+    let early = core.submit(0, &incr());
+    let (mut late, mut out) = (Vec::new(), Vec::new());
+    for now_us in (0..1_000_000).step_by(1000) {
+        core.transmit(now_us, &mut out);
+        for (node, message) in out.drain(..) {
+            assert!(now_us < 100_000, "asked at {now_us} µs");
+            if node == 1 && late.is_empty() {
+                late = cluster.answer(node, &message);
+            }
+        }
+    }
+    assert_eq!(core.next_timeout_us(), None);
+    let done: Vec<_> = core.completions().collect();
+    assert_eq!(done, [(early, Err(ClientError::NotDone(NotDone::NotSent)))]);
+    core.on_message(1_000_000, 1, &late);
+    let ticket = core.submit(1_000_000, &incr());
+    deliver(&mut core, 1_000_000, &mut cluster);
+    let done: Vec<_> = core.completions().collect();
+    assert_eq!(done, [(ticket, Ok(Reply::Int(1)))]);
+    assert_eq!(cluster.sessions.len(), 1);
+}
+
 /// An expired session is replaced; what was never executed is sent again under the new one.
 #[test]
 fn an_expired_session_is_replaced() {

@@ -16,7 +16,7 @@ impl ClientCore {
             let Ok((id, status)) = response else { return };
             if let Status::Terms(terms) = status {
                 if answers == 0 && self.is_news(&terms) {
-                    self.on_new_leader(now_us, node);
+                    self.on_new_leader(now_us, node, from);
                 }
                 self.learn_terms(&terms);
                 continue;
@@ -24,7 +24,7 @@ impl ClientCore {
             answers += 1;
             let (ticket, attempt) = split_id(id);
             if ticket == Slab::wire_ticket(self.opening.number, MAX_SLOTS) {
-                self.on_opening(now_us, node, status);
+                self.on_opening(now_us, node, from, status);
             } else if let Some(ticket) = self.requests.full(ticket) {
                 self.on_response(now_us, node, ticket, attempt, status);
             }
@@ -51,16 +51,19 @@ impl ClientCore {
     }
 
     /// A node that turned this client away leads now, and says so unasked.
-    fn on_new_leader(&mut self, now_us: u64, node: usize) {
+    fn on_new_leader(&mut self, now_us: u64, node: usize, id: u64) {
         if self.hunt.announced(now_us, node) {
+            // What it was asked before, it was asked in vain.
+            self.opening.answered(id);
             self.send_all_again();
         }
     }
 
-    pub(super) fn on_opening(&mut self, now_us: u64, node: usize, status: Status) {
+    pub(super) fn on_opening(&mut self, now_us: u64, node: usize, id: u64, status: Status) {
         if self.session.state != State::Opening {
             return;
         }
+        self.opening.answered(id);
         match status {
             Status::Done(reply) => {
                 self.hunt.found(now_us, node);

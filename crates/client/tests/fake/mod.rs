@@ -54,6 +54,8 @@ pub struct Cluster {
     pub leader: Option<u64>,
     /// What followers name as the leader, whether true or not.
     pub hint: Option<u64>,
+    /// Where members are that have moved.
+    pub moved: BTreeMap<u64, String>,
     pub values: BTreeMap<Vec<u8>, i64>,
     sessions: BTreeMap<u64, Session>,
     next_session: u64,
@@ -68,6 +70,7 @@ impl Cluster {
         Cluster {
             leader: Some(1),
             hint: Some(1),
+            moved: BTreeMap::new(),
             values: BTreeMap::new(),
             sessions: BTreeMap::new(),
             next_session: 100,
@@ -153,7 +156,9 @@ impl Cluster {
         let mut answer = vec![envelope::CLIENT_RESPONSE];
         for (id, request) in parse(message) {
             let status = if self.leader != Some(node) {
-                let leader = self.hint.map(|id| (id, format!("10.0.0.{id}:7000")));
+                let moved = |id: u64| self.moved.get(&id).cloned();
+                let address = |id: u64| moved(id).unwrap_or_else(|| format!("10.0.0.{id}:7000"));
+                let leader = self.hint.map(|id| (id, address(id)));
                 Status::NotLeader { leader }
             } else {
                 match mood() {
