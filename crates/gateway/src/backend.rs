@@ -230,4 +230,10 @@ pub trait Backend {
 
     /// How many *other* nodes durably hold the log up to the mark.
     fn replicas_acked(&self, mark: u64) -> usize;
+
+    /// The same for all marks at once: up to which one each of those nodes does. Asked once per step while connections are in WAIT.
+    /// Unless a backend knows better, a node counts once it holds everything.
+    fn acked_marks(&self) -> Vec<u64> {
+        vec![u64::MAX; self.replicas_acked(u64::MAX)]
+    }
 }

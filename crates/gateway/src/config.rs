@@ -150,11 +150,12 @@ impl GatewayConfig {
                 1,
                 self.output_limit_bytes,
             ),
-            // Within its own bounds a connection alone is never too much.
+            // Within its own bounds a connection alone is never too much. Its buffer may be twice as long as the requests in it, and as
+            // much may be under way once the last request joins the others.
             (
                 "total_input_bytes",
                 self.total_input_bytes,
-                self.max_query_buffer.saturating_mul(2),
+                self.max_query_buffer.saturating_mul(4),
                 usize::MAX,
             ),
             (

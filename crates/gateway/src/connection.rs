@@ -55,6 +55,18 @@ pub(crate) struct Pending {
     extra: Option<Extra>,
 }
 
+impl Pending {
+    /// Whether the reply is there, and longer than a portion.
+    fn is_long(&self) -> bool {
+        match &self.state {
+            State::Begun(_) => true,
+            State::Done(Outcome::Done(Reply::Failed(_))) => false,
+            State::Done(Outcome::Done(_)) | State::Local(_) => self.held > PORTION,
+            State::Waiting | State::Done(_) => false,
+        }
+    }
+}
+
 /// CLIENT REPLY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplyMode {
@@ -99,6 +111,8 @@ pub(crate) struct Session {
     pub(crate) reads: usize,
     /// Bytes of pending requests.
     pub(crate) request_bytes: usize,
+    /// Bytes of those that the backend has not answered.
+    asked_bytes: usize,
     /// Bytes of answers that wait for an earlier one, and of what an EXEC has answered already.
     held_bytes: usize,
     pub(crate) out: Vec<u8>,
@@ -151,6 +165,7 @@ impl Session {
             pending: VecDeque::new(),
             reads: 0,
             request_bytes: 0,
+            asked_bytes: 0,
             held_bytes: 0,
             out: Vec::new(),
             sent: 0,
@@ -194,7 +209,7 @@ impl Session {
         )
     }
 
-    /// Notes a command that was submitted under [`Session::next_ticket`].
+    /// Notes a command that was submitted under [`Session::next_ticket`]; `bytes` are those of its request.
     pub(crate) fn push_submitted(
         &mut self,
         is_read: bool,
@@ -207,6 +222,8 @@ impl Session {
         let extra = self.extra.take();
         let held = extra.as_ref().map_or(0, Extra::held);
         self.held_bytes += held;
+        let bytes = bytes + extra.as_ref().map_or(0, Extra::batch_bytes);
+        self.asked_bytes += bytes;
         self.push(Pending {
             extra,
             state: State::Waiting,
@@ -254,6 +271,7 @@ impl Session {
             return false;
         }
         self.reads -= usize::from(pending.is_read);
+        self.asked_bytes -= pending.bytes;
         let outcome = match &mut pending.extra {
             Some(Extra::Watch { keys, epoch }) => self.watches.learn(keys, *epoch, outcome),
             _ => outcome,
@@ -287,15 +305,21 @@ impl Session {
         pending.map(|(at, _)| ticket(self.generation, self.index, self.head + at))
     }
 
-    /// Encodes the replies that are due, in order: so much that the socket has something to take, and no more in all than about
-    /// `most` bytes, which become fewer.
+    /// Whether the reply of the oldest command is a long one.
+    fn is_long(&self) -> bool {
+        self.pending.front().is_some_and(Pending::is_long)
+    }
+
+    /// Encodes the replies that are due, in order: so much that the socket has something to take, and of long ones no more than about
+    /// `most` bytes, which become fewer. Short ones do not wait for what long ones of other connections leave.
     pub(crate) fn settle(&mut self, backend: &dyn Backend, most: &mut usize) {
         while self.out.len() - self.sent < ENCODED_AHEAD
-            && *most > 0
             && self.is_due()
+            && (*most > 0 || !self.is_long())
             && let Some(mut front) = self.pending.pop_front()
         {
             let before = self.out.len();
+            let is_long = front.is_long();
             let state = std::mem::replace(&mut front.state, State::Waiting);
             let rest = match state {
                 State::Waiting => None,
@@ -303,12 +327,10 @@ impl Session {
                     self.out.extend_from_slice(&reply);
                     None
                 }
-                State::Done(Outcome::Done(reply))
-                    if front.held > PORTION && !matches!(reply, Reply::Failed(_)) =>
-                {
+                State::Done(Outcome::Done(reply)) if is_long => {
                     let (shape, protocol) = (front.shape, front.protocol);
                     Some(match (front.extra.take(), reply) {
-                        (Some(Extra::Exec(parts)), Reply::Array(replies)) => {
+                        (Some(Extra::Exec { parts, .. }), Reply::Array(replies)) => {
                             Rest::of_parts(&mut self.out, parts, replies, protocol)
                         }
                         (_, reply) => Rest::new(reply, shape, protocol),
@@ -391,10 +413,10 @@ fn held(outcome: &Outcome) -> usize {
 fn encode_outcome(out: &mut Vec<u8>, outcome: &Outcome, pending: &Pending, backend: &dyn Backend) {
     match outcome {
         Outcome::Done(reply) => match (&pending.extra, reply) {
-            (Some(Extra::Exec(parts)), Reply::Array(replies)) => {
+            (Some(Extra::Exec { parts, .. }), Reply::Array(replies)) => {
                 encode_parts(out, parts, replies, pending.protocol);
             }
-            (Some(Extra::Exec(_)), Reply::Failed(Failure::ConditionFailed)) => {
+            (Some(Extra::Exec { .. }), Reply::Failed(Failure::ConditionFailed)) => {
                 encode::null_array(out, pending.protocol);
             }
             _ => encode_reply(out, reply, pending.shape, pending.protocol),
@@ -480,7 +502,10 @@ impl Connection {
         };
         let queued = session.multi.as_ref().map_or(0, |multi| multi.held());
         Held {
-            input_bytes: self.input.capacity() + queued + session.watches.held(),
+            input_bytes: self.input.capacity()
+                + queued
+                + session.watches.held()
+                + session.asked_bytes,
             output_bytes: out + session.held_bytes + session.in_flight() * size_of::<Pending>(),
         }
     }

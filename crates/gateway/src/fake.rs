@@ -2,6 +2,7 @@
 
 mod more;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 
 use cyclone_wire::command::{Condition, Expiry, Operation, Query};
@@ -33,6 +34,8 @@ pub struct MemoryBackend {
     pub many_owners: bool,
     /// What WAIT sees.
     pub acked: usize,
+    /// How often it was asked for that.
+    pub acked_asked: Cell<u64>,
     /// What CLUSTER shows.
     pub topology: Topology,
     /// Tickets submitted, in order, with `true` for writes.
@@ -72,6 +75,7 @@ impl Default for MemoryBackend {
             route: Route::Local,
             many_owners: false,
             acked: 2,
+            acked_asked: Cell::new(0),
             topology: Topology {
                 nodes: vec![node(1), node(2), node(3)],
                 epoch: 7,
@@ -403,6 +407,7 @@ impl Backend for MemoryBackend {
     }
 
     fn replicas_acked(&self, _mark: u64) -> usize {
+        self.acked_asked.set(self.acked_asked.get() + 1);
         self.acked
     }
 }

@@ -4,6 +4,7 @@ mod accept;
 mod evict;
 mod pressure;
 mod upkeep;
+mod waits;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use crate::memory::{Held, Totals};
 use crate::rest::Rest;
 use crate::slab::{MAX_CONNECTIONS, Slab};
 use pressure::Pressure;
+use waits::Waits;
 
 /// Connections accepted per step, so that a storm of them does not hold up the loop.
 const ACCEPTS_PER_STEP: usize = 256;
@@ -34,7 +36,7 @@ const SCRATCH_BYTES: usize = 32 * 1024;
 /// Commands after which a step reads from no further connection: a step is short, however much is asked, because
 /// heartbeats and acknowledgements wait for its end.
 const COMMANDS_PER_STEP: u64 = 256;
-/// Bytes of replies after which a step encodes no further ones, for the same reason.
+/// Bytes of replies after which a step encodes no further long ones, for the same reason.
 const ENCODED_PER_STEP: usize = 4 * 1024 * 1024;
 /// Bytes of replies that nobody takes any more, whose memory a step gives back.
 const DISCARDED_PER_STEP: usize = 16 * 1024 * 1024;
@@ -87,8 +89,8 @@ pub(crate) struct Shared {
     pub(crate) max_clients: usize,
     /// What the connections hold together.
     pub(crate) totals: Totals,
-    /// Places of connections in WAIT.
-    pub(crate) waiting: Vec<u32>,
+    /// Connections in WAIT.
+    pub(crate) waits: Waits,
     /// Where there are hashed passwords: who checks them.
     pub(crate) logins: Option<Logins>,
 }
@@ -115,6 +117,8 @@ pub struct Gateway {
     pub(crate) handshakes_left: usize,
     /// How many bytes of replies this step may still encode.
     encode_left: usize,
+    /// How many of `dirty` had their turn before that was nothing; 0 while there is some.
+    encode_turns: usize,
     /// Tickets of reads that nobody waits for any more.
     gone: Vec<u64>,
     /// Replies that nobody takes any more.
@@ -161,7 +165,7 @@ impl Gateway {
             connected: 0,
             max_clients,
             totals: Totals::default(),
-            waiting: Vec::new(),
+            waits: Waits::default(),
             logins,
             config,
         };
@@ -179,6 +183,7 @@ impl Gateway {
             shaking: VecDeque::new(),
             handshakes_left: 0,
             encode_left: ENCODED_PER_STEP,
+            encode_turns: 0,
             gone: Vec::new(),
             leftovers: Vec::new(),
             drained: Vec::new(),
@@ -271,14 +276,8 @@ impl Gateway {
         if let Some(at) = self.pressure.next_look_us(now_us) {
             sooner(at);
         }
-        for index in &self.shared.waiting {
-            if let Some(waiting) = self
-                .slab
-                .get_mut(*index)
-                .and_then(|connection| connection.session.waiting)
-            {
-                sooner(waiting.deadline_us);
-            }
+        if let Some(at) = self.shared.waits.next_look_us() {
+            sooner(at);
         }
         due.map(|due| due.saturating_sub(now_us))
     }
@@ -390,7 +389,11 @@ impl Gateway {
         for at in 0..self.dirty.len() {
             let index = self.dirty[at];
             if let Some(connection) = self.slab.get_mut(index) {
+                let left = self.encode_left;
                 connection.session.settle(backend, &mut self.encode_left);
+                if left > 0 && self.encode_left == 0 {
+                    self.encode_turns = at + 1;
+                }
                 let held = connection.held();
                 let totals = &mut self.shared.totals;
                 totals.recount(&mut connection.counted, held);
@@ -405,6 +408,8 @@ impl Gateway {
     pub fn flush(&mut self, now_us: u64, backend: &dyn Backend) -> usize {
         self.settle(backend);
         let mut dirty = std::mem::take(&mut self.dirty);
+        // Those that had no turn are the first to be listed for the next step.
+        dirty.rotate_left(std::mem::take(&mut self.encode_turns));
         let flushed = dirty.len();
         for index in dirty.drain(..) {
             let Some(mut connection) = self.slab.take(index) else {
@@ -506,7 +511,7 @@ impl Gateway {
         let _ = self.registry.deregister(&mut connection.stream);
         let index = connection.session.index;
         if connection.session.waiting.is_some() {
-            self.shared.waiting.retain(|place| *place != index);
+            self.shared.waits.remove(index);
         }
         if let (Some(logins), Some(checking)) =
             (&mut self.shared.logins, &connection.session.checking)

@@ -37,7 +37,7 @@ pub(crate) fn sections(shared: &Shared, backend: &dyn Backend, now_us: u64) -> V
         ("maxclients", shared.max_clients.to_string()),
         ("cyclone_input_bytes_held", held.input_bytes.to_string()),
         ("cyclone_output_bytes_held", held.output_bytes.to_string()),
-        ("blocked_clients", shared.waiting.len().to_string()),
+        ("blocked_clients", shared.waits.count().to_string()),
     ]);
     let counters = pairs(&[
         ("total_connections_received", stats.connections.to_string()),

@@ -15,7 +15,7 @@ const TOLD: usize = 64;
 /// Bytes of memory, of one connection or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Requests that have not been executed: partial ones, those that wait, transactions, watched keys.
+    /// Requests that have not been executed: partial ones, those that wait or are under way, transactions, watched keys.
     pub input_bytes: usize,
     /// Replies that have not been sent, in full until all of one has been encoded, and what is known of those to come.
     pub output_bytes: usize,

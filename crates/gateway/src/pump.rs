@@ -221,7 +221,12 @@ impl Gateway {
             }
             match parser.parse(&input[at..]) {
                 Ok(Parsed::Incomplete) => break,
-                Ok(Parsed::Skipped(used)) => at += used,
+                Ok(Parsed::Skipped(used)) => {
+                    if begins_watch(&input[at..at + used]) {
+                        session.watches.fail();
+                    }
+                    at += used;
+                }
                 Ok(Parsed::TooLarge(used, excess)) => {
                     at += used;
                     self.shared.stats.commands += 1;
@@ -342,8 +347,9 @@ impl Gateway {
             Flow::Waits => {
                 if let Some(waiting) = &mut session.waiting {
                     waiting.quiet = quiet;
+                    let (place, deadline_us) = (session.index, waiting.deadline_us);
+                    self.shared.waits.add(place, deadline_us);
                 }
-                self.shared.waiting.push(session.index);
             }
             Flow::Checks => {
                 if let Some(checking) = &mut session.checking {
@@ -367,6 +373,15 @@ impl Gateway {
             Err(error) => error.kind() == io::ErrorKind::Interrupted,
         }
     }
+}
+
+/// Whether the first part of a request that is too large, and skipped, says that it is a WATCH.
+fn begins_watch(part: &[u8]) -> bool {
+    let mut lines = part.split(|byte| *byte == b'\n');
+    part.starts_with(b"*")
+        && lines
+            .nth(2)
+            .is_some_and(|name| name.eq_ignore_ascii_case(b"watch\r"))
 }
 
 /// Answers an error in its turn, if the client wants replies.

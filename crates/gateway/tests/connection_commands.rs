@@ -80,6 +80,29 @@ fn connection_commands() {
     assert_eq!(c.rest(), b"+PONG\r\n+OK\r\n");
 }
 
+/// A connection keeps what it is called.
+#[test]
+fn names_are_bounded() {
+    let server = Server::plain();
+    let mut c = server.client();
+    let (longest, longer) = ("x".repeat(512), "y".repeat(513));
+    c.ask(&format!("CLIENT SETNAME {longest}"), "+OK\r\n");
+    let of = "of 513 bytes is longer than the limit of 512 bytes\r\n";
+    for (command, what) in [
+        ("CLIENT SETNAME", "client name"),
+        ("HELLO 2 SETNAME", "client name"),
+        ("CLIENT SETINFO LIB-NAME", "lib-name"),
+        ("CLIENT SETINFO lib-ver", "lib-ver"),
+    ] {
+        c.ask(&format!("{command} {longer}"), &format!("-ERR {what} {of}"));
+    }
+    c.ask("CLIENT GETNAME", &format!("$512\r\n{longest}\r\n"));
+    c.ask(&format!("CLIENT SETINFO LIB-VER {longest}"), "+OK\r\n");
+    let info = c.exchange("CLIENT INFO\r\n");
+    let described = format!("lib-name= lib-ver={longest} ");
+    assert!(info.contains(&described), "{info}");
+}
+
 #[test]
 fn hello_and_resp3() {
     let server = Server::plain();

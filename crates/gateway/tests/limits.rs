@@ -178,7 +178,7 @@ fn limits_that_do_not_fit_each_other_are_named() {
         "max_batch_bytes = 5242880 is not between 1 and 4194304"
     );
     let told = check(|config| config.total_input_bytes = 1 << 20);
-    assert!(told.starts_with("total_input_bytes = 1048576 is not between 33554432"));
+    assert!(told.starts_with("total_input_bytes = 1048576 is not between 67108864"));
     let told = check(|config| config.total_output_bytes = 1 << 20);
     assert!(told.starts_with("total_output_bytes = 1048576 is not between 268435456"));
 }

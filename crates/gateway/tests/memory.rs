@@ -16,7 +16,7 @@ const LIMIT: usize = 2 << 20;
 fn partial_requests_together_stay_within_the_limit() {
     let mut config = config();
     config.max_value_bytes = 100_000;
-    (config.max_query_buffer, config.total_input_bytes) = (LIMIT / 2, LIMIT);
+    (config.max_query_buffer, config.total_input_bytes) = (LIMIT / 4, LIMIT);
     let mut stage = Stage::new(config);
     let mut small = stage.client(1);
     let mut clients: Vec<TcpStream> = (0..20).map(|_| stage.client(1)).collect();
@@ -170,4 +170,83 @@ fn what_is_queued_and_watched_is_counted() {
     stage.settle(3 * MS);
     expect(&mut client, "*1\r\n$-1\r\n");
     assert_eq!(stage.gateway.held(), Held::default());
+}
+
+/// Sends all, unless the connection is closed meanwhile, and has all of it read.
+fn send(stage: &mut Stage, client: &mut TcpStream, mut bytes: &[u8]) {
+    client.set_nonblocking(true).unwrap();
+    while !bytes.is_empty() {
+        match client.write(bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(_) => break,
+        }
+        stage.settle(2 * MS);
+    }
+    stage.settle(2 * MS);
+    while stage.gateway.has_work() {
+        stage.settle(2 * MS);
+    }
+    client.set_nonblocking(false).unwrap();
+}
+
+/// Requests are with the backend once they have left the buffers here.
+#[test]
+fn what_is_under_way_is_counted_until_it_is_answered() {
+    let mut stage = Stage::new(config());
+    let mut client = stage.client(1);
+    stage.backend.hold = true;
+    let set = request(&[b"SET", b"k", &[b'v'; 50_000]]);
+    let get = request(&[b"GET", &[b'k'; 50_000]]);
+    for part in [&set, &get] {
+        send(&mut stage, &mut client, part);
+    }
+    stage.until(2 * MS, |stage| stage.commands() == 2);
+    let held = stage.gateway.held().input_bytes;
+    assert_eq!(held, set.len() + get.len());
+    stage.backend.hold = false;
+    stage.settle(3 * MS);
+    expect(&mut client, "+OK\r\n$-1\r\n");
+    assert_eq!(stage.gateway.held(), Held::default());
+
+    // Of a transaction that is its batch.
+    stage.backend.hold = true;
+    let transaction = [&b"MULTI\r\n"[..], &set, b"EXEC\r\n"].concat();
+    send(&mut stage, &mut client, &transaction);
+    stage.until(4 * MS, |stage| stage.commands() == 2 + 3);
+    let held = stage.gateway.held().input_bytes;
+    assert!((50_000..51_000).contains(&held), "{held}");
+    stage.backend.hold = false;
+    stage.settle(5 * MS);
+    expect(&mut client, "+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n");
+    assert_eq!(stage.gateway.held(), Held::default());
+}
+
+/// Six clients ask for many keys twice, and the backend takes its time.
+#[test]
+fn requests_under_way_together_stay_within_the_limit() {
+    let mut config = config();
+    config.max_value_bytes = 100_000;
+    (config.max_query_buffer, config.total_input_bytes) = (LIMIT / 4, LIMIT);
+    let mut stage = Stage::new(config);
+    stage.backend.hold = true;
+    let mut args = vec![&b"MGET"[..]];
+    args.resize(1 + 58_700, b"kk");
+    let ask = request(&args);
+    let mut clients: Vec<TcpStream> = (0..6).map(|_| stage.client(1)).collect();
+    for client in &mut clients {
+        send(&mut stage, client, &ask.repeat(2));
+        assert!(stage.gateway.held().input_bytes <= LIMIT);
+    }
+    let evicted = stage.gateway.stats().evicted;
+    assert!((1..6).contains(&evicted), "{evicted}");
+    let told = stage.gateway.next_eviction().expect("the operator is told");
+    assert_eq!(told.direction, Direction::Input);
+    // The backend is told what nobody waits for.
+    stage.settle(3 * MS);
+    assert!(!stage.backend.forgotten.is_empty());
+    let held = stage.gateway.held().input_bytes;
+    let under_way = stage.gateway.connections() * 2 * ask.len();
+    // A buffer may not have been given back yet.
+    assert!((under_way..=LIMIT).contains(&held), "{held} of {under_way}");
 }

@@ -1,5 +1,6 @@
 //! What a node does beside requests: keeping the log short, handing over, telling about itself.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -89,6 +90,24 @@ fn named(port: &PortStats, driver: &DriverStats) -> Vec<(&'static str, u64)> {
         ("frames_kept", frames_kept),
     ]);
     counters
+}
+
+/// The last mark up to which a replica holds every entry, if it holds so much of each log: a log's index where there is one; otherwise
+/// the logs' indexes now, added up, or of those noted in order the last that it has reached.
+fn mark_held(matched: &[u64], now: &[u64], noted: Option<&VecDeque<(u64, Vec<u64>)>>) -> u64 {
+    if let [matched] = matched {
+        return *matched;
+    }
+    let holds = |lasts: &[u64]| matched.iter().zip(lasts).all(|(own, last)| own >= last);
+    if holds(now) {
+        return now.iter().sum();
+    }
+    let reached = noted.and_then(|noted| {
+        // The logs of a term only grow.
+        let count = noted.partition_point(|(_, lasts)| holds(lasts));
+        noted.get(count.checked_sub(1)?)
+    });
+    reached.map_or(0, |(mark, _)| *mark)
 }
 
 impl Node {
@@ -286,7 +305,8 @@ impl Node {
             all: all.into(),
             free: free.into(),
             logs: logs.sum(),
-            drivers: value("frames_kept"),
+            // Theirs are elsewhere where cards cannot write to the region.
+            drivers: value("frames_kept") * value("frames_in_region"),
             partials: value("partials"),
         }
     }
@@ -311,28 +331,28 @@ impl Node {
         self.membership.list()
     }
 
-    /// How many other replicas that vote hold every entry that was there when the mark was taken. With several logs the places of
-    /// each are noted now and then, so that a replica may be counted late, never early.
+    /// How many other replicas that vote hold every entry that was there when the mark was taken.
     pub fn replicas_holding(&self, mark: u64) -> usize {
-        // Of another term they may name places that are gone.
-        let noted = self.marks.iter().find(|(sum, _)| *sum >= mark);
-        let noted = noted.filter(|_| self.marks_terms == self.term_sum());
-        let now: Vec<u64> = self.logs.iter().map(|log| log.group.last_index()).collect();
-        let lasts = match (&self.logs[..], noted) {
-            ([_], _) => vec![mark],
-            (_, Some((_, lasts))) => lasts.clone(),
-            (_, None) => now,
-        };
-        let mut holding = std::collections::HashMap::new();
-        for (log, last) in self.logs.iter().zip(lasts) {
+        let marks = self.replica_marks();
+        marks.iter().filter(|held| **held >= mark).count()
+    }
+
+    /// For each other replica that votes, the last mark up to which it holds every entry. With several logs the places of each are
+    /// noted now and then, so that a replica may be counted late, never early.
+    pub fn replica_marks(&self) -> Vec<u64> {
+        let mut matched: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for log in &self.logs {
             let (peers, voters) = (log.group.status().peers, log.group.members().voters);
-            let holds = peers.iter().filter(|peer| peer.matched >= last);
-            for peer in holds.filter(|peer| voters.contains(&peer.id)) {
-                *holding.entry(peer.id).or_insert(0) += 1;
+            for peer in peers.iter().filter(|peer| voters.contains(&peer.id)) {
+                matched.entry(peer.id).or_default().push(peer.matched);
             }
         }
-        let all = holding.values().filter(|logs| **logs == self.logs.len());
-        all.count()
+        matched.retain(|_, logs| logs.len() == self.logs.len());
+        let now: Vec<u64> = self.logs.iter().map(|log| log.group.last_index()).collect();
+        // Of another term they may name places that are gone.
+        let noted = (self.marks_terms == self.term_sum()).then_some(&self.marks);
+        let held = matched.values().map(|logs| mark_held(logs, &now, noted));
+        held.collect()
     }
 
     /// Grows with the term of any log.
@@ -438,6 +458,30 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_replica_holds_what_it_has_of_every_log() {
+        // One log: as far as it has come.
+        assert_eq!(mark_held(&[7], &[9], None), 7);
+        let noted = VecDeque::from([(5, vec![3, 2]), (9, vec![4, 5]), (14, vec![8, 6])]);
+        let now = [10, 7];
+        let cases = [
+            ([2, 9], 0),
+            ([3, 2], 5),
+            // More entries than at the next mark, but not all of those.
+            ([9, 4], 5),
+            ([4, 5], 9),
+            ([9, 6], 14),
+            ([10, 6], 14),
+            ([10, 7], 17),
+        ];
+        for (matched, mark) in cases {
+            assert_eq!(mark_held(&matched, &now, Some(&noted)), mark, "{matched:?}");
+        }
+        // Nothing noted: all or nothing.
+        assert_eq!(mark_held(&[10, 6], &now, None), 0);
+        assert_eq!(mark_held(&[10, 7], &now, None), 17);
+    }
 
     #[test]
     fn every_packet_counter_is_explained() {

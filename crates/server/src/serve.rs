@@ -3,7 +3,9 @@
 mod checks;
 mod cpus;
 pub(crate) mod engine;
+mod port;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -319,6 +321,10 @@ impl Backend for Behind<'_> {
     fn replicas_acked(&self, mark: u64) -> usize {
         self.node.replicas_holding(mark)
     }
+
+    fn acked_marks(&self) -> Vec<u64> {
+        self.node.replica_marks()
+    }
 }
 
 /// What INFO says of a log's archive.
@@ -482,12 +488,18 @@ impl Companion for Doors {
     }
 }
 
-fn open_redis(settings: GatewayConfig, registry: &mio::Registry) -> Result<Redis> {
+/// What can be done for the Redis port before there is a node behind it: it is taken, and there are open files enough, also for the store.
+fn prepare_redis(settings: &GatewayConfig) -> Result<OwnedFd> {
     let listen = settings.listen;
     if settings.tls.is_none() && !listen.ip().is_loopback() && !settings.users.is_empty() {
         tracing::warn!(%listen, "passwords cross the network in the clear: redis.tls_certificate is not set");
     }
-    checks::warn_of_few_files(&settings, "limits.max_clients");
+    checks::warn_of_few_files(settings, "limits.max_clients");
+    port::reserve(listen)
+}
+
+fn open_redis(settings: GatewayConfig, registry: &mio::Registry) -> Result<Redis> {
+    let listen = settings.listen;
     let gateway = Gateway::new(settings, registry, COMPANION)
         .with_context(|| format!("cannot open the Redis port {listen}"))?;
     Ok(Redis { gateway })
@@ -515,10 +527,7 @@ pub fn run(file: &File, beginning: Beginning, stop: &AtomicBool) -> Result<()> {
         pin(cpu)?;
     }
     let mut reactor = Reactor::new().context("epoll")?;
-    let redis = match redis {
-        None => None,
-        Some(settings) => Some(open_redis(settings, reactor.registry())?),
-    };
+    let reserved = redis.as_ref().map(prepare_redis).transpose()?;
     let figures = match file.metrics.listen {
         None => None,
         Some(listen) => {
@@ -529,10 +538,16 @@ pub fn run(file: &File, beginning: Beginning, stop: &AtomicBool) -> Result<()> {
             Some(desk)
         }
     };
-    let mut doors = Doors { redis, figures };
     let (data, engine) = (config.data.clone(), config.engine);
     let mut node = Node::start(config, reactor.waker())?;
     engine::note(&data, engine);
+    // Who comes before the node has recovered is refused: a client that waits knows of no other.
+    let redis = match redis {
+        None => None,
+        Some(settings) => Some(open_redis(settings, reactor.registry())?),
+    };
+    drop(reserved);
+    let mut doors = Doors { redis, figures };
     reactor.run(&mut node, &mut doors, stop)?;
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use cyclone_wire::client::ReadMode;
 use cyclone_wire::resp::{Protocol, encode, parse_i64};
 
-use super::session::{BAD_NAME, is_plain};
+use super::session::{MAX_NAME_BYTES, is_name, is_plain};
 use super::{Context, Flow, SYNTAX, help};
 use crate::connection::{ReplyMode, Session};
 
@@ -30,8 +30,8 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
             name => encode::bulk(context.out, name),
         },
         b"setname" => {
-            if !is_plain(args.at(2)) {
-                return context.error(BAD_NAME);
+            if !is_name(context, 2) {
+                return Flow::Replied;
             }
             context.session.name = args.at(2).to_vec();
             return context.ok();
@@ -134,10 +134,11 @@ fn scan_mode(context: &mut Context<'_, '_>) -> Flow {
 
 fn set_info(context: &mut Context<'_, '_>) -> Flow {
     let value = context.args.at(3);
-    let (name, field) = if context.is(2, "lib-name") {
-        ("lib-name", &mut context.session.lib_name)
+    let names_library = context.is(2, "lib-name");
+    let name = if names_library {
+        "lib-name"
     } else if context.is(2, "lib-ver") {
-        ("lib-ver", &mut context.session.lib_version)
+        "lib-ver"
     } else {
         let mut text = b"ERR Unrecognized option '".to_vec();
         text.extend_from_slice(context.args.at(2));
@@ -149,7 +150,13 @@ fn set_info(context: &mut Context<'_, '_>) -> Flow {
             "ERR {name} cannot contain spaces, newlines or special characters."
         ));
     }
-    *field = value.to_vec();
+    if !context.fits(value, name, MAX_NAME_BYTES) {
+        return Flow::Replied;
+    }
+    match names_library {
+        true => context.session.lib_name = value.to_vec(),
+        false => context.session.lib_version = value.to_vec(),
+    }
     context.ok()
 }
 

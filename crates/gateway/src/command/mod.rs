@@ -263,6 +263,15 @@ pub(crate) fn is_bounded(context: &mut Context<'_, '_>, spec: &Spec) -> bool {
 
 /// Runs a command whose number of arguments is right.
 pub(crate) fn run(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
+    let flow = run_checked(context, spec);
+    // Within a transaction it is refused and nothing else, as in Redis.
+    if spec.id == Id::Watch && flow == Flow::Replied && context.session.multi.is_none() {
+        context.session.watches.fail();
+    }
+    flow
+}
+
+fn run_checked(context: &mut Context<'_, '_>, spec: &'static Spec) -> Flow {
     if !context.session.authenticated && spec.flags & table::OPEN == 0 {
         return context.error("NOAUTH Authentication required.");
     }

@@ -13,8 +13,9 @@ use crate::login::{Asked, Checking, Verdict, same_secret};
 const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 const TOO_MANY_LOGINS: &str = "TRYAGAIN too many logins at a time, retry later";
 
-pub(super) const BAD_NAME: &str =
-    "ERR Client names cannot contain spaces, newlines or special characters.";
+const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+/// Longest name of a client or its library, and longest version, in bytes: a connection keeps them.
+pub(super) const MAX_NAME_BYTES: usize = 512;
 
 pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
     let args = context.args;
@@ -176,6 +177,16 @@ pub(super) fn is_plain(name: &[u8]) -> bool {
     name.iter().all(|byte| (b'!'..=b'~').contains(byte))
 }
 
+/// Whether an argument may be the client's name; otherwise an error has been answered.
+pub(super) fn is_name(context: &mut Context<'_, '_>, at: usize) -> bool {
+    let name = context.args.at(at);
+    if !is_plain(name) {
+        context.error(BAD_NAME);
+        return false;
+    }
+    context.fits(name, "client name", MAX_NAME_BYTES)
+}
+
 /// HELLO [version [AUTH user password] [SETNAME name]]
 fn hello(context: &mut Context<'_, '_>) -> Flow {
     let args = context.args;
@@ -195,8 +206,8 @@ fn hello(context: &mut Context<'_, '_>) -> Flow {
             login = Some((args.at(at + 1), args.at(at + 2)));
             at += 3;
         } else if context.is(at, "setname") && at + 1 < args.len() {
-            if !is_plain(args.at(at + 1)) {
-                return context.error(BAD_NAME);
+            if !is_name(context, at + 1) {
+                return Flow::Replied;
             }
             name = Some(args.at(at + 1));
             at += 2;

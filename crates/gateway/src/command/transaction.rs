@@ -51,6 +51,10 @@ pub(crate) struct Watches {
     keys: Vec<(Vec<u8>, u64)>,
     /// Bytes that they take in a batch.
     bytes: usize,
+    /// How many keys WATCHes under way have, those that count no more among them.
+    coming: usize,
+    /// Bytes that these will take.
+    coming_bytes: usize,
     /// WATCHes under way from before the last UNWATCH count no more.
     epoch: u64,
     /// A WATCH was answered with an error, so EXEC must not trust the others.
@@ -67,7 +71,13 @@ impl Watches {
 
     /// Bytes that are kept.
     pub(crate) fn held(&self) -> usize {
-        self.bytes + self.keys.capacity() * size_of::<(Vec<u8>, u64)>()
+        let keys = self.keys.capacity() + self.coming;
+        self.bytes + self.coming_bytes + keys * size_of::<(Vec<u8>, u64)>()
+    }
+
+    /// A WATCH is answered with an error.
+    pub(crate) fn fail(&mut self) {
+        self.broken = true;
     }
 }
 
@@ -85,14 +95,14 @@ pub(crate) enum Part {
 pub(crate) enum Extra {
     /// WATCH: keys whose versions come back.
     Watch { keys: Vec<Vec<u8>>, epoch: u64 },
-    /// EXEC.
-    Exec(Vec<Part>),
+    /// EXEC, and how long its batch is.
+    Exec { parts: Vec<Part>, bytes: usize },
 }
 
 impl Extra {
     /// Bytes that are kept until the answer comes, beside the request's own.
     pub(crate) fn held(&self) -> usize {
-        let Extra::Exec(parts) = self else {
+        let Extra::Exec { parts, .. } = self else {
             return 0;
         };
         let local = parts.iter().map(|part| match part {
@@ -100,6 +110,14 @@ impl Extra {
             Part::Local(Cow::Borrowed(_)) | Part::Next(_) => 0,
         });
         local.sum::<usize>() + parts.len() * size_of::<Part>()
+    }
+
+    /// Bytes that were submitted and are not the request's own.
+    pub(crate) fn batch_bytes(&self) -> usize {
+        match self {
+            Extra::Watch { .. } => 0,
+            Extra::Exec { bytes, .. } => *bytes,
+        }
     }
 }
 
@@ -116,10 +134,13 @@ impl Watches {
         epoch: u64,
         outcome: Outcome,
     ) -> Outcome {
+        let bytes = expected_bytes(keys.iter().map(Vec::as_slice));
+        self.coming -= keys.len();
+        self.coming_bytes -= bytes;
         match outcome {
             Outcome::Done(Reply::Array(versions)) => {
                 if epoch == self.epoch {
-                    self.bytes += expected_bytes(keys.iter().map(Vec::as_slice));
+                    self.bytes += bytes;
                     let numbers = versions.iter().map(|version| match version {
                         Reply::Int(version) => *version as u64,
                         _ => 0,
@@ -183,16 +204,18 @@ pub(crate) fn wrong_arity(context: &mut Context<'_, '_>, spec: &Spec) -> Flow {
 
 fn watch(context: &mut Context<'_, '_>) -> Option<Flow> {
     let (keys, slot) = context.keys()?;
-    let watches = &context.session.watches;
-    let bytes = watches.bytes + expected_bytes(keys.iter().copied());
-    if watches.keys.len() + keys.len() > MAX_BATCH_ITEMS
-        || bytes > context.shared.config.max_batch_bytes
-    {
+    let watches = &mut context.session.watches;
+    let count = watches.keys.len() + watches.coming + keys.len();
+    let more_bytes = expected_bytes(keys.iter().copied());
+    let bytes = watches.bytes + watches.coming_bytes + more_bytes;
+    if count > MAX_BATCH_ITEMS || bytes > context.shared.config.max_batch_bytes {
         return Some(context.error("ERR too many keys are watched"));
     }
+    watches.coming += keys.len();
+    watches.coming_bytes += more_bytes;
     context.session.extra = Some(Extra::Watch {
         keys: keys.iter().map(|key| key.to_vec()).collect(),
-        epoch: context.session.watches.epoch,
+        epoch: watches.epoch,
     });
     Some(context.read(slot, Shape::Plain, &Query::Versions { keys }))
 }
@@ -309,6 +332,12 @@ fn exec(context: &mut Context<'_, '_>) -> Flow {
              {MAX_BATCH_ITEMS} and {limit} bytes"
         ));
     }
+    if watched.len() > MAX_BATCH_ITEMS {
+        return context.error(format!(
+            "EXECABORT Transaction discarded: {} watched keys are beyond the limit of {MAX_BATCH_ITEMS}",
+            watched.len()
+        ));
+    }
     let batch = Operation::Batch {
         expectations: watched
             .iter()
@@ -319,7 +348,7 @@ fn exec(context: &mut Context<'_, '_>) -> Flow {
             .collect(),
         operations,
     };
-    context.session.extra = Some(Extra::Exec(parts));
+    context.session.extra = Some(Extra::Exec { parts, bytes });
     let slot = multi.slot.unwrap_or(0);
     context.write(slot, Shape::Plain, &batch)
 }

@@ -36,21 +36,25 @@ impl Gateway {
 
     /// Answers WAITs that are satisfied, late, or whose node no longer leads.
     pub(super) fn answer_waits(&mut self, now_us: u64, backend: &dyn Backend) {
-        if self.shared.waiting.is_empty() {
+        if self.shared.waits.count() == 0 {
             return;
         }
         let leads = backend.route(0) == Route::Local;
-        let mut still = std::mem::take(&mut self.shared.waiting);
-        still.retain(|index| {
-            let Some(connection) = self.slab.get_mut(*index) else {
-                return false;
+        let may_be_over = self.shared.waits.note(now_us, backend.acked_marks());
+        if leads && !may_be_over {
+            return;
+        }
+        for index in self.shared.waits.take() {
+            let Some(connection) = self.slab.get_mut(index) else {
+                continue;
             };
             let Some(waiting) = connection.session.waiting else {
-                return false;
+                continue;
             };
-            let acked = backend.replicas_acked(waiting.mark);
+            let acked = self.shared.waits.acked(waiting.mark);
             if leads && acked < waiting.replicas && now_us < waiting.deadline_us {
-                return true;
+                self.shared.waits.add(index, waiting.deadline_us);
+                continue;
             }
             connection.session.waiting = None;
             let out = &mut connection.session.out;
@@ -68,10 +72,8 @@ impl Gateway {
             }
             // What came behind WAIT may run now.
             connection.stalled = Some(Stall::Full);
-            self.list_dirty(*index);
-            false
-        });
-        self.shared.waiting = still;
+            self.list_dirty(index);
+        }
     }
 
     /// Drops connections that linger, do not take their replies, have been idle or strangers for too long,
