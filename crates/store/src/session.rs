@@ -22,6 +22,8 @@ use crate::kv::space;
 pub(crate) const MAX_REPLIES: usize = 4096;
 /// Bytes of replies kept per session, the newest excepted.
 const MAX_REPLY_BYTES: usize = 4 << 20;
+/// Bytes of replies kept by all sessions of a log. Beyond, those unused for longest are forgotten, until a quarter of it is free.
+const MAX_KEPT_BYTES: usize = 256 << 20;
 
 /// Replies by seq. Clients count upwards, so that one comes last nearly always, and the first go.
 #[derive(Clone, Debug, Default)]
@@ -102,6 +104,10 @@ enum Undo {
 pub(crate) struct Sessions {
     log: u16,
     limit: usize,
+    /// What the replies of all sessions may take.
+    most_bytes: usize,
+    /// What they take at most.
+    kept_bytes: usize,
     table: HashMap<u64, Session, RandomState>,
     /// How to take back what the current call has done, newest last.
     undo: Vec<Undo>,
@@ -130,6 +136,7 @@ impl Sessions {
         Sessions {
             log,
             limit,
+            most_bytes: MAX_KEPT_BYTES,
             ..Sessions::default()
         }
     }
@@ -159,6 +166,7 @@ impl Sessions {
             let reply = Reply::decode(reader.bytes()?)?;
             highest = highest.max(Some(seq));
             entry.reply_bytes += reply_bytes(&reply);
+            self.kept_bytes += reply_bytes(&reply);
             entry.replies.insert(seq, reply);
         }
         reader.finish()?;
@@ -239,6 +247,7 @@ impl Sessions {
             return;
         };
         session.reply_bytes += reply_bytes(reply);
+        self.kept_bytes += reply_bytes(reply);
         session.replies.insert(tag.seq, reply.clone());
         self.undo.push(Undo::Kept(tag.session, tag.seq));
         self.fresh
@@ -293,6 +302,31 @@ impl Sessions {
             }
         }
         self.fresh.clear();
+        self.forget_idle(index, changes);
+    }
+
+    /// Keeps the bound of all replies together.
+    fn forget_idle(&mut self, index: u64, changes: &mut SessionChanges) {
+        if self.kept_bytes <= self.most_bytes {
+            return;
+        }
+        self.kept_bytes = self.table.values().map(|session| session.reply_bytes).sum();
+        if self.kept_bytes <= self.most_bytes {
+            return;
+        }
+        let all = self.table.iter();
+        let idle = all.filter(|(_, session)| session.used < index && session.reply_bytes > 0);
+        let mut idle: Vec<_> = idle
+            .map(|(id, session)| (session.used, *id, session.reply_bytes))
+            .collect();
+        idle.sort_unstable();
+        for (_, id, bytes) in idle {
+            if self.kept_bytes <= self.most_bytes / 4 * 3 {
+                break;
+            }
+            self.kept_bytes -= bytes;
+            self.close(id, changes);
+        }
     }
 
     /// The call's changes stand.
@@ -308,6 +342,7 @@ impl Sessions {
                     self.table.remove(&id);
                 }
                 Undo::Closed(id, session) => {
+                    self.kept_bytes += session.reply_bytes;
                     self.table.insert(id, session);
                 }
                 Undo::Used(id, used) => self.with(id, |session| session.used = used),
@@ -319,10 +354,13 @@ impl Sessions {
                         session.reply_bytes -= reply_bytes(&reply);
                     }
                 }),
-                Undo::Forgot(id, seq, reply) => self.with(id, |session| {
-                    session.reply_bytes += reply_bytes(&reply);
-                    session.replies.insert(seq, reply);
-                }),
+                Undo::Forgot(id, seq, reply) => {
+                    self.kept_bytes += reply_bytes(&reply);
+                    self.with(id, |session| {
+                        session.reply_bytes += reply_bytes(&reply);
+                        session.replies.insert(seq, reply);
+                    })
+                }
                 Undo::Stored(id, index) => self.with(id, |session| {
                     session.records.remove(&index);
                 }),
@@ -353,6 +391,97 @@ impl Session {
         if seq > self.acked_below {
             undo.push(Undo::Acked(id, self.acked_below));
             self.acked_below = seq;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST_BYTES: usize = 10 * 1016;
+
+    fn sessions() -> Sessions {
+        Sessions {
+            most_bytes: MOST_BYTES,
+            ..Sessions::new(0, 100)
+        }
+    }
+
+    /// A command of a session that is new, or acknowledges nothing, with a reply of 1016 bytes as they are counted.
+    fn entry(
+        sessions: &mut Sessions,
+        index: u64,
+        session: u64,
+        seq: u64,
+        stored: &mut BTreeMap<Vec<u8>, Vec<u8>>,
+    ) {
+        let mut changes = SessionChanges::default();
+        if !sessions.table.contains_key(&session) {
+            sessions.open(session, index, &mut changes);
+        }
+        let tag = SessionTag {
+            session,
+            seq,
+            acked_below: 0,
+        };
+        assert!(matches!(sessions.admit(&tag, index), Verdict::Execute));
+        sessions.record(&tag, &Reply::Bytes(vec![7; 1000]));
+        sessions.end_entry(index, &mut changes);
+        stored.extend(changes.puts);
+        for key in changes.deletes {
+            stored.remove(&key);
+        }
+    }
+
+    fn known(sessions: &Sessions) -> BTreeSet<u64> {
+        sessions.table.keys().copied().collect()
+    }
+
+    #[test]
+    fn replies_of_idle_sessions_make_room_alike_before_and_after_a_restart() {
+        let (mut sessions, mut stored) = (sessions(), BTreeMap::new());
+        for index in 1..=10 {
+            entry(&mut sessions, index, index, 1, &mut stored);
+        }
+        // Its first reply is old, but it is in use.
+        entry(&mut sessions, 11, 1, 2, &mut stored);
+        sessions.commit();
+        assert_eq!(known(&sessions), BTreeSet::from([1, 6, 7, 8, 9, 10]));
+
+        // A replica that starts now goes on with the same.
+        let mut reloaded = self::sessions();
+        stored
+            .iter()
+            .for_each(|(key, value)| reloaded.load(key, value).unwrap());
+        let mut stored_there = stored.clone();
+        for index in 12..40 {
+            let session = 100 + index / 2;
+            entry(&mut sessions, index, session, index, &mut stored);
+            entry(&mut reloaded, index, session, index, &mut stored_there);
+            assert_eq!(known(&sessions), known(&reloaded), "{index}");
+            let kept: usize = sessions
+                .table
+                .values()
+                .map(|session| session.reply_bytes)
+                .sum();
+            assert!(kept <= MOST_BYTES);
+        }
+        assert_eq!(stored, stored_there);
+    }
+
+    #[test]
+    fn what_is_rolled_back_makes_no_room() {
+        let (mut sessions, mut stored) = (sessions(), BTreeMap::new());
+        for index in 1..=10 {
+            entry(&mut sessions, index, index, 1, &mut stored);
+        }
+        sessions.commit();
+        for _ in 0..3 {
+            entry(&mut sessions, 11, 11, 1, &mut BTreeMap::new());
+            assert!(!known(&sessions).contains(&1));
+            sessions.roll_back();
+            assert_eq!(known(&sessions), (1..=10).collect());
         }
     }
 }
