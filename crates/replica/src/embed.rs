@@ -44,7 +44,7 @@ pub enum EmbeddedError {
     /// Its fate is not known.
     #[error("outcome unknown")]
     Unknown,
-    /// The command exceeds the configured limits.
+    /// The command exceeds the configured limits, or those of its format; nothing was done.
     #[error("too large")]
     TooLarge,
     /// The replica has stopped.
@@ -116,7 +116,7 @@ impl Drop for OneOf {
 }
 
 impl Caller {
-    fn many(token: u64, answers: &Arc<Answers>) -> Caller {
+    pub(crate) fn many(token: u64, answers: &Arc<Answers>) -> Caller {
         Caller::Many(OneOf(token, Some(Arc::clone(answers))))
     }
 
@@ -142,8 +142,18 @@ enum Call {
     Read(Vec<u8>, Caller),
 }
 
+impl Call {
+    fn caller(self) -> Caller {
+        match self {
+            Call::Write(_, caller) | Call::Read(_, caller) => caller,
+        }
+    }
+}
+
 struct Queue {
     calls: Mutex<Vec<Call>>,
+    /// So many calls wait at most to be looked at: a step takes all of them, and is to be short.
+    most: usize,
     /// A caller looks for its outcome. The others sleep: many that yield would keep the loop waiting.
     looking: AtomicBool,
     closed: AtomicBool,
@@ -190,19 +200,21 @@ impl Companion for Host {
         for call in calls {
             self.next += 1;
             match call {
-                // Both were encoded by this program's own handle.
-                Call::Write(bytes, answer) => {
-                    if let Ok(command) = Command::decode(&bytes) {
+                Call::Write(bytes, answer) => match Command::decode(&bytes) {
+                    Ok(command) => {
                         self.waiting.insert(self.next, answer);
                         node.write(self.next, &command.operation);
                     }
-                }
-                Call::Read(bytes, answer) => {
-                    if let Ok(query) = Query::decode(&bytes) {
+                    // This program's own handle encoded it: it is beyond what the format takes, such as a batch of too many operations.
+                    Err(_) => answer.tell(Outcome::TooLarge),
+                },
+                Call::Read(bytes, answer) => match Query::decode(&bytes) {
+                    Ok(query) => {
                         self.waiting.insert(self.next, answer);
                         node.read(self.next, &query);
                     }
-                }
+                    Err(_) => answer.tell(Outcome::TooLarge),
+                },
             }
         }
         for (ticket, outcome) in node.take_completions() {
@@ -257,6 +269,7 @@ impl Embedded {
         let logs = usize::from(node.config().logs);
         let queue = Arc::new(Queue {
             calls: Mutex::new(Vec::new()),
+            most: node.config().max_pending,
             looking: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
@@ -355,6 +368,10 @@ impl Embedded {
         let mut calls = lock(&self.queue.calls);
         // Whoever made the queue longer than nothing wakes the loop, which takes all of it at once.
         let first = calls.is_empty();
+        if calls.len() >= self.queue.most {
+            drop(calls);
+            return call.caller().tell(Outcome::Busy);
+        }
         if !self.queue.closed.load(Ordering::Acquire) {
             calls.push(call);
         }

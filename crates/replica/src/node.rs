@@ -42,7 +42,7 @@ use crate::ticking::Ticking;
 use crate::workers::Workers;
 
 pub use error::NodeError;
-pub(crate) use incoming::{BACKLOG, STEP_REQUESTS};
+pub(crate) use incoming::{BACKLOG, FEW, RECEIVE_BURST, RECEIVE_BYTES, STEP_REQUESTS};
 
 /// Wall clock and steady clock of one step.
 #[derive(Clone, Copy, Debug)]
@@ -392,7 +392,7 @@ impl Node {
         self.steady.machine_us(self.active_us)
     }
 
-    /// How often the loop had to be helped to its CPU so far.
+    /// How often the loops had to be helped to their CPU so far.
     pub(crate) fn note_helped(&mut self, times: u64) {
         self.counters.helped = times;
     }

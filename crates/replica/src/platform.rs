@@ -19,11 +19,15 @@ use crate::archive::ArchiveWriter;
 use crate::config::{Config, ConfigError, Engine, Transport};
 use crate::identity::{self, Identity, IdentityError};
 use crate::node::Done;
+use crate::slow::WALKS_AT_ONCE;
 use crate::start::{StartError, io};
 use crate::workers::Workers;
 
 /// Bytes of each frame: a jumbo datagram with its headroom.
 const FRAME_BYTES: u32 = 9216;
+/// Threads for each kind of job.
+const THREADS: usize = 2;
+const _: () = assert!(THREADS > WALKS_AT_ONCE, "one is left for other reads");
 
 /// Where jobs that may block run; made by the platform.
 pub struct JobRunner(pub(crate) Workers<Done>);
@@ -350,6 +354,6 @@ impl Platform for Os {
     }
 
     fn workers(&mut self) -> std::io::Result<JobRunner> {
-        JobRunner::threads(2, Arc::clone(&self.waker))
+        JobRunner::threads(THREADS, Arc::clone(&self.waker))
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use cyclone_packet::idle::{LONGEST_STILL_US, Polling, Spinner};
@@ -102,19 +102,22 @@ impl Reactor {
                 .map_err(NodeError::Port)?;
         }
         let loops = LogLoop::divide(node.take_lanes(), node.config(), &self.waker);
-        let crew = loops.and_then(|loops| Crew::start(loops, node.config()));
+        let helped = Arc::new(AtomicU64::new(0));
+        let watch = (node.patience(), Arc::clone(&helped));
+        let crew = loops.and_then(|loops| Crew::start(loops, node.config(), watch));
         let crew = crew.map_err(NodeError::Port)?;
         let mut events = Events::with_capacity(1024);
         let mut leaving_until = None;
         let mut spinner = Spinner::new();
-        let mut watchdog = Watchdog::start(node.patience()).map_err(NodeError::Port)?;
+        let watchdog = Watchdog::start(node.patience(), Arc::clone(&helped));
+        let mut watchdog = watchdog.map_err(NodeError::Port)?;
         let tick_us = node.tick_us();
         loop {
             node.take_logs()?;
             // Nobody who moved a log has seen a later time.
             let now = now();
             watchdog.begin(now.steady_us);
-            node.note_helped(watchdog.times());
+            node.note_helped(helped.load(Ordering::Relaxed));
             let mut work = companion.step(now, node);
             work += node.step(now)?;
             work += companion.step(now, node);

@@ -1,10 +1,10 @@
 //! Reads that a worker carries out, because the store would have to wait for its disk or to copy much. Few are with the workers at a
-//! time: each may hold a long answer in memory.
+//! time: each may hold a long answer in memory. Those that walk through all keys take turns, so that the others never wait for two.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use cyclone_store::{ApplyError, Mode};
+use cyclone_store::{ApplyError, Mode, StateMachine};
 use cyclone_wire::command::Query;
 use cyclone_wire::reply::Reply;
 
@@ -14,10 +14,17 @@ use crate::requests::{Origin, Outcome, Ticket};
 
 /// Reads that are with the workers at a time.
 const AT_ONCE: usize = 4;
-/// Hashes of the whole state that are computed at a time; more are refused.
+/// Those of them that walk through everything.
+pub(crate) const WALKS_AT_ONCE: usize = 1;
+const _: () = assert!(WALKS_AT_ONCE < AT_ONCE, "others go on beside walks");
+/// Hashes of the whole state that wait or are computed at a time; more are refused.
 const DIGESTS_AT_ONCE: usize = 1;
-/// Reads that wait for them; more are refused.
+/// Reads that wait, of walks and of others each; more are refused.
 const MOST_WAITING: usize = 8192;
+/// Bytes of their queries, of each likewise: 256 MiB together.
+const MOST_WAITING_BYTES: usize = 128 << 20;
+/// Keys that a scan looks at without being taken for a walk: as many as the Redis port lets it.
+const LONGEST_PAGE: u32 = 100_000;
 /// Bytes that one step's reads may answer; those beyond are left to workers, so that the step stays short.
 const STEP_BYTES: usize = 1 << 20;
 
@@ -48,12 +55,104 @@ pub(crate) struct SlowRead {
     pub(crate) terms: Option<Vec<u64>>,
 }
 
+/// What a worker does for a client.
+enum Job {
+    Read(SlowRead),
+    /// Hashes the whole state.
+    Digest(Ticket),
+}
+
+impl Job {
+    /// Whether it walks through everything, however much that is.
+    fn is_walk(&self) -> bool {
+        let Job::Read(slow) = self else {
+            return true;
+        };
+        match Query::decode(&slow.read.query) {
+            Ok(Query::DbSize | Query::Keys { .. }) => true,
+            Ok(Query::Scan { count, .. }) => count > LONGEST_PAGE,
+            _ => false,
+        }
+    }
+
+    /// Bytes of its query.
+    fn bytes(&self) -> usize {
+        match self {
+            Job::Read(slow) => slow.read.query.len(),
+            Job::Digest(_) => 0,
+        }
+    }
+
+    /// Who waits for it, if that is somebody in this process.
+    fn ticket(&self) -> Option<Ticket> {
+        match self {
+            Job::Digest(ticket) => Some(*ticket),
+            Job::Read(slow) => match slow.read.origin {
+                Origin::Local(ticket) => Some(ticket),
+                _ => None,
+            },
+        }
+    }
+
+    fn run(self, store: &dyn StateMachine) -> Done {
+        match self {
+            Job::Digest(ticket) => Done::Digest {
+                ticket,
+                result: store.digest(),
+            },
+            Job::Read(SlowRead { log, read, terms }) => {
+                let result = match Query::decode(&read.query) {
+                    Ok(query) => store.query_at(&query, read.now_ms, Mode::Blocking),
+                    // It was decoded when it was taken in.
+                    Err(_) => Err(ApplyError::WouldBlock),
+                };
+                Done::Read {
+                    log,
+                    read,
+                    terms,
+                    result,
+                }
+            }
+        }
+    }
+}
+
+/// What no worker has begun with, in order.
+#[derive(Default)]
+struct Waiting {
+    jobs: VecDeque<Job>,
+    /// Bytes of all their queries.
+    bytes: usize,
+}
+
+impl Waiting {
+    /// Whether another one may wait. Alone it may be of any length.
+    fn has_room(&self) -> bool {
+        self.jobs.len() < MOST_WAITING && self.bytes < MOST_WAITING_BYTES
+    }
+
+    fn push(&mut self, job: Job) {
+        self.bytes += job.bytes();
+        self.jobs.push_back(job);
+    }
+
+    fn pop(&mut self) -> Option<Job> {
+        let job = self.jobs.pop_front()?;
+        self.bytes -= job.bytes();
+        Some(job)
+    }
+}
+
 /// The reads that workers carry out, and how much the loop itself has read.
 #[derive(Default)]
 pub(crate) struct SlowReads {
     running: usize,
+    /// Hashes that wait or are computed.
     digests: usize,
-    waiting: VecDeque<SlowRead>,
+    /// Every walk that is under way holds it as well.
+    walking: Arc<()>,
+    walks: Waiting,
+    others: Waiting,
     step_us: u64,
     portion: Portion,
 }
@@ -67,9 +166,44 @@ impl SlowReads {
         &mut self.portion
     }
 
-    /// Whether another read may wait.
-    pub(crate) fn has_room(&self) -> bool {
-        self.waiting.len() < MOST_WAITING
+    /// Where it is to wait.
+    fn queue_for(&mut self, job: &Job) -> &mut Waiting {
+        match job.is_walk() {
+            true => &mut self.walks,
+            false => &mut self.others,
+        }
+    }
+
+    /// What a worker may begin with; with it, if it is a walk, what it holds until it is over.
+    fn next(&mut self) -> Option<(Job, Option<Arc<()>>)> {
+        if self.running >= AT_ONCE {
+            return None;
+        }
+        let may_walk = Arc::strong_count(&self.walking) <= WALKS_AT_ONCE;
+        let walk = if may_walk { self.walks.pop() } else { None };
+        let next = match walk {
+            Some(walk) => (walk, Some(Arc::clone(&self.walking))),
+            None => (self.others.pop()?, None),
+        };
+        self.running += 1;
+        Some(next)
+    }
+
+    /// Drops what these have waited for.
+    fn forget(&mut self, gone: &HashSet<Ticket>) {
+        for waiting in [&mut self.walks, &mut self.others] {
+            let (mut bytes, mut digests) = (0, 0);
+            waiting.jobs.retain(|job| {
+                let is_wanted = job.ticket().is_none_or(|ticket| !gone.contains(&ticket));
+                if !is_wanted {
+                    bytes += job.bytes();
+                    digests += usize::from(matches!(job, Job::Digest(_)));
+                }
+                is_wanted
+            });
+            waiting.bytes -= bytes;
+            self.digests -= digests;
+        }
     }
 }
 
@@ -86,11 +220,14 @@ impl Node {
     /// Leaves a read to a worker.
     pub(crate) fn read_slowly(&mut self, slow: SlowRead) {
         self.counters.slow_reads += 1;
-        if !self.slow.has_room() {
-            self.answers.push((slow.read.origin, Outcome::Busy));
+        let origin = slow.read.origin;
+        let job = Job::Read(slow);
+        let waiting = self.slow.queue_for(&job);
+        if !waiting.has_room() {
+            self.answers.push((origin, Outcome::Busy));
             return;
         }
-        self.slow.waiting.push_back(slow);
+        waiting.push(job);
         self.run_slow_reads();
     }
 
@@ -101,23 +238,13 @@ impl Node {
     }
 
     fn run_slow_reads(&mut self) {
-        while self.slow.running < AT_ONCE
-            && let Some(SlowRead { log, read, terms }) = self.slow.waiting.pop_front()
-        {
-            self.slow.running += 1;
+        while let Some((job, walking)) = self.slow.next() {
             let store = Arc::clone(&self.store);
             self.workers.run_read(move || {
-                let result = match Query::decode(&read.query) {
-                    Ok(query) => store.query_at(&query, read.now_ms, Mode::Blocking),
-                    // It was decoded when it was taken in.
-                    Err(_) => Err(cyclone_store::ApplyError::WouldBlock),
-                };
-                Done::Read {
-                    log,
-                    read,
-                    terms,
-                    result,
-                }
+                let done = job.run(&*store);
+                // Before the loop hears of it, which then looks whether another walk may begin.
+                drop(walking);
+                done
             });
         }
     }
@@ -129,11 +256,8 @@ impl Node {
             return;
         }
         self.slow.digests += 1;
-        let store = Arc::clone(&self.store);
-        self.workers.run_read(move || Done::Digest {
-            ticket,
-            result: store.digest(),
-        });
+        self.slow.walks.push(Job::Digest(ticket));
+        self.run_slow_reads();
     }
 
     /// A worker has computed one.
@@ -143,6 +267,7 @@ impl Node {
         result: Result<String, ApplyError>,
     ) -> Result<(), NodeError> {
         self.slow.digests -= 1;
+        self.slow_read_done();
         let outcome = match result {
             Err(ApplyError::NoSpace(_)) => Outcome::Busy,
             result => Outcome::Done(Reply::Bytes(result?.into_bytes())),
@@ -153,18 +278,99 @@ impl Node {
 
     /// Nobody waits for these reads of this process any more: those that have not begun are dropped. They get no outcome.
     pub fn forget_reads(&mut self, gone: &[Ticket]) {
-        if self.slow.waiting.is_empty() {
+        if self.slow.walks.jobs.is_empty() && self.slow.others.jobs.is_empty() {
             return;
         }
-        let gone: std::collections::HashSet<Ticket> = gone.iter().copied().collect();
-        let is_wanted = |slow: &SlowRead| !matches!(slow.read.origin, Origin::Local(ticket) if gone.contains(&ticket));
-        self.slow.waiting.retain(is_wanted);
+        self.slow.forget(&gone.iter().copied().collect());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reads::How;
+
+    fn job(ticket: Ticket, query: Vec<u8>) -> Job {
+        Job::Read(SlowRead {
+            log: None,
+            read: Read::new(Origin::Local(ticket), query, 0, How::Index),
+            terms: None,
+        })
+    }
+
+    fn push(slow: &mut SlowReads, job: Job) {
+        slow.queue_for(&job).push(job);
+    }
+
+    /// Whose turn it is, and what a walk holds.
+    fn next(slow: &mut SlowReads) -> Option<(Ticket, Option<Arc<()>>)> {
+        let (job, walking) = slow.next()?;
+        Some((job.ticket()?, walking))
+    }
+
+    /// Two that counted the keys had both readers, and whoever only wanted a value from the disk waited for them.
+    #[test]
+    fn walks_take_turns_and_the_others_pass_them() {
+        let scan = |count| Query::Scan {
+            cursor: 0,
+            pattern: None,
+            count,
+            held: false,
+        };
+        let mut slow = SlowReads::default();
+        for (ticket, query) in (1..).zip([
+            Query::DbSize,
+            Query::Keys { pattern: b"*" },
+            Query::Get { key: b"k" },
+            scan(LONGEST_PAGE + 1),
+            scan(LONGEST_PAGE),
+        ]) {
+            let mut bytes = Vec::new();
+            query.encode(&mut bytes);
+            push(&mut slow, job(ticket, bytes));
+        }
+        push(&mut slow, Job::Digest(6));
+
+        let (first, walking) = next(&mut slow).expect("a walk");
+        assert!(first == 1 && walking.is_some());
+        for beside in [3, 5] {
+            let (ticket, walking) = next(&mut slow).expect("beside it");
+            assert!(ticket == beside && walking.is_none(), "{ticket}");
+        }
+        assert!(next(&mut slow).is_none(), "the other walks wait");
+        drop(walking);
+        slow.running = 0;
+        for walk in [2, 4, 6] {
+            let (ticket, walking) = next(&mut slow).expect("its turn");
+            assert!(ticket == walk && walking.is_some(), "{ticket}");
+            assert!(next(&mut slow).is_none());
+        }
+        assert_eq!((slow.walks.bytes, slow.others.bytes), (0, 0));
+    }
+
+    #[test]
+    fn so_many_bytes_of_queries_wait_and_those_of_nobody_make_room() {
+        let mut slow = SlowReads {
+            digests: 1,
+            running: AT_ONCE,
+            ..SlowReads::default()
+        };
+        // Nobody touches their pages.
+        let long = |ticket| job(ticket, vec![0; MOST_WAITING_BYTES / 2]);
+        for ticket in 1..=2 {
+            assert!(slow.others.has_room());
+            push(&mut slow, long(ticket));
+        }
+        push(&mut slow, Job::Digest(3));
+        assert!(!slow.others.has_room());
+        assert!(slow.walks.has_room(), "those have their own");
+        assert!(slow.next().is_none(), "the workers have enough");
+        slow.forget(&HashSet::from([1, 3, 4]));
+        assert!(slow.others.has_room() && slow.digests == 0);
+        slow.running = 0;
+        assert_eq!(next(&mut slow).map(|(ticket, _)| ticket), Some(2));
+        assert!(slow.next().is_none() && slow.others.bytes == 0);
+    }
 
     #[test]
     fn a_step_reads_so_much_and_the_next_one_again() {

@@ -143,6 +143,11 @@ fn has_room(directory: &Path, bytes: u64) -> bool {
     })
 }
 
+/// Whether a log that begins there goes on behind a checkpoint of so much. Another's list may say anything.
+fn goes_on(applied: u64, first: u64) -> bool {
+    applied.checked_add(1).is_some_and(|next| next >= first)
+}
+
 /// What was installed must be what was offered: the log goes on behind it.
 fn check_installed(offered: &[u64], meta: &CheckpointMeta) -> Result<(), ApplyError> {
     let installed = meta.applied.iter().map(|(index, _)| index);
@@ -371,7 +376,8 @@ impl Node {
         let Some(fetching) = &self.snapshots.fetching else {
             return false;
         };
-        let fits = |(log, applied): (&PhysicalLog, &u64)| applied + 1 >= log.group.first_index();
+        let fits =
+            |(log, applied): (&PhysicalLog, &u64)| goes_on(*applied, log.group.first_index());
         fetching.applied.len() == self.logs.len()
             && self.logs.iter().zip(&fetching.applied).all(fits)
     }

@@ -39,6 +39,11 @@ impl Ticking {
         self.next_us + (self.together - 1) * self.tick_us
     }
 
+    /// Whether nobody wakes up for the next tick.
+    pub(crate) fn skips(&self) -> bool {
+        self.together > 1
+    }
+
     /// Ticks that have passed, and those among them that were missed; none before the next one is due.
     fn pass(&mut self, now_us: u64) -> Option<(u64, u64)> {
         if self.next_us == 0 {
@@ -112,11 +117,8 @@ impl Node {
 
     /// Decides which ticks nobody has to wake up for.
     pub(crate) fn skip_ticks(&mut self) {
-        let quiet_us = self.now.steady_us.saturating_sub(self.active_us);
-        if self.config.log_threads > 0 {
-            // A log's own loop does not say when it had work.
-            return;
-        }
+        let active_us = self.active_us.max(self.lending.active_us);
+        let quiet_us = self.now.steady_us.saturating_sub(active_us);
         let is_long = quiet_us >= REST_TICKS * self.ticking.tick_us;
         let idle = self.logs.iter_mut().map(|log| {
             log.group.set_quiet(is_long);

@@ -1,4 +1,4 @@
-//! Sees to it that the event loop gets its turns in time on a CPU that others want too (docs/adr/0057).
+//! Sees to it that the event loops get their turns in time on a CPU that others want too (docs/adr/0057).
 //!
 //! A store's threads (flushes, compactions, the writer) have as much right to the CPU as the loop, and each runs for whole ticks of the
 //! scheduler. With a dozen of them the loop waits for a hundred milliseconds between two steps, or within one: longer than followers
@@ -46,17 +46,18 @@ struct Seen {
     asleep: AtomicBool,
     /// It has another nice value, to be given back at the end of the turn.
     lent: AtomicBool,
-    times: AtomicU64,
+    /// How often loops of this replica had to be helped so far.
+    times: Arc<AtomicU64>,
     stop: AtomicBool,
 }
 
 impl Watchdog {
     /// Watches the calling thread, which is to begin a turn at least every `patience`. Does nothing where the process may not raise
-    /// priorities.
+    /// priorities. Counts in `times`.
     ///
     /// # Errors
     /// When the system grants no thread, or does not tell the calling one's nice value.
-    pub(crate) fn start(patience: Duration) -> io::Result<Watchdog> {
+    pub(crate) fn start(patience: Duration, times: Arc<AtomicU64>) -> io::Result<Watchdog> {
         let watched = rustix::thread::gettid();
         let seen = Arc::new(Seen {
             watched,
@@ -65,7 +66,7 @@ impl Watchdog {
             busy_us: AtomicU64::new(0),
             asleep: AtomicBool::new(false),
             lent: AtomicBool::new(false),
-            times: AtomicU64::new(0),
+            times,
             stop: AtomicBool::new(false),
         });
         let shared = Arc::clone(&seen);
@@ -99,11 +100,6 @@ impl Watchdog {
             }
         }
         self.seen.give_back();
-    }
-
-    /// How often the loop had to be helped so far.
-    pub(crate) fn times(&self) -> u64 {
-        self.seen.times.load(Ordering::Relaxed)
     }
 }
 
@@ -208,6 +204,14 @@ mod tests {
         may
     }
 
+    fn watch(patience: Duration) -> Watchdog {
+        Watchdog::start(patience, Arc::default()).unwrap()
+    }
+
+    fn times(watchdog: &Watchdog) -> u64 {
+        watchdog.seen.times.load(Ordering::Relaxed)
+    }
+
     /// The loop is busy for some turns.
     fn work(watchdog: &mut Watchdog) {
         for _ in 0..STREAK {
@@ -222,14 +226,14 @@ mod tests {
             return;
         }
         let own = nice();
-        let mut watchdog = Watchdog::start(PATIENCE).unwrap();
+        let mut watchdog = watch(PATIENCE);
         for _ in 0..3 {
             work(&mut watchdog);
             wait_for("help", || watchdog.seen.lent.load(Ordering::Acquire));
             // Once for each turn, however long it takes.
-            let times = watchdog.times();
+            let so_far = times(&watchdog);
             std::thread::sleep(5 * PATIENCE);
-            assert_eq!((watchdog.times(), nice()), (times, LENT));
+            assert_eq!((times(&watchdog), nice()), (so_far, LENT));
             // The flag may come after the end of a turn; the next one sees it.
             wait_for("the end of it", || {
                 watchdog.begin(now().steady_us);
@@ -245,9 +249,9 @@ mod tests {
             return;
         }
         let own = nice();
-        let mut watchdog = Watchdog::start(PATIENCE).unwrap();
+        let mut watchdog = watch(PATIENCE);
         work(&mut watchdog);
-        wait_for("help", || watchdog.times() > 0);
+        wait_for("help", || times(&watchdog) > 0);
         drop(watchdog);
         assert_eq!(nice(), own);
     }
@@ -255,9 +259,9 @@ mod tests {
     #[test]
     fn a_loop_that_takes_its_turns_is_left_alone() {
         let own = nice();
-        let mut watchdog = Watchdog::start(Duration::from_secs(60)).unwrap();
+        let mut watchdog = watch(Duration::from_secs(60));
         work(&mut watchdog);
-        assert_eq!((watchdog.times(), nice()), (0, own));
+        assert_eq!((times(&watchdog), nice()), (0, own));
     }
 
     #[test]
@@ -265,16 +269,16 @@ mod tests {
         if !may_raise() {
             return;
         }
-        let mut watchdog = Watchdog::start(PATIENCE).unwrap();
+        let mut watchdog = watch(PATIENCE);
         // Heartbeats and pauses.
         for found_work in [true, false, true, true, false, false] {
             watchdog.begin(now().steady_us);
             watchdog.end(found_work);
             std::thread::sleep(5 * PATIENCE);
         }
-        assert_eq!(watchdog.times(), 0);
+        assert_eq!(times(&watchdog), 0);
         wait_for("sleep", || watchdog.seen.asleep.load(Ordering::SeqCst));
         work(&mut watchdog);
-        wait_for("help", || watchdog.times() > 0);
+        wait_for("help", || times(&watchdog) > 0);
     }
 }

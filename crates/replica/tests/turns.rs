@@ -1,4 +1,4 @@
-//! Turns that are left out, over a driver that is looked at: the node does what it would have done.
+//! Turns that are left out, over a driver that is looked at, and ticks that are: the node does what it would have done.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use cyclone_packet::{Datagram, Driver, DriverStats};
 use cyclone_pmem::{Payload, Pool, Region};
 use cyclone_replica::{
-    Config, JobRunner, Node, Now, Platform, Reactor, StartError, Turns, open_store,
+    Config, JobRunner, Lane, Node, Now, Platform, Reactor, StartError, Turns, open_store,
 };
 use cyclone_store::StateMachine;
 use cyclone_wire::command::Operation;
@@ -99,6 +99,15 @@ impl Platform for Desk {
         }))
     }
 
+    fn log_driver(
+        &mut self,
+        config: &Config,
+        _log: u16,
+        pool: &Pool,
+    ) -> Result<Box<dyn Driver>, StartError> {
+        self.driver(config, pool)
+    }
+
     fn random(&mut self) -> Result<u64, StartError> {
         Ok(7)
     }
@@ -121,13 +130,16 @@ struct Bench {
 }
 
 impl Bench {
-    fn start(directory: &Path) -> Bench {
+    fn start(directory: &Path, log_threads: u16) -> Bench {
         let wire = Arc::default();
         let mut desk = Desk {
             reactor: Reactor::new().unwrap(),
             wire: Arc::clone(&wire),
         };
-        let config = common::config(1, 1, (7101, 1), directory);
+        let config = Config {
+            log_threads,
+            ..common::config(1, 1, (7101, 1), directory)
+        };
         Bench {
             node: Node::start_on(config, &mut desk).unwrap(),
             turns: Turns::default(),
@@ -136,15 +148,18 @@ impl Bench {
         }
     }
 
+    fn now(&self) -> Now {
+        Now {
+            steady_us: self.now_us,
+            wall_ms: self.now_us / 1000,
+        }
+    }
+
     /// Whether the node made a step in this turn.
     fn turn(&mut self) -> bool {
         let before = self.asked();
         self.now_us += 1;
-        let now = Now {
-            steady_us: self.now_us,
-            wall_ms: self.now_us / 1000,
-        };
-        self.turns.turn(now, &mut self.node).unwrap();
+        self.turns.turn(self.now(), &mut self.node).unwrap();
         self.asked() > before
     }
 
@@ -160,7 +175,7 @@ impl Bench {
 #[test]
 fn deadlines_packets_and_a_clock_that_goes_back_end_looking() {
     let directory = tempfile::tempdir().unwrap();
-    let mut bench = Bench::start(directory.path());
+    let mut bench = Bench::start(directory.path(), 0);
     // Nobody but its timers makes it stand for election.
     while !bench.node.leads() {
         assert!(bench.now_us < 3_000_000, "no leader");
@@ -196,4 +211,52 @@ fn deadlines_packets_and_a_clock_that_goes_back_end_looking() {
         assert!(bench.now_us < since_us + 1000, "not answered");
         bench.turn();
     }
+}
+
+#[test]
+fn a_replica_whose_logs_have_loops_skips_ticks_until_one_of_them_has_work() {
+    const TICK_US: u64 = 5_000;
+    let directory = tempfile::tempdir().unwrap();
+    let mut bench = Bench::start(directory.path(), 1);
+    let mut lanes = bench.node.take_lanes();
+    let lane = &mut lanes[0];
+    // Each loop's turn, and how long the replica's may sleep then.
+    let turn = |bench: &mut Bench, lane: &mut Lane| {
+        bench.now_us += 10;
+        let now = bench.now();
+        bench.node.step(now).unwrap();
+        bench.node.lend_logs();
+        lane.step(&|| now).unwrap();
+        bench.node.take_logs().unwrap();
+        bench.node.deadline_us().saturating_sub(bench.now_us)
+    };
+    while !bench.node.leads() {
+        assert!(bench.now_us < 3_000_000, "no leader");
+        turn(&mut bench, lane);
+    }
+    let longest = |bench: &mut Bench, lane: &mut Lane, turns: u64| {
+        let sleeps = (0..turns).map(|_| turn(bench, lane));
+        sleeps.max().unwrap_or(0)
+    };
+    longest(&mut bench, lane, 10_000);
+    assert!(longest(&mut bench, lane, 10_000) > TICK_US, "it rests");
+
+    let operation = Operation::IncrBy {
+        key: b"counter",
+        delta: 1,
+    };
+    let mut answered = 0;
+    for ticket in 0..20 {
+        lane.submit(ticket, &operation);
+        longest(&mut bench, lane, 2);
+        let awake = longest(&mut bench, lane, 4_000);
+        assert!(awake <= TICK_US, "{awake} us after a write");
+        answered += lane.take_completions().count();
+    }
+    assert_eq!(answered, 20);
+    longest(&mut bench, lane, 10_000);
+    assert!(
+        longest(&mut bench, lane, 10_000) > TICK_US,
+        "it rests again"
+    );
 }

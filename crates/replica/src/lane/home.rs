@@ -35,10 +35,11 @@ impl Drop for Post {
 }
 
 impl Post {
-    pub(crate) fn new() -> Post {
+    /// For so many calls of other threads at once, at most.
+    pub(crate) fn new(most: usize) -> Post {
         Post {
             cell: Arc::new(Cell::new()),
-            mail: Arc::new(Mail::new()),
+            mail: Arc::new(Mail::new(most)),
             rings: false,
             waited: false,
         }
@@ -57,6 +58,8 @@ pub(crate) struct Lending {
     led: Arc<[u64]>,
     /// A log that was lent has come back with another leader.
     elected: bool,
+    /// When a loop of a log last had work for a client. The replica's own need not look for more because of that.
+    pub(crate) active_us: u64,
     /// Encoded messages to replicas that do not answer at their logs' ports.
     pub(crate) forwarded: Vec<(u64, Vec<u8>)>,
 }
@@ -68,6 +71,7 @@ impl Lending {
             members: Arc::new([]),
             led: Arc::new([]),
             elected: false,
+            active_us: 0,
             forwarded: Vec::new(),
         }
     }
@@ -107,6 +111,7 @@ impl Node {
         let stays: Vec<bool> = (0..self.logs.len())
             .map(|log| self.is_to_stay(log))
             .collect();
+        let is_quiet = self.ticking.skips();
         let lending = &mut self.lending;
         let logs = self.logs.drain(..).zip(stays);
         for ((log, paused), post) in logs.zip(&mut lending.posts) {
@@ -120,6 +125,7 @@ impl Node {
                 elected: false,
                 steady: self.steady.clone(),
                 active_us: 0,
+                is_quiet,
                 log,
             };
             post.cell.put(Box::new(turn));
@@ -146,6 +152,7 @@ impl Node {
             turn.unheard.tell(log, &mut self.gangs.book);
             self.counters.add(&turn.counters);
             self.lending.elected |= turn.elected;
+            self.lending.active_us = self.lending.active_us.max(turn.active_us);
             self.steady.learn(&turn.steady);
             self.logs.push(turn.log);
         }

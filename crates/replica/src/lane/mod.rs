@@ -32,7 +32,7 @@ use crate::clock::Steady;
 use crate::config::{Config, Member};
 use crate::intake::Longest;
 use crate::logset::LogSet;
-use crate::node::{NodeError, Now};
+use crate::node::{FEW, NodeError, Now, RECEIVE_BURST, RECEIVE_BYTES};
 use crate::physical::PhysicalLog;
 use crate::requests::{Origin, Outcome, Ticket};
 
@@ -43,8 +43,6 @@ pub(crate) use turn::Mail;
 use turn::{Cell, Down, Mover, Turn, Up};
 pub(crate) use turn::{Hears, Request};
 
-/// Datagrams' messages taken from the port in one step.
-const RECEIVE_BURST: usize = 256;
 /// How often the other replicas' ports for a log are spoken to.
 const TOUCH_US: u64 = 500_000;
 /// A port that says nothing for so long is taken for none.
@@ -59,6 +57,8 @@ struct Settings {
     logs: usize,
     longest: Longest,
     max_pending: usize,
+    /// Datagrams per call.
+    burst: usize,
 }
 
 /// A log's own loop, but for the thread.
@@ -120,6 +120,7 @@ impl Lane {
                     value: config.max_value_bytes,
                 },
                 max_pending: config.max_pending,
+                burst: config.network.burst,
             },
             steady: Steady::default(),
             inbox: Vec::new(),
@@ -156,7 +157,10 @@ impl Lane {
         let moved = self.with(&mut turn, now);
         let led = Arc::clone(&turn.led);
         let term = turn.log.group.term();
-        let ring = turn.elected || turn.unheard.has_gangs() || turn.log.next_gang().is_some();
+        let ring = turn.elected
+            || turn.unheard.has_gangs()
+            || turn.log.next_gang().is_some()
+            || (turn.is_quiet && turn.active_us > 0);
         let leads = turn.log.group.is_leader();
         self.cell.put(turn);
         self.holds = false;
@@ -170,22 +174,25 @@ impl Lane {
         Ok(work)
     }
 
-    /// Takes what has arrived.
+    /// Takes what has arrived, as much as a step of the replica's loop does.
     fn receive(&mut self) -> Result<usize, NodeError> {
-        let mut received = 0;
-        while received < RECEIVE_BURST {
+        let (mut received, few) = (0, FEW.min(self.settings.burst));
+        let mut bytes = 0;
+        while received < RECEIVE_BURST && bytes < RECEIVE_BYTES {
+            let before = self.inbox.len();
             let count = self
                 .port
                 .poll(self.port_us, &mut self.inbox)
                 .map_err(NodeError::Port)?;
-            if count == 0 {
-                break;
-            }
             received += count;
-        }
-        for message in &self.inbox {
-            if let Peer::Node(port) = message.from {
-                self.heard_us.insert(node_of(port), self.port_us);
+            for message in &self.inbox[before..] {
+                bytes += message.body.len();
+                if let Peer::Node(port) = message.from {
+                    self.heard_us.insert(node_of(port), self.port_us);
+                }
+            }
+            if count < few {
+                break;
             }
         }
         Ok(received)

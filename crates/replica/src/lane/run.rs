@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use super::turn::{Cell, Turn};
 use crate::config::Config;
 use crate::node::NodeError;
 use crate::run::{WAKER, now, pause};
+use crate::watchdog::Watchdog;
 
 /// Tokens of the lanes' descriptors begin here.
 const LANES: usize = WAKER.0 + 1;
@@ -31,6 +32,10 @@ pub struct LogLoop {
     polling: Polling,
     /// Made in the thread that runs it.
     spinner: Option<Spinner>,
+    /// Where the replica has a thread of its own for it, made there.
+    watchdog: Option<Watchdog>,
+    /// Longest time from one turn to the next while there is work, in microseconds.
+    patience_us: u64,
 }
 
 impl LogLoop {
@@ -74,7 +79,18 @@ impl LogLoop {
             descriptors,
             polling,
             spinner: None,
+            watchdog: None,
+            patience_us: 0,
         })
+    }
+
+    /// Has the calling thread, which runs it from now on, helped to its turns: the replica's loop waits for a log that is in hand.
+    fn watch(&mut self, patience: Duration, times: &Arc<AtomicU64>) {
+        self.patience_us = patience.as_micros() as u64;
+        match Watchdog::start(patience, Arc::clone(times)) {
+            Ok(watchdog) => self.watchdog = Some(watchdog),
+            Err(error) => tracing::warn!(%error, "nobody watches a thread of the logs"),
+        }
     }
 
     /// The loops, for submitting to them and taking outcomes.
@@ -87,6 +103,9 @@ impl LogLoop {
     /// # Errors
     /// What the replica cannot live on with; its own loop hears of it.
     pub fn turn(&mut self, patience: Duration) -> Result<usize, NodeError> {
+        if let Some(watchdog) = &self.watchdog {
+            watchdog.begin(now().steady_us);
+        }
         let mut work = 0;
         for lane in &mut self.lanes {
             match lane.step(&now) {
@@ -107,11 +126,19 @@ impl LogLoop {
             0 if !patience.is_zero() => self.wait_us(active_us).min(patience.as_micros() as u64),
             _ => 0,
         };
+        if let Some(watchdog) = &mut self.watchdog {
+            watchdog.end(work > 0);
+        }
         if work > 0 {
             return Ok(work);
         }
         let sleeps = self.lanes.iter().all(|lane| lane.mail.may_sleep());
         let wait_us = if sleeps { wait_us } else { 0 };
+        if let Some(watchdog) = self.watchdog.as_ref().filter(|_| wait_us > 0) {
+            // Half of its patience is what a loop sleeps at most while there is work.
+            let sleeps_us = wait_us.saturating_sub(self.patience_us / 2);
+            watchdog.begin(now().steady_us + sleeps_us);
+        }
         let waited = self
             .poll
             .poll(&mut self.events, Some(Duration::from_micros(wait_us)));
@@ -168,11 +195,16 @@ pub(crate) struct Crew {
 }
 
 impl Crew {
-    /// Starts a thread for each of these loops.
+    /// Starts a thread for each of these loops, which is to begin a turn at least every `patience` while there is work; how often they
+    /// had to be helped to it is added to `helped`.
     ///
     /// # Errors
     /// When the system grants no thread.
-    pub(crate) fn start(loops: Vec<LogLoop>, config: &Config) -> io::Result<Crew> {
+    pub(crate) fn start(
+        loops: Vec<LogLoop>,
+        config: &Config,
+        (patience, helped): (Duration, Arc<AtomicU64>),
+    ) -> io::Result<Crew> {
         let mut crew = Crew {
             stop: Arc::new(AtomicBool::new(false)),
             cells: Vec::new(),
@@ -183,10 +215,12 @@ impl Crew {
             let cells = own.lanes.iter().map(|lane| Arc::clone(&lane.cell));
             crew.cells.extend(cells);
             let cpu = config.log_cpus.get(position).copied();
+            let helped = Arc::clone(&helped);
             let run = move || {
                 if let Some(cpu) = cpu {
                     pin(cpu);
                 }
+                own.watch(patience, &helped);
                 // An error has been told to the replica's loop, which ends with it.
                 while !stop.load(Ordering::Relaxed) && own.turn(LONGEST_WAIT).is_ok() {}
             };

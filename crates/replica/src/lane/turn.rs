@@ -103,6 +103,8 @@ pub(crate) struct Turn {
     pub(crate) steady: Steady,
     /// A client had work for this log; by the replica's clock.
     pub(crate) active_us: u64,
+    /// The replica's loop sleeps for longer than a tick, since no log had work: it is to be woken when this one has.
+    pub(crate) is_quiet: bool,
 }
 
 /// Who moves a log.
@@ -238,6 +240,8 @@ struct Callers {
     closed: bool,
     next: Ticket,
     waiting: HashMap<Ticket, Caller>,
+    /// So many wait at most: a step takes all that is asked, and is to be short.
+    most: usize,
 }
 
 /// Letters between the loops of a replica; one box per log.
@@ -270,11 +274,15 @@ fn wake(waker: &OnceLock<Arc<Waker>>) {
 }
 
 impl Mail {
-    pub(crate) fn new() -> Mail {
+    /// For so many threads' calls at once, at most.
+    pub(crate) fn new(most: usize) -> Mail {
         Mail {
             up: Mutex::new(Vec::new()),
             requests: Mutex::new(Vec::new()),
-            callers: Mutex::new(Callers::default()),
+            callers: Mutex::new(Callers {
+                most,
+                ..Callers::default()
+            }),
             asleep: AtomicBool::new(false),
             left: AtomicBool::new(false),
             figures: Mutex::default(),
@@ -322,11 +330,15 @@ impl Mail {
         std::mem::take(&mut lock(&self.requests))
     }
 
-    /// A request for the log, made by another thread of this process.
+    /// A request for the log, made by another thread of this process; refused where too many wait.
     pub(crate) fn call(&self, log: u16, caller: Caller, request: impl FnOnce(Origin) -> Request) {
         let mut callers = lock(&self.callers);
         if callers.closed {
             return;
+        }
+        if callers.waiting.len() >= callers.most {
+            drop(callers);
+            return caller.tell(Outcome::Busy);
         }
         callers.next += 1;
         let ticket = callers.next;
@@ -432,8 +444,12 @@ impl Mail {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     use cyclone_wire::gang::{Kind, Nonce};
+    use cyclone_wire::reply::Reply;
+
+    use crate::embed::Answers;
 
     use super::*;
 
@@ -487,7 +503,7 @@ mod tests {
 
     #[test]
     fn a_letter_written_while_the_loop_falls_asleep_keeps_it_awake() {
-        let mail = Mail::new();
+        let mail = Mail::new(1);
         assert!(mail.may_sleep());
         mail.wakes();
         let origin = Origin::Direct { log: 0, ticket: 1 };
@@ -496,6 +512,25 @@ mod tests {
         assert_eq!(mail.asked(), 1);
         assert_eq!(mail.take_requests().len(), 1);
         assert!(mail.may_sleep());
+    }
+
+    #[test]
+    fn more_calls_than_may_wait_are_refused_at_once() {
+        let (mail, answers) = (Mail::new(2), Answers::new());
+        let mut outcomes = Vec::new();
+        let mut call = |token| {
+            let caller = Caller::many(token, &answers);
+            mail.call(0, caller, |origin| Request::Write(origin, Payload::new()));
+            answers.wait(Duration::ZERO, &mut outcomes);
+            std::mem::take(&mut outcomes)
+        };
+        assert_eq!(call(1), []);
+        assert_eq!(call(2), []);
+        assert_eq!(call(3), [(3, Outcome::Busy)]);
+        assert_eq!(mail.asked(), 2, "nobody is asked for it");
+        mail.reply(&mut vec![(1, Outcome::Done(Reply::Ok))]);
+        assert_eq!(call(4), [(1, Outcome::Done(Reply::Ok))]);
+        assert_eq!(call(5), [(5, Outcome::Busy)]);
     }
 
     #[test]

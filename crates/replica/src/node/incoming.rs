@@ -6,13 +6,13 @@ use super::*;
 use crate::intake::Intake;
 use crate::scattered::{each_message, raft_message};
 
-/// Messages taken from the port in one step.
-const RECEIVE_BURST: usize = 256;
+/// Messages taken from a port in one step.
+pub(crate) const RECEIVE_BURST: usize = 256;
 /// Bytes of them; the last call may bring more.
-const RECEIVE_BYTES: usize = 1 << 20;
+pub(crate) const RECEIVE_BYTES: usize = 1 << 20;
 /// Fewer datagrams than this, and the port is taken to be empty: another look at it would be one more system call before what
 /// came is answered. What has come since is for the next step.
-const FEW: usize = 8;
+pub(crate) const FEW: usize = 8;
 /// Commands and reads of native clients that one step looks at. A step is short, however much is asked: heartbeats and
 /// acknowledgements wait for its end.
 pub(crate) const STEP_REQUESTS: u64 = 256;

@@ -18,6 +18,13 @@ fn room_is_asked_of_the_file_system() {
     assert!(has_room(&directory.path().join("missing"), u64::MAX));
 }
 
+#[test]
+fn a_log_goes_on_behind_a_checkpoint_without_a_gap() {
+    assert!(goes_on(6, 7) && goes_on(9, 7));
+    assert!(!goes_on(5, 7));
+    assert!(!goes_on(u64::MAX, 7), "nothing is behind it");
+}
+
 /// The list said less than the files held: the entries between were applied already, and the log would have skipped others.
 #[test]
 fn what_is_installed_is_what_was_offered() {

@@ -51,7 +51,7 @@ pub(super) fn open_lanes(
     for log in logs {
         let driver = platform.log_driver(config, log.id, pool)?;
         let port = make_port(config, log.id + 1, pool, driver, platform)?;
-        let post = Post::new();
+        let post = Post::new(2 * config.max_pending);
         both.1
             .push(Lane::new(config, log, &post, port, Arc::clone(store)));
         both.0.push(post);
