@@ -17,6 +17,8 @@ use crate::told::{Denied, told};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause before asking again.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Nobody waits for longer, whatever they say: a year.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The command that asks a node for it.
 fn command(change: &Change) -> redis::Cmd {
@@ -160,6 +162,11 @@ fn check_ids(change: &Change) -> Result<()> {
     }
 }
 
+/// When that time is over.
+fn deadline(patience: Duration) -> Instant {
+    Instant::now() + patience.min(LONGEST_WAIT)
+}
+
 /// Makes a change of the members and waits until every log has come there.
 ///
 /// # Errors
@@ -171,7 +178,7 @@ pub fn run(
     patience: Duration,
 ) -> Result<()> {
     check_ids(change)?;
-    let until = Instant::now() + patience;
+    let until = deadline(patience);
     carry(connect, access, change, until)?;
     match change {
         Change::Add { id, .. } => println!(
@@ -196,6 +203,13 @@ pub fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wait_may_be_of_any_length() {
+        let day = Duration::from_secs(24 * 3600);
+        assert!(deadline(Duration::from_secs(u64::MAX)) > deadline(day));
+        assert!(deadline(Duration::ZERO) <= Instant::now());
+    }
 
     #[test]
     fn ids_have_16_bits() {

@@ -2,7 +2,7 @@
 //! configurations, starts, kills and restarts nodes, and leaves nothing behind.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -483,6 +483,25 @@ impl LocalCluster {
         }
     }
 
+    /// Waits until every node that runs lets clients in, which it does once it has recovered.
+    pub fn wait_until_open(&self, patience: Duration) -> Result<()> {
+        let until = Instant::now() + patience;
+        for node in self.nodes.iter().filter(|node| node.child.is_some()) {
+            while TcpStream::connect(node.redis).is_err() {
+                if Instant::now() > until {
+                    bail!(
+                        "node {} lets nobody in at {} within {patience:?}; see the logs in {}",
+                        node.id,
+                        node.redis,
+                        self.directory.display()
+                    );
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        Ok(())
+    }
+
     /// Lets the processes outlive this program.
     pub fn keep(mut self) {
         self.keep = true;
@@ -511,6 +530,7 @@ pub fn start_and_describe(directory: &Path, options: &Options) -> Result<()> {
     cluster.end_with_us = false;
     cluster.start_all(true)?;
     let leader = cluster.wait_for_leader(Duration::from_secs(20))?;
+    cluster.wait_until_open(Duration::from_secs(20))?;
     let nodes: Vec<_> = (0..cluster.nodes.len())
         .map(|node| {
             let process = &cluster.nodes[node];

@@ -164,22 +164,19 @@ pub(crate) fn addresses(connect: SocketAddr, access: &Access) -> Result<Vec<Sock
     let mut asking = redis::cmd("CLUSTER");
     asking.arg("NODES");
     let nodes: String = resp::first(&asking, &mut connection).context("CLUSTER NODES")?;
-    let mut found: Vec<SocketAddr> = nodes
-        .lines()
-        .filter_map(|line| {
-            line.split(' ')
-                .nth(1)?
-                .split(['@', ','])
-                .next()?
-                .parse()
-                .ok()
-        })
-        .collect();
+    let mut found: Vec<SocketAddr> = nodes.lines().filter_map(address_of).collect();
     if found.is_empty() {
         found.push(connect);
     }
     found.sort();
     Ok(found)
+}
+
+/// The Redis port in a line of CLUSTER NODES. As in Redis, an IPv6 address has no brackets there.
+fn address_of(line: &str) -> Option<SocketAddr> {
+    let place = line.split(' ').nth(1)?.split(['@', ',']).next()?;
+    let (ip, port) = place.rsplit_once(':')?;
+    Some(SocketAddr::new(ip.parse().ok()?, port.parse().ok()?))
 }
 
 /// `cyclone ctl hash-password`: reads a password from standard input, up to the first line's end, and prints its hash.
@@ -257,4 +254,29 @@ pub fn status(connect: SocketAddr, access: &Access, json: bool) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_both_families_are_found() {
+        let of = |place: &str| {
+            let line = format!("07c3 {place} myself,master - 0 0 1 connected 0-16383");
+            address_of(&line).map(|address| address.to_string())
+        };
+        for (place, address) in [
+            ("127.0.0.1:7101@0", "127.0.0.1:7101"),
+            ("127.0.0.1:7101@17101,host", "127.0.0.1:7101"),
+            ("::1:7101@0", "[::1]:7101"),
+            ("fd00::a:2:6379@0,", "[fd00::a:2]:6379"),
+        ] {
+            assert_eq!(of(place).as_deref(), Some(address), "{place}");
+        }
+        for place in [":0@0", "::1@0", "host:7101@0", "127.0.0.1@0", ""] {
+            assert_eq!(of(place), None, "{place}");
+        }
+        assert_eq!(address_of(""), None);
+    }
 }

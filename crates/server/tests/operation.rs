@@ -344,6 +344,9 @@ fn idle_connections_keep_no_loop_awake() {
     cluster
         .wait_for_leader(Duration::from_secs(30))
         .expect("led");
+    cluster
+        .wait_until_open(Duration::from_secs(30))
+        .expect("recovered");
     let connections: Vec<TcpStream> = cluster
         .nodes
         .iter()

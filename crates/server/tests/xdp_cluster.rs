@@ -91,6 +91,43 @@ fn cables_are_pulled_and_clients_use_sockets() {
     (0..3).for_each(|node| no_frame_is_lost(&lab, node, false));
 }
 
+/// Cards cannot write to a region that lies on a disk: each value is copied once on its way from the queue to the log, and figures say so.
+#[test]
+fn values_are_copied_once_where_the_region_lies_on_a_disk() {
+    const VALUE_BYTES: usize = 3000;
+    let Some(lab) = lab(1500, Cabling::Bridge) else {
+        return;
+    };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let options = NodeOptions {
+        nvm_bytes: 256 << 20,
+        regions: Some(directory.path().to_owned()),
+        ..options("xdp")
+    };
+    let cluster = LabCluster::start(&lab, directory.path(), &options).unwrap();
+    cluster.wait_up(Duration::from_secs(20)).unwrap();
+    let log = cluster.log(0);
+    if !log.contains("frames outside the region") {
+        assert!(log.contains("AF_XDP on net0"), "{log}");
+        println!("skipped: {} is memory", directory.path().display());
+        return;
+    }
+    let time = Duration::from_millis(1500);
+    let child = counter(&lab, &cluster, "xdp", time, VALUE_BYTES);
+    let counted = outcome(child, &cluster);
+    let written = counted.acked as f64 * VALUE_BYTES as f64;
+    for node in 0..3 {
+        no_frame_is_lost(&lab, node, false);
+        let info = info(&lab, node);
+        let number = |name: &str| -> f64 { info[name].parse().unwrap() };
+        assert_eq!(number("packet_frames_in_region"), 0.0, "{info:#?}");
+        assert_eq!(number("packet_log_kept_bytes"), 0.0, "{info:#?}");
+        let copies = number("packet_log_copied_bytes") / written;
+        // Beside the values there are commands, and entries that were sent twice.
+        assert!((1.0..1.1).contains(&copies), "{copies} copies: {info:#?}");
+    }
+}
+
 /// Values above the inline limit, in one frame or several: at every replica they lie in the log where they were
 /// received, and the leader sends them to its followers from there. Only what went by the kernel while neighbours were
 /// looked for is copied.

@@ -121,7 +121,12 @@ fn leader(connect: SocketAddr, access: &Access) -> Result<Connection> {
                     .arg("READMODE")
                     .arg("INDEX")
                     .query::<()>(&mut connection)?;
-                redis::cmd("DBSIZE").query::<u64>(&mut connection)?;
+                // Of all logs, and of few keys: to count them takes longer than anybody waits here.
+                redis::cmd("SCAN")
+                    .arg(0)
+                    .arg("COUNT")
+                    .arg(1)
+                    .query::<Value>(&mut connection)?;
                 connection.set_read_timeout(Some(PATIENCE))?;
                 Ok(Some(connection))
             };
@@ -243,8 +248,7 @@ fn fetch(
             offset += count;
             fetched += count;
             if let Some(rate) = mib_per_second {
-                let due = Duration::from_secs_f64(fetched as f64 / (rate.max(1) << 20) as f64);
-                std::thread::sleep(due.saturating_sub(started.elapsed()));
+                std::thread::sleep(due(fetched, rate).saturating_sub(started.elapsed()));
             }
         }
         packer.end_file().with_context(cannot)?;
@@ -253,6 +257,12 @@ fn fetch(
     out.flush().with_context(cannot)?;
     out.get_ref().sync_all().with_context(cannot)?;
     Ok(bytes)
+}
+
+/// When so many bytes may have been fetched, from the beginning on.
+fn due(fetched: u64, mib_per_second: u64) -> Duration {
+    let bytes_per_second = mib_per_second.max(1).saturating_mul(1 << 20);
+    Duration::from_secs_f64(fetched as f64 / bytes_per_second as f64)
 }
 
 fn piece(
@@ -273,4 +283,18 @@ fn piece(
         bail!("a piece was damaged on its way");
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_rate_is_kept() {
+        assert_eq!(due(6 << 20, 3), Duration::from_secs(2));
+        assert_eq!(due(1 << 20, 0), Duration::from_secs(1));
+        for rate in [1 << 44, u64::MAX] {
+            assert!(due(1 << 20, rate) < Duration::from_millis(1), "{rate}");
+        }
+    }
 }

@@ -31,6 +31,8 @@ pub struct NodeOptions {
     pub pin: Vec<usize>,
     /// Bytes of each region.
     pub nvm_bytes: u64,
+    /// Where the regions lie, if not in memory that cards can write to.
+    pub regions: Option<PathBuf>,
     /// Physical logs.
     pub logs: u16,
     /// Threads per node that run a loop for each log; 0: one loop for all.
@@ -85,7 +87,8 @@ impl<'a> LabCluster<'a> {
     /// When a file cannot be written or a process not started.
     pub fn start(lab: &'a Lab, directory: &Path, options: &NodeOptions) -> Result<LabCluster<'a>> {
         std::fs::create_dir_all(directory)?;
-        let regions = Path::new("/dev/shm").join(format!(
+        let regions = options.regions.as_deref();
+        let regions = regions.unwrap_or(Path::new("/dev/shm")).join(format!(
             "cyclone-{}-{}",
             std::process::id(),
             hex(&random_key()?[..4])

@@ -34,6 +34,7 @@ pub fn options(transport: &str) -> NodeOptions {
         polling: "adaptive".to_owned(),
         pin: Vec::new(),
         nvm_bytes: 64 << 20,
+        regions: None,
         logs: 1,
         log_threads: 0,
         default_timing: false,

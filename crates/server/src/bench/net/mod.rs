@@ -303,6 +303,7 @@ impl Run<'_> {
             polling: "adaptive".to_owned(),
             pin,
             nvm_bytes: 64 << 20,
+            regions: None,
             logs: step.logs,
             log_threads: step.log_threads,
             default_timing: false,

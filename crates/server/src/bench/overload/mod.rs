@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use cyclone_bench::cpu::{Meter, Process};
-use cyclone_bench::noise::Noise;
+use cyclone_bench::noise::{Noise, STOLEN};
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::{Table, rounded};
 use cyclone_bench::verdict::Verdict;
@@ -85,7 +85,8 @@ pub(crate) struct Seen {
     pub(crate) late: Duration,
     /// From then on until every node's store had what is done, and rested.
     caught_up: Duration,
-    /// Elections, and those of them in a turn in which a loop stood still for more than half the time-out.
+    /// Elections, and those of them that the machine accounts for: the host took some of it in a turn in which a loop stood still for
+    /// more than half the time-out.
     elections: u64,
     excused: u64,
     /// The longest time for which a loop stood still, where it was its longest so far, ms.
@@ -243,7 +244,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
     let unexcused = run.elections - run.excused;
     let terms = Verdict::at_most("elections under load", unexcused as f64, 0.0);
     run.report.verdict(terms.note(format!(
-        "{note}; {} more in turns in which a loop stood still for over half the time-out",
+        "{note}; {} more in turns in which the host took some of the machine and a loop stood still for over half the time-out",
         run.excused
     )));
     let told = "operations told to retry, or left on their connection";
@@ -276,6 +277,7 @@ impl Run<'_> {
             "native" => Box::new(native::Native::new(&cluster, seed)?),
             _ => Box::new(redis::Redis::new(cluster.nodes[leader].redis, seed)?),
         };
+        self.report.progress(&format!("{kind} clients"));
         let quick = self.arguments.common.quick;
         let time = Duration::from_secs(if quick { 2 } else { 8 });
         let mut looks = look(&cluster)?;
@@ -379,6 +381,9 @@ impl Run<'_> {
         let leader = cluster.wait_for_leader(Duration::from_secs(30))?;
         source.follow(cluster.nodes[leader].redis)?;
         self.noise.calibrate();
+        let what = rate.map_or("saturation".to_owned(), |rate| format!("{rate:.0}/s"));
+        self.report
+            .progress(&format!("{what}, for {:.0} s", time.as_secs_f64()));
         let nodes = (0..cluster.nodes.len()).filter_map(|node| {
             Some(Process {
                 role: "nodes".to_owned(),
@@ -389,7 +394,6 @@ impl Run<'_> {
         let before = meter.read();
         let mut seen = source.run(rate, time, self.stop)?;
         let usage = meter.read().since(&before);
-        let what = rate.map_or("saturation".to_owned(), |rate| format!("{rate:.0}/s"));
         let (foreign, stolen) = (usage.foreign_share(), usage.stolen_share());
         self.noise.shares(&what, foreign, stolen);
         seen.caught_up = self.catch_up(cluster)?;
@@ -401,7 +405,7 @@ impl Run<'_> {
         let election_ms = election_ms.unwrap_or(Timing::default().election_ms);
         seen.elections = now.term.saturating_sub(looks.term);
         seen.gap_ms = looks.gap_until(&now);
-        if seen.gap_ms > election_ms as f64 / 2.0 {
+        if stolen > STOLEN && seen.gap_ms > election_ms as f64 / 2.0 {
             seen.excused = seen.elections;
         }
         *looks = now;
@@ -466,7 +470,6 @@ struct Look {
 
 impl Look {
     /// The longest time for which a loop stood still since, ms; 0 where no node's is longer than its longest before, which alone is known.
-    /// An election beside one of half the shortest time-out is the machine's doing.
     fn gap_until(&self, later: &Look) -> f64 {
         let nodes = self.gaps_ms.iter().zip(&later.gaps_ms);
         let grown = nodes.filter(|(before, after)| after > before);

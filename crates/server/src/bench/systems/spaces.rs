@@ -46,6 +46,7 @@ impl Spaces {
                     _ => (0..replicas).map(|node| usize::from(node > 0)).collect(),
                 },
                 nvm_bytes: variant.region_mib.unwrap_or(64) << 20,
+                regions: None,
                 logs: variant.logs.unwrap_or(1),
                 log_threads: variant.log_threads.unwrap_or(0),
                 default_timing: false,
