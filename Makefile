@@ -12,11 +12,10 @@ WORKSPACE := --release --locked --workspace --features libfabric
 BIN := $(TARGET)/release/cyclone
 SEEDS ?= 300
 HOURS ?= 8
-# Builds with features of their own have a directory of their own: without RocksDB, so that this is not compiled twice.
-LEAN := --release --locked --target-dir $(TARGET)/dpdk -p cyclone --no-default-features
-DPDK := $(LEAN) --features dpdk
-# Configurations of the log-structured store in etcd or ZooKeeper.
-STORES := $(LEAN) --features etcd,zookeeper
+# What needs more of the system or of other projects (DPDK, etcd, ZooKeeper) is built once for all its tests, in a directory of its own and
+# without RocksDB, which would be compiled twice.
+MORE := --release --locked --target-dir $(TARGET)/more -p cyclone -p cyclone-packet -p cyclone-pmkv-cm \
+	--no-default-features --features cyclone/dpdk,cyclone/etcd,cyclone/zookeeper
 # The simulator by itself has no RocksDB in it: it can be built for speed.
 FAST := --profile sim --locked -p cyclone-sim
 SIM := $(TARGET)/sim/cyclone-sim
@@ -46,9 +45,7 @@ lint:
 	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
 	cargo clippy --release --locked -p cyclone-fabric -p cyclone-replication --all-targets -- -D warnings
 	cargo clippy --release --locked -p cyclone-sim --features planted --all-targets -- -D warnings
-	cargo clippy --release --locked -p cyclone-pmkv-cm --features etcd,zookeeper --all-targets -- -D warnings
-	cargo clippy --release --locked -p cyclone-packet --features dpdk --all-targets -- -D warnings
-	cargo clippy $(DPDK) --test dpdk_cluster -- -D warnings
+	cargo clippy $(MORE) --all-targets -- -D warnings
 
 layout:
 	@scripts/layout.sh
@@ -61,13 +58,12 @@ unit:
 
 # Real etcd and ZooKeeper: as stores, and under servers that are killed, as they are themselves.
 stores:
-	cargo test --release --locked -p cyclone-pmkv-cm --features etcd,zookeeper --test stores
-	cargo test $(STORES) --test pmkv_kill -- under
+	cargo test $(MORE) --test stores
+	cargo test $(MORE) --test pmkv_kill -- under
 
 # The DPDK driver and a cluster over it: shared memory and veth pairs, no huge pages.
 dpdk:
-	cargo test --release --locked -p cyclone-packet --features dpdk --lib --test dpdk
-	cargo test $(DPDK) --test dpdk_cluster
+	cargo test $(MORE) --lib --test dpdk --test dpdk_cluster
 
 # About a minute of fresh seeds, with what the tests were built with; the fixed ones are among the tests above.
 simulate:
@@ -84,9 +80,11 @@ soak: setup
 	cargo build $(FAST)
 	seq $$(nproc) | xargs -P 0 -I{} $(SIM) run --seeds 1000000000 --seconds $$(( $(HOURS) * 3600 ))
 
-# MINUTES=m of random input for the property tests of every crate.
+# MINUTES=m of inputs that coverage leads to for everything that reads bytes from the network, then as many of random input for the property
+# tests of every crate.
 fuzz: MINUTES ?= 10
 fuzz: setup-tests
+	scripts/fuzz-guided.sh $(MINUTES)
 	scripts/fuzz.sh $(MINUTES)
 
 # MINUTES=m of skewed overwrites of the log-structured store at 80% full: space, memory and latency per minute.
