@@ -156,19 +156,20 @@ impl Seen {
     }
 
     fn lend(&self) {
-        let lent = self.lent.load(Ordering::Acquire);
+        // What it has is asked anew: it may have lost the CPU while it gave back.
+        let has = getpriority_process(Some(self.watched));
         // The flag comes after the priority: a turn that ends in between leaves it to the next one to give it back.
-        if !lent && setpriority_process(Some(self.watched), LENT).is_ok() {
+        if has != Ok(LENT) && setpriority_process(Some(self.watched), LENT).is_ok() {
             self.times.fetch_add(1, Ordering::Relaxed);
             self.lent.store(true, Ordering::Release);
         }
     }
 
     fn give_back(&self) {
-        if self.lent.load(Ordering::Acquire) {
+        // The flag goes first: who lowers its priority after a long turn loses the CPU on the spot, and is to be helped again.
+        if self.lent.swap(false, Ordering::AcqRel) {
             // Everybody may lower a priority.
             let _ = setpriority_process(Some(self.watched), self.nice);
-            self.lent.store(false, Ordering::Release);
         }
     }
 }
@@ -241,6 +242,21 @@ mod tests {
                 nice() == own
             });
         }
+    }
+
+    /// It lost the CPU between giving the priority back and saying so, which is where a loop does that has had a long turn.
+    #[test]
+    fn a_loop_that_has_not_what_it_was_lent_is_helped_again() {
+        if !may_raise() {
+            return;
+        }
+        let own = nice();
+        let mut watchdog = watch(PATIENCE);
+        work(&mut watchdog);
+        wait_for("help", || watchdog.seen.lent.load(Ordering::Acquire));
+        let so_far = times(&watchdog);
+        setpriority_process(Some(watchdog.seen.watched), own).unwrap();
+        wait_for("more help", || times(&watchdog) > so_far && nice() == LENT);
     }
 
     #[test]
