@@ -111,7 +111,6 @@ impl Reactor {
         let mut spinner = Spinner::new();
         let watchdog = Watchdog::start(node.patience(), Arc::clone(&helped));
         let mut watchdog = watchdog.map_err(NodeError::Port)?;
-        let tick_us = node.tick_us();
         loop {
             node.take_logs()?;
             // Nobody who moved a log has seen a later time.
@@ -141,9 +140,8 @@ impl Reactor {
             };
             node.lend_logs();
             watchdog.end(work > 0);
-            if let Pause::Sleep(us) = pause {
-                // A tick of it is what it sleeps at most while there is work.
-                watchdog.begin(now.steady_us + us.saturating_sub(tick_us));
+            if let Pause::Sleep(_) = pause {
+                watchdog.sleep();
             }
             if pause == Pause::Look && work == 0 && !companion.is_fed() {
                 look(node, now);

@@ -82,11 +82,6 @@ impl Node {
         Duration::from_micros(2 * self.ticking.tick_us)
     }
 
-    /// Length of a tick, in microseconds.
-    pub(crate) fn tick_us(&self) -> u64 {
-        self.ticking.tick_us
-    }
-
     /// Lets time pass for the logs.
     pub(crate) fn tick(&mut self) {
         let passes = self.ticking.pass(self.now.steady_us);

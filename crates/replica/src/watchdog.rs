@@ -40,6 +40,8 @@ struct Seen {
     nice: i32,
     /// When it began its last turn, in microseconds of the steady clock.
     turn_us: AtomicU64,
+    /// It sleeps until something comes, or has been woken from that and not begun a turn.
+    sleeps: AtomicBool,
     /// When it was last busy.
     busy_us: AtomicU64,
     /// Nobody watches until it is busy again.
@@ -63,6 +65,7 @@ impl Watchdog {
             watched,
             nice: getpriority_process(Some(watched))?,
             turn_us: AtomicU64::new(now().steady_us),
+            sleeps: AtomicBool::new(false),
             busy_us: AtomicU64::new(0),
             asleep: AtomicBool::new(false),
             lent: AtomicBool::new(false),
@@ -80,9 +83,15 @@ impl Watchdog {
         })
     }
 
-    /// The loop begins a turn, or one that sleeps is to be seen as if it did at that time.
+    /// The loop begins a turn.
     pub(crate) fn begin(&self, now_us: u64) {
         self.seen.turn_us.store(now_us, Ordering::Relaxed);
+        self.seen.sleeps.store(false, Ordering::Relaxed);
+    }
+
+    /// The loop goes to sleep, after the end of a turn.
+    pub(crate) fn sleep(&self) {
+        self.seen.sleeps.store(true, Ordering::Relaxed);
     }
 
     /// The loop ends a turn, in which it found work or may sleep after it.
@@ -133,7 +142,8 @@ impl Seen {
             let turn_us = self.turn_us.load(Ordering::Relaxed);
             let since = Duration::from_micros(now().steady_us.saturating_sub(turn_us));
             let left = patience.saturating_sub(since);
-            if left.is_zero() {
+            let asleep = || self.sleeps.load(Ordering::Relaxed) && !wants_cpu(self.watched);
+            if left.is_zero() && !asleep() {
                 self.lend();
             }
             std::thread::park_timeout(if left.is_zero() { patience } else { left });
@@ -174,9 +184,19 @@ impl Seen {
     }
 }
 
+/// Whether a thread of this process runs, or would if it had a CPU. One that has ended does not.
+fn wants_cpu(thread: Pid) -> bool {
+    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    let stat = std::fs::read_to_string(path).unwrap_or_default();
+    // The name before it, in brackets, may be anything.
+    let state = stat.rsplit(") ").next();
+    state.is_some_and(|state| state.starts_with('R'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
     use std::time::Instant;
 
     const PATIENCE: Duration = Duration::from_millis(2);
@@ -257,6 +277,34 @@ mod tests {
         let so_far = times(&watchdog);
         setpriority_process(Some(watchdog.seen.watched), own).unwrap();
         wait_for("more help", || times(&watchdog) > so_far && nice() == LENT);
+    }
+
+    #[test]
+    fn who_sleeps_is_told_from_who_was_woken() {
+        assert!(wants_cpu(rustix::thread::gettid()));
+        let (tell, told) = mpsc::channel();
+        let (wake, woken) = mpsc::channel::<()>();
+        let sleeper = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid()).unwrap();
+            let _ = woken.recv();
+        });
+        let thread = told.recv().unwrap();
+        wait_for("sleep", || !wants_cpu(thread));
+        drop(wake);
+        sleeper.join().unwrap();
+        assert!(!wants_cpu(thread));
+
+        if !may_raise() {
+            return;
+        }
+        // One that goes to sleep and does not come to it is helped.
+        let mut watchdog = watch(PATIENCE);
+        work(&mut watchdog);
+        watchdog.sleep();
+        let begun = Instant::now();
+        while times(&watchdog) == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "no help");
+        }
     }
 
     #[test]

@@ -34,8 +34,6 @@ pub struct LogLoop {
     spinner: Option<Spinner>,
     /// Where the replica has a thread of its own for it, made there.
     watchdog: Option<Watchdog>,
-    /// Longest time from one turn to the next while there is work, in microseconds.
-    patience_us: u64,
 }
 
 impl LogLoop {
@@ -80,13 +78,11 @@ impl LogLoop {
             polling,
             spinner: None,
             watchdog: None,
-            patience_us: 0,
         })
     }
 
     /// Has the calling thread, which runs it from now on, helped to its turns: the replica's loop waits for a log that is in hand.
     fn watch(&mut self, patience: Duration, times: &Arc<AtomicU64>) {
-        self.patience_us = patience.as_micros() as u64;
         match Watchdog::start(patience, Arc::clone(times)) {
             Ok(watchdog) => self.watchdog = Some(watchdog),
             Err(error) => tracing::warn!(%error, "nobody watches a thread of the logs"),
@@ -135,9 +131,7 @@ impl LogLoop {
         let sleeps = self.lanes.iter().all(|lane| lane.mail.may_sleep());
         let wait_us = if sleeps { wait_us } else { 0 };
         if let Some(watchdog) = self.watchdog.as_ref().filter(|_| wait_us > 0) {
-            // Half of its patience is what a loop sleeps at most while there is work.
-            let sleeps_us = wait_us.saturating_sub(self.patience_us / 2);
-            watchdog.begin(now().steady_us + sleeps_us);
+            watchdog.sleep();
         }
         let waited = self
             .poll
