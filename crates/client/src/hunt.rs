@@ -19,8 +19,12 @@ const MAX_NODES: usize = 64;
 
 struct Node {
     id: u64,
-    /// Where it was last said to be.
+    /// Where it is asked.
     address: Option<SocketAddr>,
+    /// Where it was first said to be: clients may see other addresses than the replicas, which name theirs.
+    first: Option<SocketAddr>,
+    /// Where it was said to be last when it had not answered.
+    tried: Option<SocketAddr>,
     heard_us: u64,
     /// Times in a row that it did not answer.
     silences: u32,
@@ -212,6 +216,12 @@ impl Hunt {
             if node.silences >= 2 {
                 node.shunned_until_us = now_us + SHUN_US;
             }
+            // Whoever names another address again is followed there again.
+            if let Some(first) = node.first.filter(|_| node.address != node.first) {
+                node.address = node.first;
+                let id = node.id;
+                self.learn(id, first.to_string());
+            }
         }
         self.aim(now_us, self.after(now_us, self.target));
     }
@@ -241,15 +251,18 @@ impl Hunt {
         fit.unwrap_or(next(1))
     }
 
-    /// Position of a node named as the leader; strangers are taken in. One that has moved is from now on where it was said to be
-    /// last: who names its old address does so for a short time only.
+    /// Position of a node named as the leader; strangers are taken in. One that does not answer where it was may have moved to where it is
+    /// said to be; where it answers it is left.
     fn position(&mut self, id: u64, address: String) -> Option<usize> {
         let place: Option<SocketAddr> = address.parse().ok();
         if let Some(position) = self.nodes.iter().position(|node| node.id == id) {
             let node = &mut self.nodes[position];
-            if place.is_some() && place != node.address {
-                // The silence was that of the other address.
-                (node.silences, node.shunned_until_us) = (0, 0);
+            if place.is_some() && place != node.address && node.silences > 0 {
+                if place != node.tried {
+                    // The silence was that of other addresses.
+                    (node.silences, node.shunned_until_us) = (0, 0);
+                    node.tried = place;
+                }
                 node.address = place;
                 self.learn(id, address);
             }
@@ -278,6 +291,8 @@ impl Node {
         Node {
             id,
             address,
+            first: address,
+            tried: None,
             heard_us: 0,
             silences: 0,
             shunned_until_us: 0,
@@ -321,50 +336,67 @@ mod tests {
         assert_eq!(hunt.probe_ends_us(), Some(100_200));
     }
 
-    #[test]
-    fn a_leader_that_has_moved_is_looked_for_where_it_was_said_to_be_last() {
-        let nodes = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"].map(str::to_owned);
-        let at = |address: &str| Some((2, address.to_owned()));
-        let mut hunt = Hunt::new((1..).zip(nodes).collect());
-        // It is named where it always was, and silent twice there.
-        hunt.not_leader(0, 0, at("10.0.0.2:1"));
-        assert_eq!(hunt.target(), Some(2));
-        hunt.silence(25_000);
-        hunt.not_leader(25_100, 2, at("10.0.0.2:1"));
-        hunt.silence(50_000);
-        hunt.not_leader(50_100, 2, at("10.0.0.2:1"));
-        assert_eq!(hunt.target(), Some(1), "it is shunned");
-        assert_eq!(hunt.learned().count(), 0);
-        // That says nothing about another address.
-        hunt.not_leader(60_000, 0, at("10.0.0.9:1"));
-        assert_eq!(hunt.target(), Some(2));
-        let news = (2, "10.0.0.9:1".to_owned());
-        assert_eq!(hunt.learned().collect::<Vec<_>>(), [news]);
-        hunt.probe(60_000, 25_000, 100);
-        assert_eq!(hunt.probe_ends_us(), Some(85_000));
-        // Said again it is no news; nor is what is no address.
-        hunt.silence(85_000);
-        hunt.not_leader(85_100, 2, at("10.0.0.9:1"));
-        assert_eq!(hunt.target(), Some(2));
-        hunt.silence(90_100);
-        hunt.not_leader(90_200, 2, at("nowhere"));
-        assert_eq!(hunt.learned().count(), 0);
+    fn addressed(nodes: &[&str]) -> Hunt {
+        let nodes = nodes.iter().map(|address| (*address).to_owned());
+        Hunt::new((1..).zip(nodes).collect())
+    }
+
+    fn news(hunt: &mut Hunt) -> Vec<String> {
+        hunt.learned().map(|(_, address)| address).collect()
     }
 
     #[test]
-    fn of_several_addresses_the_last_is_told() {
-        let nodes = ["10.0.0.1:1", "10.0.0.2:1"].map(str::to_owned);
-        let mut hunt = Hunt::new((1..).zip(nodes).collect());
-        for now_us in 0..2 {
-            hunt.not_leader(now_us, 0, Some((2, format!("10.0.0.2:{}", 8 + now_us))));
-            assert_eq!(hunt.target(), Some(2));
-            hunt.silence(now_us);
+    fn a_leader_that_has_moved_is_looked_for_where_it_is_said_to_be() {
+        let mut hunt = addressed(&["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"]);
+        let moved = || Some((2, "10.0.0.9:1".to_owned()));
+        // It answered where it was until now.
+        hunt.not_leader(0, 0, moved());
+        assert_eq!((hunt.target(), news(&mut hunt).len()), (Some(2), 0));
+        hunt.silence(25_000);
+        hunt.not_leader(25_100, 2, moved());
+        assert_eq!(hunt.target(), Some(2));
+        assert_eq!(news(&mut hunt), ["10.0.0.9:1"]);
+        // Its silence was that of the other address: it has the whole time here.
+        hunt.probe(26_000, 25_000, 100);
+        assert_eq!(hunt.probe_ends_us(), Some(51_000));
+        hunt.heard(27_000, 2);
+        hunt.found(27_000, 1);
+        hunt.not_leader(28_000, 1, Some((1, "10.0.0.1:1".to_owned())));
+        hunt.not_leader(29_000, 0, moved());
+        assert_eq!(news(&mut hunt).len(), 0, "it answers there");
+        // Nor is it anywhere by what is no address.
+        hunt.silence(50_000);
+        news(&mut hunt);
+        hunt.not_leader(50_100, 2, Some((2, "nowhere".to_owned())));
+        assert_eq!(news(&mut hunt).len(), 0);
+    }
+
+    #[test]
+    fn a_node_that_is_elsewhere_for_the_replicas_is_found_again_where_it_was() {
+        let mut hunt = addressed(&["10.0.0.1:1", "10.0.0.2:1"]);
+        let inside = || Some((2, "172.17.0.2:1".to_owned()));
+        // It is down for a while, and has an address that only the replicas reach.
+        let mut now_us = 0;
+        for place in [None, Some("172.17.0.2:1"), Some("172.17.0.2:1")] {
+            hunt.not_leader(now_us, 0, inside());
+            assert_eq!(news(&mut hunt).first().map(String::as_str), place);
+            if hunt.target() == Some(2) {
+                hunt.silence(now_us + 25_000);
+                let back = news(&mut hunt);
+                let first = place.map(|_| "10.0.0.2:1");
+                assert_eq!(back.first().map(String::as_str), first);
+            }
+            now_us += 100_000;
         }
-        let last = (2, "10.0.0.2:9".to_owned());
-        assert_eq!(hunt.learned().collect::<Vec<_>>(), [last]);
-        // What a node says of its own address is no news.
-        hunt.not_leader(2, 0, Some((1, "10.0.0.8:1".to_owned())));
-        assert_eq!(hunt.learned().count(), 0);
+        assert!(hunt.nodes[1].shunned_until_us > 0, "neither place answers");
+        // It is back, and the client comes to it in its turn.
+        hunt.silence(now_us);
+        assert_eq!(hunt.target(), Some(2));
+        hunt.heard(now_us, 2);
+        hunt.found(now_us, 1);
+        hunt.not_leader(now_us, 1, Some((1, "10.0.0.1:1".to_owned())));
+        hunt.not_leader(now_us, 0, inside());
+        assert_eq!((hunt.target(), news(&mut hunt).len()), (Some(2), 0));
     }
 
     #[test]
