@@ -6,7 +6,7 @@ use anyhow::Result;
 use cyclone_bench::cpu::of_process;
 use cyclone_bench::table::{Table, rounded};
 
-use super::{Run, Waiting, steps};
+use super::{Run, Step, Waiting, steps};
 use crate::netlab::{Lab, NodeOptions};
 
 /// Idle is who has had nothing to do for so long: replicas look less and less often until then, and beat less often after half a second.
@@ -53,9 +53,14 @@ impl Run<'_> {
     /// What three replicas burn together that nobody asks for anything, with the default timing.
     fn idle_clusters(&mut self, lab: &Lab, idle: &mut Vec<(String, f64)>) -> Result<()> {
         let mut table = Table::new(&["driver", "leader_percent", "followers_percent"]);
-        for step in
-            steps().filter(|step| step.burst > 1 && step.logs == 1 || step.transport == "tcp")
-        {
+        let of_one_log = |step: &Step| step.burst > 1 && step.logs == 1;
+        let measured =
+            |step: &Step| of_one_log(step) || step.transport == "tcp" || step.log_threads > 0;
+        for step in steps().filter(measured) {
+            let name = match step.log_threads {
+                0 => step.transport.to_owned(),
+                _ => format!("{}, {} logs, a loop each", step.transport, step.logs),
+            };
             let options = NodeOptions {
                 default_timing: true,
                 ..Self::options(step, 3)
@@ -75,15 +80,12 @@ impl Run<'_> {
             let leader = percent(before[0], spent(0..1));
             let followers = percent(before[1], spent(1..3));
             table.add(vec![
-                step.transport.into(),
+                name.as_str().into(),
                 rounded(leader, 1),
                 rounded(followers, 1),
             ]);
             self.report.row(&table);
-            let what = format!(
-                "idle CPU of three replicas over {}, % of a CPU",
-                step.transport
-            );
+            let what = format!("idle CPU of three replicas over {name}, % of a CPU");
             idle.push((what, leader + followers));
         }
         self.report.table("net-idle", &table)?;
