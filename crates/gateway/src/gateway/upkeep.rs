@@ -37,6 +37,7 @@ impl Gateway {
     /// Answers WAITs that are satisfied, late, or whose node no longer leads.
     pub(super) fn answer_waits(&mut self, now_us: u64, backend: &dyn Backend) {
         if self.shared.waits.count() == 0 {
+            self.shared.waits.forget();
             return;
         }
         let leads = backend.route(0) == Route::Local;

@@ -42,6 +42,11 @@ impl Waits {
         (!self.places.is_empty()).then_some(self.until_us)
     }
 
+    /// While nobody waits, nobody looks: what was known says nothing about what has changed since.
+    pub(super) fn forget(&mut self) {
+        self.held.clear();
+    }
+
     /// Notes what replicas hold now, a mark of each; answers whether somebody may be satisfied by it, or late.
     pub(super) fn note(&mut self, now_us: u64, mut held: Vec<u64>) -> bool {
         held.sort_unstable();
@@ -88,6 +93,10 @@ mod tests {
         assert!(!waits.note(1_000_000, vec![5, 4]));
         waits.remove(8);
         assert_eq!((waits.count(), waits.next_look_us()), (0, None));
+        // It may have been less when the next one came, after an election.
+        waits.forget();
+        waits.add(9, u64::MAX);
+        assert!(waits.note(1_000_001, vec![5, 4]));
     }
 
     #[test]
