@@ -3,8 +3,11 @@
 //! A store's threads (flushes, compactions, the writer) have as much right to the CPU as the loop, and each runs for whole ticks of the
 //! scheduler. With a dozen of them the loop waits for a hundred milliseconds between two steps, or within one: longer than followers
 //! wait for a heartbeat. The watchdog is a thread that sleeps. When the loop has not begun a turn for two of its ticks, it lends it the
-//! highest ordinary priority until the end of the turn that is due. Turns are short, so that others lose little. A loop that mostly
-//! sleeps needs no help, since the scheduler prefers who has used little; nobody watches it.
+//! highest ordinary priority until the end of the turn that is due. Turns are short, so that others lose little. Where the loop waits for
+//! another thread, all threads are lent as much. A loop that mostly sleeps needs no help, since the scheduler prefers who has used little;
+//! nobody watches it.
+
+mod holders;
 
 use std::io;
 use std::sync::Arc;
@@ -13,12 +16,22 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::process::{Pid, getpriority_process, setpriority_process};
+use thread_priority::{
+    RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy,
+    set_thread_priority_and_policy, thread_native_id,
+};
 
+use self::holders::Loan;
 use crate::run::now;
 
 /// The nice value that is lent: nine tenths of a CPU, even beside a dozen others. A real-time priority would be all of it, and
 /// whoever spins for a moment, waiting for a thread that has been interrupted, would wait for ever.
 const LENT: i32 = -20;
+
+/// The longest time for which other threads are lent it. A loop that waits for a disk is not helped by that.
+const LONGEST_LOAN: Duration = Duration::from_millis(200);
+/// While they are, the watchdog looks so many times as often.
+const LOOKS: u32 = 4;
 
 /// Turns in a row that found work, from which on the loop is busy. A heartbeat is one.
 const STREAK: u32 = 4;
@@ -126,27 +139,39 @@ impl Drop for Watchdog {
 
 impl Seen {
     fn watch(&self, patience: Duration) {
-        // It works for microseconds at a time, and helps nobody when it comes late itself.
-        if let Err(error) = setpriority_process(Some(rustix::thread::gettid()), LENT) {
+        if let Err(error) = hurry() {
             tracing::info!(
                 %error,
                 "priorities cannot be raised (CAP_SYS_NICE or RLIMIT_NICE): where threads want all CPUs, heartbeats may come late"
             );
             return;
         }
+        let mut loan = None;
         while !self.stop.load(Ordering::Relaxed) {
             if self.is_quiet() {
+                loan = None;
                 self.sleep();
                 continue;
             }
             let turn_us = self.turn_us.load(Ordering::Relaxed);
             let since = Duration::from_micros(now().steady_us.saturating_sub(turn_us));
             let left = patience.saturating_sub(since);
-            let asleep = || self.sleeps.load(Ordering::Relaxed) && !wants_cpu(self.watched);
-            if left.is_zero() && !asleep() {
+            let state = match self.sleeps.load(Ordering::Relaxed) {
+                _ if !left.is_zero() => State::InTime,
+                _ if wants_cpu(self.watched) => State::Late,
+                true => State::InTime,
+                false => State::Waits,
+            };
+            if state != State::InTime {
                 self.lend();
             }
-            std::thread::park_timeout(if left.is_zero() { patience } else { left });
+            let waits = state == State::Waits && since <= LONGEST_LOAN;
+            loan = waits.then(|| loan.unwrap_or_else(|| Loan::take(LENT, self.nice)));
+            std::thread::park_timeout(match left.is_zero() {
+                true if loan.is_some() => patience / LOOKS,
+                true => patience,
+                false => left,
+            });
         }
     }
 
@@ -182,6 +207,27 @@ impl Seen {
             let _ = setpriority_process(Some(self.watched), self.nice);
         }
     }
+}
+
+/// What the loop does.
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    /// It has begun a turn lately, or has nothing to do.
+    InTime,
+    /// It runs for long, or would if it had a CPU.
+    Late,
+    /// It waits within a turn, for a lock or a disk.
+    Waits,
+}
+
+/// Raises the calling thread's priority. The watchdog works for microseconds at a time and waits for nobody, so that a real-time priority
+/// is harmless; with an ordinary one, however high, it waits until the thread that runs has had its slice.
+fn hurry() -> io::Result<()> {
+    let fifo = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
+    if set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, fifo).is_ok() {
+        return Ok(());
+    }
+    Ok(setpriority_process(Some(rustix::thread::gettid()), LENT)?)
 }
 
 /// Whether a thread of this process runs, or would if it had a CPU. One that has ended does not.
@@ -305,6 +351,33 @@ mod tests {
         while times(&watchdog) == 0 {
             assert!(begun.elapsed() < Duration::from_secs(20), "no help");
         }
+    }
+
+    #[test]
+    fn all_threads_are_helped_while_the_loop_waits_for_one() {
+        if !may_raise() {
+            return;
+        }
+        let lock = std::sync::Mutex::new(());
+        let held = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            let holder = scope.spawn(|| {
+                let this = rustix::thread::gettid();
+                setpriority_process(Some(this), 3).unwrap();
+                let guard = lock.lock().unwrap();
+                held.wait();
+                wait_for("help for the holder", || nice() == LENT);
+                drop(guard);
+                wait_for("the holder's own priority", || nice() == 3);
+            });
+            held.wait();
+            let mut watchdog = watch(PATIENCE);
+            work(&mut watchdog);
+            watchdog.begin(now().steady_us);
+            drop(lock.lock().unwrap());
+            watchdog.end(true);
+            holder.join().unwrap();
+        });
     }
 
     #[test]

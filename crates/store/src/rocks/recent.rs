@@ -339,7 +339,8 @@ impl Recent {
             // One that a large value has made larger is not kept.
             if spare.capacity() <= 2 * self.limit {
                 spare.clear();
-                self.tables_mut().spare = Some(spare);
+                // The one before it, should there be one, goes after the lock.
+                let _before = self.tables_mut().spare.replace(spare);
             }
         }
     }
