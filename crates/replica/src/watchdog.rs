@@ -21,7 +21,7 @@ use thread_priority::{
     set_thread_priority_and_policy, thread_native_id,
 };
 
-use self::holders::Loan;
+use self::holders::{Loan, own_nice};
 use crate::run::now;
 
 /// The nice value that is lent: nine tenths of a CPU, even beside a dozen others. A real-time priority would be all of it, and
@@ -76,7 +76,7 @@ impl Watchdog {
         let watched = rustix::thread::gettid();
         let seen = Arc::new(Seen {
             watched,
-            nice: getpriority_process(Some(watched))?,
+            nice: own_nice(watched, LENT)?,
             turn_us: AtomicU64::new(now().steady_us),
             sleeps: AtomicBool::new(false),
             busy_us: AtomicU64::new(0),
@@ -220,14 +220,16 @@ enum State {
     Waits,
 }
 
-/// Raises the calling thread's priority. The watchdog works for microseconds at a time and waits for nobody, so that a real-time priority
-/// is harmless; with an ordinary one, however high, it waits until the thread that runs has had its slice.
+/// Raises the calling thread's priority, to a real-time one where that is allowed as well: with an ordinary one, however high, it waits
+/// until the thread that runs has had its slice. The watchdog works for microseconds at a time and spins for nobody.
+///
+/// # Errors
+/// When the process may not raise priorities.
 fn hurry() -> io::Result<()> {
+    setpriority_process(Some(rustix::thread::gettid()), LENT)?;
     let fifo = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::Fifo);
-    if set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, fifo).is_ok() {
-        return Ok(());
-    }
-    Ok(setpriority_process(Some(rustix::thread::gettid()), LENT)?)
+    let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, fifo);
+    Ok(())
 }
 
 /// Whether a thread of this process runs, or would if it had a CPU. One that has ended does not.
@@ -247,8 +249,9 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_millis(2);
 
+    /// Other tests' watchdogs lend to all threads now and then: that does not count.
     fn nice() -> i32 {
-        getpriority_process(Some(rustix::thread::gettid())).unwrap()
+        own_nice(rustix::thread::gettid(), LENT).unwrap()
     }
 
     #[track_caller]
@@ -363,12 +366,13 @@ mod tests {
         std::thread::scope(|scope| {
             let holder = scope.spawn(|| {
                 let this = rustix::thread::gettid();
+                let has = || getpriority_process(Some(this)).unwrap();
                 setpriority_process(Some(this), 3).unwrap();
                 let guard = lock.lock().unwrap();
                 held.wait();
-                wait_for("help for the holder", || nice() == LENT);
+                wait_for("help for the holder", || has() == LENT);
                 drop(guard);
-                wait_for("the holder's own priority", || nice() == 3);
+                wait_for("the holder's own priority", || has() == 3);
             });
             held.wait();
             let mut watchdog = watch(PATIENCE);

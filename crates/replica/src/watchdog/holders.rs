@@ -5,67 +5,97 @@
 //! it free a moment later.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{fs, io};
 
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 
 /// Several loops of a process may wait at once; what the threads have by themselves only the first of them sees.
 struct Lent {
     loans: usize,
+    /// For threads that are started during a loan, and inherit what was lent.
+    usual: i32,
     /// The threads that there were, each with the nice value that is to be given back to it, if it was lent another.
     threads: BTreeMap<i32, Option<i32>>,
 }
 
 static LENT: Mutex<Lent> = Mutex::new(Lent {
     loans: 0,
+    usual: 0,
     threads: BTreeMap::new(),
 });
+
+impl Lent {
+    /// What is to be given back to a thread that has `has`; `None`: it was lent nothing.
+    fn own(&self, thread: Pid, has: i32, nice: i32) -> Option<i32> {
+        let known = self.threads.get(&thread.as_raw_nonzero().get());
+        match known {
+            _ if has > nice => Some(has),
+            Some(own) => *own,
+            None if self.loans > 0 => Some(self.usual),
+            None => None,
+        }
+    }
+
+    /// Gives back to all threads; answers whether there were any.
+    fn give_back(&self, nice: i32) -> bool {
+        let mut some = false;
+        for thread in threads() {
+            // Who has another one by now was given that by somebody else.
+            if getpriority_process(Some(thread)) == Ok(nice)
+                && let Some(own) = self.own(thread, nice, nice)
+            {
+                // Everybody may lower a priority.
+                some |= setpriority_process(Some(thread), own).is_ok() && own > nice;
+            }
+        }
+        some
+    }
+}
+
+/// The nice value that a thread has by itself, whatever all threads are lent (`nice`) just now.
+///
+/// # Errors
+/// When the system does not tell.
+pub(super) fn own_nice(thread: Pid, nice: i32) -> io::Result<i32> {
+    let lent = lent();
+    let has = getpriority_process(Some(thread))?;
+    Ok(lent.own(thread, has, nice).unwrap_or(has))
+}
 
 /// All threads of this process have a nice value as low as this; dropping it gives back what they had.
 pub(super) struct Loan {
     nice: i32,
-    /// For threads that have been started meanwhile, and inherited what was lent.
-    usual: i32,
 }
 
 impl Loan {
+    /// Threads that are started meanwhile get `usual` in the end.
     pub(super) fn take(nice: i32, usual: i32) -> Loan {
         let mut lent = lent();
-        lent.loans += 1;
+        if lent.loans == 0 {
+            lent.usual = usual;
+        }
         for thread in threads() {
-            let had = getpriority_process(Some(thread)).unwrap_or(nice);
-            let raised = had > nice && setpriority_process(Some(thread), nice).is_ok();
-            let own = lent.threads.entry(thread.as_raw_nonzero().get());
-            let own = own.or_default();
-            if raised {
-                own.get_or_insert(had);
+            let has = getpriority_process(Some(thread)).unwrap_or(nice);
+            let own = lent.own(thread, has, nice);
+            if has <= nice || setpriority_process(Some(thread), nice).is_ok() {
+                lent.threads.insert(thread.as_raw_nonzero().get(), own);
             }
         }
-        Loan { nice, usual }
+        lent.loans += 1;
+        Loan { nice }
     }
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
         let mut lent = lent();
+        if lent.loans == 1 {
+            // Who was started by a thread that had it still is found when none has it any more.
+            while lent.give_back(self.nice) {}
+            lent.threads.clear();
+        }
         lent.loans -= 1;
-        if lent.loans > 0 {
-            return;
-        }
-        let known = std::mem::take(&mut lent.threads);
-        for thread in threads() {
-            let own = known.get(&thread.as_raw_nonzero().get());
-            let own = own.copied().unwrap_or(Some(self.usual));
-            // Who has another one by now was given that by somebody else.
-            if let Some(own) = own
-                && getpriority_process(Some(thread)) == Ok(self.nice)
-            {
-                // Everybody may lower a priority.
-                let _ = setpriority_process(Some(thread), own);
-            }
-        }
     }
 }
 
@@ -74,8 +104,90 @@ fn lent() -> MutexGuard<'static, Lent> {
 }
 
 fn threads() -> Vec<Pid> {
-    let tasks = fs::read_dir(Path::new("/proc/self/task"));
+    let tasks = fs::read_dir("/proc/self/task");
     let tasks = tasks.into_iter().flatten().flatten();
     let ids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
     ids.filter_map(Pid::from_raw).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    const NICE: i32 = 7;
+    const USUAL: i32 = 12;
+
+    /// A thread that waits.
+    struct Waiting {
+        thread: Pid,
+        _end: mpsc::Sender<()>,
+    }
+
+    fn start(nice: Option<i32>) -> Waiting {
+        let (tell, told) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            let this = rustix::thread::gettid();
+            if let Some(nice) = nice {
+                setpriority_process(Some(this), nice).unwrap();
+            }
+            tell.send(this).unwrap();
+            let _ = ended.recv();
+        });
+        Waiting {
+            thread: told.recv().unwrap(),
+            _end: end,
+        }
+    }
+
+    #[test]
+    fn what_is_to_be_given_back() {
+        let mut lent = Lent {
+            loans: 0,
+            usual: USUAL,
+            threads: BTreeMap::new(),
+        };
+        let thread = rustix::thread::gettid();
+        let id = thread.as_raw_nonzero().get();
+        // Nothing is lent: who has it has it by itself.
+        assert_eq!(lent.own(thread, NICE, NICE), None);
+        assert_eq!(lent.own(thread, 15, NICE), Some(15));
+        lent.loans = 1;
+        // Started since, it inherited what it has.
+        assert_eq!(lent.own(thread, NICE, NICE), Some(USUAL));
+        lent.threads.insert(id, None);
+        assert_eq!(lent.own(thread, NICE, NICE), None);
+        lent.threads.insert(id, Some(9));
+        assert_eq!(lent.own(thread, NICE, NICE), Some(9));
+        // It was given another one meanwhile.
+        assert_eq!(lent.own(thread, 11, NICE), Some(11));
+    }
+
+    #[test]
+    fn loans_that_overlap_give_back_what_threads_had_before_the_first() {
+        let lowest = -20;
+        let may_raise = std::thread::spawn(move || {
+            setpriority_process(Some(rustix::thread::gettid()), lowest).is_ok()
+        });
+        if !may_raise.join().unwrap() {
+            println!("skipped: priorities cannot be raised here");
+            return;
+        }
+        let own = |waiting: &Waiting| own_nice(waiting.thread, lowest).unwrap();
+        let has = |waiting: &Waiting| getpriority_process(Some(waiting.thread)).unwrap();
+        // As other tests' watchdogs have it: only the first of several loans says what is usual.
+        let usual = own_nice(rustix::thread::gettid(), lowest).unwrap();
+        let before = start(Some(3));
+        let first = Loan::take(lowest, usual);
+        assert_eq!((has(&before), own(&before)), (lowest, 3));
+        let inherited = start(Some(lowest));
+        let second = Loan::take(lowest, usual);
+        drop(first);
+        assert_eq!((has(&before), own(&before)), (lowest, 3));
+        assert_eq!((has(&inherited), own(&inherited)), (lowest, usual));
+        drop(second);
+        // Another test's watchdog may have a loan at this moment, for which it does not count.
+        assert_eq!((own(&before), own(&inherited)), (3, usual));
+    }
 }
