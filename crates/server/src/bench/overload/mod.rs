@@ -72,9 +72,9 @@ pub(crate) struct Seen {
     pub(crate) done: u64,
     /// Told to retry: certainly not done.
     pub(crate) refused: u64,
-    /// Never sent: the load generator holds no more than so many at once.
+    /// Never sent: the load generator holds no more than so many at once, each for so long.
     pub(crate) held: u64,
-    /// Anything else: no outcome within the client's patience.
+    /// Anything else: sent, and no outcome within the client's patience.
     pub(crate) unclear: u64,
     /// Of those done, from arrival, ns.
     pub(crate) latency_ns: Histogram<u64>,
