@@ -6,7 +6,7 @@
 //!   workload     keys, value sizes, mixes                                         workload/
 //!   system       the trait that Cyclone and its peers implement                   system.rs
 //!   drive        closed and open loop over lanes                                  drive/
-//!   run          a plan's variants in turn; noise, live numbers                   run.rs, noise.rs, progress.rs
+//!   run          a plan's variants in turn; live numbers                          run.rs, progress.rs
 //!   report       CSV, SVG, Markdown, the index of all figures                     report/
 //!
 //!   streams      modelled write amplification against writers (rowan fig. 2, 8)   streams.rs
@@ -18,6 +18,7 @@
 //!   metered      an endpoint that shows its stores to the modelled media          metered.rs
 //!   provider     endpoints by the provider's name                                 provider.rs
 //!   plot, chart, table   SVG, CSV                                                 plot.rs, chart.rs, table.rs
+//!   cpu, stolen, noise   whose CPU time it was, and what the host took            cpu.rs, stolen.rs, noise.rs
 //!   measure      histograms, repetitions, medians                                 measure.rs
 //!   verdict      promises, and whether they were kept                             verdict.rs
 //! ```
@@ -49,6 +50,7 @@ pub mod report;
 pub mod result;
 pub mod run;
 pub mod stage;
+pub mod stolen;
 pub mod streams;
 pub mod system;
 pub mod table;

@@ -7,7 +7,8 @@ mod job;
 use std::collections::VecDeque;
 
 use cyclone_consensus::{
-    Committed, ConsensusError, GangBook, Group, Outbox, ProposeError, RequestError, StepError,
+    Committed, ConsensusError, GangBook, Group, LeaderChange, Outbox, ProposeError, RequestError,
+    StepError,
 };
 use cyclone_pmem::Payload;
 use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
@@ -90,6 +91,8 @@ pub(crate) struct PhysicalLog {
     starved: bool,
     /// The last entry of a leader's that was said to be too long for this replica.
     told_too_large: u64,
+    /// The term and the leader that were told of last.
+    told_leader: (u64, Option<u64>),
     /// The term as leader in which the barriers of reads are those of this log.
     reads_term: u64,
     scratch: Vec<u8>,
@@ -125,6 +128,7 @@ impl PhysicalLog {
             pending: 0,
             starved: false,
             told_too_large: 0,
+            told_leader: (0, None),
             reads_term: 0,
             scratch: Vec::new(),
         }
@@ -355,6 +359,18 @@ impl PhysicalLog {
         }
     }
 
+    fn tell_of_leader(&mut self, LeaderChange { leader, term, .. }: LeaderChange) {
+        // Also who only asks for votes has another role.
+        if self.told_leader == (term, leader) {
+            return;
+        }
+        self.told_leader = (term, leader);
+        match leader {
+            Some(leader) => tracing::info!(log = self.id, term, "replica {leader} leads"),
+            None => tracing::info!(log = self.id, term, "nobody is known to lead"),
+        }
+    }
+
     /// Takes in what a persisted step committed; finds out which of our entries a new leader has overwritten.
     pub(crate) fn committed(
         &mut self,
@@ -362,6 +378,9 @@ impl PhysicalLog {
         book: &mut impl Hears,
         answers: &mut Vec<(Origin, Outcome)>,
     ) {
+        if let Some(change) = outbox.leader_change {
+            self.tell_of_leader(change);
+        }
         for entry in outbox.committed.drain(..) {
             let (mut origins, mut since_us) = (Vec::new(), 0);
             while self

@@ -139,7 +139,7 @@ impl Reactor {
                 pause.sooner(node.sends_soon())
             };
             node.lend_logs();
-            watchdog.end(work > 0);
+            watchdog.end(work > 0, node.active_us());
             if let Pause::Sleep(_) = pause {
                 watchdog.sleep();
             }

@@ -5,7 +5,7 @@
 //! wait for a heartbeat. The watchdog is a thread that sleeps. When the loop has not begun a turn for two of its ticks, it lends it the
 //! highest ordinary priority until the end of the turn that is due. Turns are short, so that others lose little. Where the loop waits for
 //! another thread, all threads are lent as much. A loop that mostly sleeps needs no help, since the scheduler prefers who has used little;
-//! nobody watches it.
+//! nobody watches it, until a client has work for it.
 
 mod holders;
 
@@ -33,7 +33,7 @@ const LONGEST_LOAN: Duration = Duration::from_millis(200);
 /// While they are, the watchdog looks so many times as often.
 const LOOKS: u32 = 4;
 
-/// Turns in a row that found work, from which on the loop is busy. A heartbeat is one.
+/// Turns in a row that found work, from which on the loop is busy whether or not it was for a client. A heartbeat is one.
 const STREAK: u32 = 4;
 /// A loop that has not been busy for this long is not watched, in microseconds.
 const QUIET_US: u64 = 1_000_000;
@@ -43,6 +43,8 @@ pub(crate) struct Watchdog {
     seen: Arc<Seen>,
     /// Turns in a row that found work.
     streak: u32,
+    /// When a client last had work, as the loop has said.
+    active_us: u64,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -92,6 +94,7 @@ impl Watchdog {
         Ok(Watchdog {
             seen,
             streak: 0,
+            active_us: 0,
             thread: Some(thread),
         })
     }
@@ -107,13 +110,15 @@ impl Watchdog {
         self.seen.sleeps.store(true, Ordering::Relaxed);
     }
 
-    /// The loop ends a turn, in which it found work or may sleep after it.
-    pub(crate) fn end(&mut self, found_work: bool) {
+    /// The loop ends a turn, in which it found work or may sleep after it. `active_us` is when a client last had work for it: where that
+    /// comes in small pieces the next turn may be a long one nevertheless.
+    pub(crate) fn end(&mut self, found_work: bool, active_us: u64) {
         self.streak = match found_work {
             true => self.streak.saturating_add(1),
             false => 0,
         };
-        if self.streak >= STREAK {
+        let is_active = std::mem::replace(&mut self.active_us, active_us) != active_us;
+        if is_active || self.streak >= STREAK {
             let now_us = self.seen.turn_us.load(Ordering::Relaxed);
             // Either this thread sees that the other one sleeps, or that one sees that this one is busy.
             self.seen.busy_us.store(now_us, Ordering::SeqCst);
@@ -286,7 +291,7 @@ mod tests {
     fn work(watchdog: &mut Watchdog) {
         for _ in 0..STREAK {
             watchdog.begin(now().steady_us);
-            watchdog.end(true);
+            watchdog.end(true, 0);
         }
     }
 
@@ -307,7 +312,7 @@ mod tests {
             // The flag may come after the end of a turn; the next one sees it.
             wait_for("the end of it", || {
                 watchdog.begin(now().steady_us);
-                watchdog.end(false);
+                watchdog.end(false, 0);
                 nice() == own
             });
         }
@@ -341,7 +346,8 @@ mod tests {
         wait_for("sleep", || !wants_cpu(thread));
         drop(wake);
         sleeper.join().unwrap();
-        assert!(!wants_cpu(thread));
+        // Who waited for it goes on a moment before the kernel has done with it.
+        wait_for("end", || !wants_cpu(thread));
 
         if !may_raise() {
             return;
@@ -379,7 +385,7 @@ mod tests {
             work(&mut watchdog);
             watchdog.begin(now().steady_us);
             drop(lock.lock().unwrap());
-            watchdog.end(true);
+            watchdog.end(true, 0);
             holder.join().unwrap();
         });
     }
@@ -414,12 +420,26 @@ mod tests {
         // Heartbeats and pauses.
         for found_work in [true, false, true, true, false, false] {
             watchdog.begin(now().steady_us);
-            watchdog.end(found_work);
+            watchdog.end(found_work, 0);
             std::thread::sleep(5 * PATIENCE);
         }
         assert_eq!(times(&watchdog), 0);
         wait_for("sleep", || watchdog.seen.asleep.load(Ordering::SeqCst));
         work(&mut watchdog);
+        wait_for("help", || times(&watchdog) > 0);
+    }
+
+    /// As a follower's of a leader with little load, which sleeps after every entry: its next turn may take in many of them.
+    #[test]
+    fn a_loop_that_a_client_has_work_for_is_watched_however_often_it_sleeps() {
+        if !may_raise() {
+            return;
+        }
+        let mut watchdog = watch(PATIENCE);
+        for (found_work, active_us) in [(true, 1), (false, 1)] {
+            watchdog.begin(now().steady_us);
+            watchdog.end(found_work, active_us);
+        }
         wait_for("help", || times(&watchdog) > 0);
     }
 }

@@ -123,7 +123,7 @@ impl LogLoop {
             _ => 0,
         };
         if let Some(watchdog) = &mut self.watchdog {
-            watchdog.end(work > 0);
+            watchdog.end(work > 0, active_us);
         }
         if work > 0 {
             return Ok(work);

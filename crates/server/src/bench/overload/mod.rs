@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use cyclone_bench::cpu::{Meter, Process};
-use cyclone_bench::noise::{Noise, STOLEN};
+use cyclone_bench::noise::Noise;
 use cyclone_bench::output::{Common, Report};
+use cyclone_bench::stolen::Stolen;
 use cyclone_bench::table::{Table, rounded};
 use cyclone_bench::verdict::Verdict;
 use hdrhistogram::Histogram;
@@ -85,12 +86,14 @@ pub(crate) struct Seen {
     pub(crate) late: Duration,
     /// From then on until every node's store had what is done, and rested.
     caught_up: Duration,
-    /// Elections, and those of them that the machine accounts for: the host took some of it in a turn in which a loop stood still for
-    /// more than half the time-out.
+    /// Elections, and those of them that the host accounts for: in such a turn it took the nodes' CPU for half the time-out and more at a
+    /// stretch.
     elections: u64,
     excused: u64,
     /// The longest time for which a loop stood still, where it was its longest so far, ms.
     gap_ms: f64,
+    /// The longest stretch for which the host took the nodes' CPU.
+    stolen: Duration,
 }
 
 impl Seen {
@@ -109,6 +112,7 @@ impl Seen {
             elections: 0,
             excused: 0,
             gap_ms: 0.0,
+            stolen: Duration::ZERO,
         })
     }
 
@@ -127,6 +131,7 @@ impl Seen {
         self.elections += other.elections;
         self.excused += other.excused;
         self.gap_ms = self.gap_ms.max(other.gap_ms);
+        self.stolen = self.stolen.max(other.stolen);
         Ok(())
     }
 
@@ -188,6 +193,7 @@ struct Run<'a> {
     table: Table,
     stop: &'a AtomicBool,
     noise: Noise,
+    stolen: Stolen,
     /// The least of overload over saturation: as acknowledged, and paid.
     worst: [f64; 2],
     elections: u64,
@@ -218,9 +224,11 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
             "elections",
             "excused",
             "gap_ms",
+            "stolen_ms",
         ]),
         stop,
         noise: Noise::default(),
+        stolen: Stolen::watch(NODES_CPU)?,
         worst: [f64::INFINITY; 2],
         elections: 0,
         excused: 0,
@@ -244,7 +252,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
     let unexcused = run.elections - run.excused;
     let terms = Verdict::at_most("elections under load", unexcused as f64, 0.0);
     run.report.verdict(terms.note(format!(
-        "{note}; {} more in turns in which the host took some of the machine and a loop stood still for over half the time-out",
+        "{note}; {} more in turns in which the host took that CPU for half the time-out and more at a stretch",
         run.excused
     )));
     let told = "operations told to retry, or left on their connection";
@@ -401,11 +409,12 @@ impl Run<'_> {
             bail!("stopped");
         }
         let now = look(cluster)?;
+        seen.stolen = self.stolen.longest();
         let election_ms = self.arguments.election_ms;
-        let election_ms = election_ms.unwrap_or(Timing::default().election_ms);
+        let patience = Duration::from_millis(election_ms.unwrap_or(Timing::default().election_ms));
         seen.elections = now.term.saturating_sub(looks.term);
         seen.gap_ms = looks.gap_until(&now);
-        if stolen > STOLEN && seen.gap_ms > election_ms as f64 / 2.0 {
+        if seen.stolen >= patience / 2 {
             seen.excused = seen.elections;
         }
         *looks = now;
@@ -450,6 +459,7 @@ impl Run<'_> {
             seen.elections.into(),
             seen.excused.into(),
             rounded(seen.gap_ms, 1),
+            rounded(seen.stolen.as_secs_f64() * 1000.0, 1),
         ]);
         self.report.row(&self.table);
     }
