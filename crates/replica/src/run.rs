@@ -135,6 +135,7 @@ impl Reactor {
                 Pause::Look
             } else {
                 let deadline_us = node.deadline_us().min(companion.deadline_us(now));
+                let deadline_us = deadline_us.min(now.steady_us + LONGEST_SLEEP_US);
                 let pause = pause(polling, now, deadline_us, node.active_us(), &mut spinner);
                 pause.sooner(node.sends_soon())
             };
@@ -280,9 +281,7 @@ pub(crate) fn pause(
     active_us: u64,
     spinner: &mut Spinner,
 ) -> Pause {
-    let until = deadline_us
-        .saturating_sub(now.steady_us)
-        .min(LONGEST_SLEEP_US);
+    let until = deadline_us.saturating_sub(now.steady_us);
     if until == 0 {
         return Pause::Look;
     }

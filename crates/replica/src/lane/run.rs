@@ -227,8 +227,9 @@ impl Crew {
     }
 }
 
-/// A thread looks whether it is to stop at least so often.
-const LONGEST_WAIT: Duration = Duration::from_millis(100);
+/// A thread looks whether it is to stop, or has missed something, at least so often. Whoever has something for it wakes it; a node with
+/// nothing to do has many such threads.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 impl Drop for Crew {
     fn drop(&mut self) {
