@@ -159,8 +159,16 @@ impl RocksKv {
     }
 
     /// What the tables say of keys, and what has left them. `None`: that is too much to be copied while writers wait for them.
-    fn at_hand<'db>(&self, keys: &[Vec<u8>], db: &'db DB) -> Option<AtHand<'db>> {
-        let tables = self.recent().tables();
+    ///
+    /// # Errors
+    /// As [`Recent::tables_for`].
+    fn at_hand<'db>(
+        &self,
+        keys: &[Vec<u8>],
+        db: &'db DB,
+        mode: Mode,
+    ) -> Result<Option<AtHand<'db>>, ApplyError> {
+        let tables = self.recent().tables_for(mode)?;
         let mut left = LOOP_BYTES;
         let find = |key: &Vec<u8>| {
             let found = tables.get(key);
@@ -168,8 +176,8 @@ impl RocksKv {
             left = left.checked_sub(length)?;
             Some(found.map(|value| value.map(<[u8]>::to_vec)))
         };
-        let found = keys.iter().map(find).collect::<Option<_>>()?;
-        Some((found, db.snapshot()))
+        let found: Option<_> = keys.iter().map(find).collect();
+        Ok(found.map(|found| (found, db.snapshot())))
     }
 
     /// Looks at this moment's state while no other takes its place.
@@ -360,7 +368,7 @@ fn read_options(mode: Mode) -> ReadOptions {
 impl Kv for RocksKv {
     fn get(&self, key: &[u8], mode: Mode) -> Result<Option<Vec<u8>>, ApplyError> {
         self.shared.with(mode, |db| {
-            if let Some(found) = self.recent().tables().get(key) {
+            if let Some(found) = self.recent().tables_for(mode)?.get(key) {
                 return Ok(found.map(<[u8]>::to_vec));
             }
             // What leaves the tables from here on is in the database.
@@ -376,7 +384,7 @@ impl Kv for RocksKv {
         visit: &mut Found<'_>,
     ) -> Result<(), ApplyError> {
         let is_over = self.shared.with(mode, |db| {
-            let Some((found, snapshot)) = self.at_hand(keys, db) else {
+            let Some((found, snapshot)) = self.at_hand(keys, db, mode)? else {
                 return Ok(false);
             };
             for (key, found) in keys.iter().zip(found) {

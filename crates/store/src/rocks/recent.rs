@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{
     Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    TryLockError,
 };
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,6 +18,10 @@ use crate::machine::{ApplyError, Mode};
 const MOST_FROZEN: u64 = 8;
 /// With as many, those who look at a moment wait before they freeze another, however little is in it.
 const MOST_SMALL: u64 = 16;
+
+/// So often the event loop tries a lock that somebody has for a moment, in some ten microseconds. Whoever has it for longer has been
+/// interrupted, and gets the CPU back when others have had it.
+const TRIES: u32 = 300;
 
 /// While the disk is full, who waits for the thread is told so after this time, and it tries again after as much.
 pub(super) const FULL_PATIENCE: Duration = Duration::from_millis(200);
@@ -110,9 +115,24 @@ impl Recent {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For reading: nothing leaves the tables meanwhile, so what they lack RocksDB has.
-    pub(super) fn tables(&self) -> RwLockReadGuard<'_, Tables> {
+    fn tables(&self) -> RwLockReadGuard<'_, Tables> {
         self.tables.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For reading: nothing leaves the tables meanwhile, so what they lack RocksDB has.
+    ///
+    /// # Errors
+    /// [`ApplyError::WouldBlock`]: somebody who changes them does not get on.
+    pub(super) fn tables_for(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Tables>, ApplyError> {
+        mode.lock(again(|| self.tables.try_read()), || self.tables.read())
+    }
+
+    fn tables_mut_for(&self, mode: Mode) -> Result<RwLockWriteGuard<'_, Tables>, ApplyError> {
+        mode.lock(again(|| self.tables.try_write()), || self.tables.write())
+    }
+
+    fn progress_for(&self, mode: Mode) -> Result<MutexGuard<'_, Progress>, ApplyError> {
+        mode.lock(again(|| self.progress.try_lock()), || self.progress.lock())
     }
 
     /// Keeps others from writing.
@@ -134,16 +154,21 @@ impl Recent {
         mode: Mode,
     ) -> Result<(), ApplyError> {
         let bytes: usize = changes.iter().map(size).sum();
-        let is_full = {
-            let active = &self.tables().active;
+        let is_full = |tables: &Tables| {
+            let active = &tables.active;
             !active.is_empty() && active.size() + bytes > self.limit
         };
-        if is_full {
+        if is_full(&*self.tables_for(mode)?) {
             self.make_room(MOST_FROZEN, mode)?;
-            self.freeze(&mut self.tables_mut());
+            self.set_aside(mode)?;
         }
-        check(&self.progress())?;
-        let active = &mut self.tables_mut().active;
+        let mut tables = self.tables_mut_for(mode)?;
+        let mut progress = self.progress_for(mode)?;
+        check(&progress)?;
+        if is_full(&tables) {
+            self.freeze(&mut tables, &mut progress);
+        }
+        let active = &mut tables.active;
         let before = active.size();
         for change in changes {
             match *change {
@@ -153,7 +178,7 @@ impl Recent {
             }
         }
         let grown = active.size() - before;
-        self.progress().took(grown as f64 / self.limit as f64);
+        progress.took(grown as f64 / self.limit as f64);
         Ok(())
     }
 
@@ -162,7 +187,7 @@ impl Recent {
     /// # Errors
     /// [`ApplyError::WouldBlock`] while it is not, and why the thread cannot go on.
     pub(super) fn await_turn(&self, mode: Mode) -> Result<(), ApplyError> {
-        let progress = self.progress();
+        let progress = self.progress_for(mode)?;
         check(&progress)?;
         let Some(wait) = progress.pace.wait(Instant::now()) else {
             return Ok(());
@@ -177,7 +202,7 @@ impl Recent {
 
     /// Waits until fewer tables wait for the thread.
     fn make_room(&self, most: u64, mode: Mode) -> Result<(), ApplyError> {
-        let mut progress = self.progress();
+        let mut progress = self.progress_for(mode)?;
         while progress.waiting() >= most {
             check(&progress)?;
             if mode == Mode::NonBlocking {
@@ -246,27 +271,49 @@ impl Recent {
         true
     }
 
-    /// Begins another table. Answers the number of the last one frozen.
-    fn freeze(&self, tables: &mut Tables) -> u64 {
-        let mut progress = self.progress();
-        if !tables.active.is_empty() {
-            let slots = tables.active.len();
-            let spare = tables.spare.take();
-            let next = spare.unwrap_or_else(|| Table::new(self.limit, slots));
-            let full = std::mem::replace(&mut tables.active, next);
-            progress.frozen += 1;
-            let frozen = Frozen::new(full, progress.frozen);
-            tables.frozen.push_back(Arc::new(frozen));
-            self.changed.notify_all();
+    /// Sees to memory for another table before anybody has to wait for who asks the system for it: that takes milliseconds.
+    ///
+    /// # Errors
+    /// [`ApplyError::WouldBlock`]: there is none yet.
+    pub(super) fn set_aside(&self, mode: Mode) -> Result<(), ApplyError> {
+        let (has_spare, slots) = {
+            let tables = self.tables_for(mode)?;
+            (tables.spare.is_some(), tables.active.len())
+        };
+        if has_spare {
+            return Ok(());
         }
-        progress.frozen
+        if mode == Mode::NonBlocking {
+            return Err(ApplyError::WouldBlock);
+        }
+        let spare = Table::new(self.limit, slots);
+        // Another one that has come meanwhile goes after the lock.
+        let _other = self.tables_mut().spare.replace(spare);
+        Ok(())
+    }
+
+    /// Begins another table.
+    fn freeze(&self, tables: &mut Tables, progress: &mut Progress) {
+        if tables.active.is_empty() {
+            return;
+        }
+        let slots = tables.active.len();
+        let spare = tables.spare.take();
+        let next = spare.unwrap_or_else(|| Table::new(self.limit, slots));
+        let full = std::mem::replace(&mut tables.active, next);
+        progress.frozen += 1;
+        let frozen = Frozen::new(full, progress.frozen);
+        tables.frozen.push_back(Arc::new(frozen));
+        self.changed.notify_all();
     }
 
     /// What the database may lack at this moment, newest first, and what `look` finds at the same moment. For one who holds the database: a
     /// state that takes its place takes the tables too.
     pub(super) fn moment<T>(&self, look: impl FnOnce() -> T) -> (Vec<Arc<Frozen>>, T) {
+        // Who may wait is never told that it would have to.
+        let _set_aside = self.set_aside(Mode::Blocking);
         let mut tables = self.tables_mut();
-        self.freeze(&mut tables);
+        self.freeze(&mut tables, &mut self.progress());
         (tables.frozen.iter().rev().cloned().collect(), look())
     }
 
@@ -275,7 +322,13 @@ impl Recent {
     /// # Errors
     /// Why the thread cannot go on.
     pub(super) fn drain(&self) -> Result<(), ApplyError> {
-        let last = self.freeze(&mut self.tables_mut());
+        self.set_aside(Mode::Blocking)?;
+        let last = {
+            let mut tables = self.tables_mut();
+            let mut progress = self.progress();
+            self.freeze(&mut tables, &mut progress);
+            progress.frozen
+        };
         self.await_stored(last)
     }
 
@@ -365,10 +418,23 @@ impl Recent {
 
     /// The thread is to end when everything is in the database.
     pub(super) fn stop(&self) {
-        self.freeze(&mut self.tables_mut());
-        self.progress().stopping = true;
+        let mut tables = self.tables_mut();
+        let mut progress = self.progress();
+        self.freeze(&mut tables, &mut progress);
+        progress.stopping = true;
         self.changed.notify_all();
     }
+}
+
+/// Tries a lock for a while.
+fn again<G>(mut attempt: impl FnMut() -> Result<G, TryLockError<G>>) -> Result<G, TryLockError<G>> {
+    for _ in 0..TRIES {
+        match attempt() {
+            Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            other => return other,
+        }
+    }
+    attempt()
 }
 
 /// Bytes that a change takes, about.
@@ -383,5 +449,65 @@ fn check(progress: &Progress) -> Result<(), ApplyError> {
     match &progress.failed {
         Some(reason) => Err(ApplyError::Fatal(reason.clone())),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(recent: &Recent, key: &[u8], mode: Mode) -> Result<(), ApplyError> {
+        recent.await_turn(mode)?;
+        let writing = recent.begin(mode)?;
+        recent.write(&writing, &[Change::Put(key, &[7; 600])], mode)
+    }
+
+    fn would_block<T>(result: Result<T, ApplyError>) -> bool {
+        matches!(result, Err(ApplyError::WouldBlock))
+    }
+
+    #[test]
+    fn who_does_not_wait_waits_for_nobody_who_has_a_lock() {
+        let recent = Recent::new(1000);
+        let holder = recent.progress();
+        assert!(would_block(recent.await_turn(Mode::NonBlocking)));
+        assert!(would_block(recent.make_room(1, Mode::NonBlocking)));
+        let writing = recent.writers.lock().unwrap();
+        let changes = [Change::Put(b"a", b"1")];
+        assert!(would_block(recent.write(
+            &writing,
+            &changes,
+            Mode::NonBlocking
+        )));
+        drop(holder);
+        assert!(would_block(recent.begin(Mode::NonBlocking)));
+        let reader = recent.tables();
+        assert!(would_block(recent.write(
+            &writing,
+            &changes,
+            Mode::NonBlocking
+        )));
+        drop((reader, writing));
+        let writer = recent.tables_mut();
+        assert!(would_block(recent.tables_for(Mode::NonBlocking)));
+        drop(writer);
+        // Nothing was done so far.
+        assert_eq!(recent.tables().get(b"a"), None);
+        write(&recent, b"a", Mode::NonBlocking).unwrap();
+        assert!(recent.tables().get(b"a").is_some());
+    }
+
+    #[test]
+    fn who_does_not_wait_asks_for_no_memory() {
+        let recent = Recent::new(1000);
+        write(&recent, b"a", Mode::NonBlocking).unwrap();
+        assert!(would_block(write(&recent, b"b", Mode::NonBlocking)));
+        write(&recent, b"b", Mode::Blocking).unwrap();
+        assert_eq!(recent.tables().frozen.len(), 1);
+        // What has been handed over leaves its memory.
+        let oldest = recent.oldest().unwrap();
+        recent.stored(oldest);
+        write(&recent, b"c", Mode::NonBlocking).unwrap();
+        assert_eq!(recent.tables().frozen.len(), 1);
     }
 }

@@ -139,7 +139,12 @@ fn writers_wait_while_the_thread_is_behind() {
     let held = kv.shared.db.write().unwrap();
     let key = |number: u32| number.to_be_bytes();
     let mut written = 0;
-    while put(&kv, &[(&key(written), &[7; 100])], Mode::NonBlocking).is_ok() {
+    let put_next = |number| {
+        // It is not memory that it waits for.
+        kv.recent().set_aside(Mode::Blocking)?;
+        put(&kv, &[(&key(number), &[7; 100])], Mode::NonBlocking)
+    };
+    while put_next(written).is_ok() {
         written += 1;
         assert!(written < 100, "it never blocks");
     }
