@@ -29,11 +29,12 @@ impl Stolen {
         let (longest, stopped) = (Arc::clone(&longest_us), Arc::clone(&stop));
         let look = move || {
             let mut last = (Instant::now(), of_cpu(&stat(), cpu));
+            let mut stretch = Duration::ZERO;
             while !stopped.load(Ordering::Relaxed) {
                 std::thread::park_timeout(LOOK);
                 let now = (Instant::now(), of_cpu(&stat(), cpu));
                 let taken = now.1.saturating_sub(last.1);
-                let stretch = at_a_stretch(taken, now.0 - last.0);
+                stretch = at_a_stretch(stretch, taken, now.0 - last.0);
                 longest.fetch_max(stretch.as_micros() as u64, Ordering::Relaxed);
                 last = now;
             }
@@ -80,11 +81,11 @@ fn of_cpu(stat: &str, cpu: usize) -> Duration {
     Duration::from_secs_f64(steal as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// What was taken between two looks so long apart was taken at a stretch if it is most of that time; it may be more, where the
-/// stretch began before.
-fn at_a_stretch(taken: Duration, apart: Duration) -> Duration {
+/// How long a stretch is after a look that was so long after the one before: it goes on for as long as the host takes most of the time, since
+/// a CPU that has a moment now and then does nothing in it. Who looked late does not know.
+fn at_a_stretch(so_far: Duration, taken: Duration, apart: Duration) -> Duration {
     match 2 * taken > apart {
-        true => taken,
+        true => so_far + taken,
         false => Duration::ZERO,
     }
 }
@@ -96,12 +97,15 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn many_short_stretches_are_no_long_one() {
-        assert_eq!(at_a_stretch(100 * MS, 20 * MS), 100 * MS);
-        assert_eq!(at_a_stretch(100 * MS, 110 * MS), 100 * MS);
-        // Who looked late does not know.
-        assert_eq!(at_a_stretch(30 * MS, 400 * MS), Duration::ZERO);
-        assert_eq!(at_a_stretch(Duration::ZERO, 20 * MS), Duration::ZERO);
+    fn a_stretch_goes_on_while_the_host_takes_most() {
+        let none = Duration::ZERO;
+        // The kernel counts it at its end.
+        assert_eq!(at_a_stretch(none, 100 * MS, 20 * MS), 100 * MS);
+        // Or in pieces.
+        assert_eq!(at_a_stretch(100 * MS, 20 * MS, 25 * MS), 120 * MS);
+        assert_eq!(at_a_stretch(120 * MS, 10 * MS, 20 * MS), none);
+        assert_eq!(at_a_stretch(none, 30 * MS, 400 * MS), none);
+        assert_eq!(at_a_stretch(none, none, 20 * MS), none);
     }
 
     #[test]
