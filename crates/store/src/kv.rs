@@ -45,6 +45,10 @@ pub(crate) trait Kv: Send + Sync {
         changes: &mut dyn Iterator<Item = Change<'_>>,
         mode: Mode,
     ) -> Result<(), ApplyError>;
+    /// After a write that would have blocked: whether for longer than another writer takes, so that trying again at once is of no use.
+    fn is_behind(&self) -> bool {
+        false
+    }
     /// Visits keys in order from `from` on until `visit` answers false. Sees one moment's state. Blocks.
     fn scan(
         &self,

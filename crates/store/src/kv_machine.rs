@@ -43,8 +43,8 @@ struct Log {
     /// The latest stamp among the entries applied: the time by which keys expire.
     clock_ms: u64,
     sessions: Sessions,
-    /// What is behind this index is too much for an event loop, which found out by trying.
-    too_much: Option<u64>,
+    /// What is behind this index is not for an event loop, which found out by trying: it is too much, or the map is behind.
+    not_at_once: Option<u64>,
 }
 
 /// A [`StateMachine`] over an ordered map.
@@ -87,7 +87,7 @@ impl<K: Kv> KvMachine<K> {
                 term: 0,
                 clock_ms: 0,
                 sessions: Sessions::new(log, limits.max_sessions),
-                too_much: None,
+                not_at_once: None,
             })
         };
         let machine = KvMachine {
@@ -318,7 +318,7 @@ impl<K: Kv> StateMachine for KvMachine<K> {
         let mut guard = self.log_for(log, mode)?;
         let state = &mut *guard;
         // A loop that tries again at once would only read it all again.
-        if mode == Mode::NonBlocking && state.too_much == Some(state.applied) {
+        if mode == Mode::NonBlocking && state.not_at_once == Some(state.applied) {
             return Err(ApplyError::WouldBlock);
         }
         let mut overlay = Overlay::new(&self.kv, mode, self.limits.max_value_bytes, self.count());
@@ -366,8 +366,9 @@ impl<K: Kv> StateMachine for KvMachine<K> {
             }
             Err(error) => {
                 state.sessions.roll_back();
-                if overlay.is_too_much() {
-                    state.too_much = Some(state.applied);
+                let is_behind = matches!(error, ApplyError::WouldBlock) && self.kv.is_behind();
+                if overlay.is_too_much() || is_behind {
+                    state.not_at_once = Some(state.applied);
                 }
                 Err(error)
             }

@@ -222,7 +222,10 @@ impl Shared {
     /// The thread: hands full tables over, oldest first.
     fn hand_over(&self) {
         let _ended = Ended(&self.recent);
+        self.recent.set_aside();
         while self.recent.await_frozen() {
+            // There is memory for the next table before anybody wants it.
+            self.recent.set_aside();
             // While the database is held nobody installs another, and discards the tables.
             let stored = self.with(Mode::Blocking, |db| {
                 if let Some(table) = self.recent.oldest() {
@@ -443,6 +446,10 @@ impl Kv for RocksKv {
                     std::thread::sleep(recent::FULL_PATIENCE);
                 }
             })
+    }
+
+    fn is_behind(&self) -> bool {
+        self.recent().is_behind()
     }
 
     fn scan(

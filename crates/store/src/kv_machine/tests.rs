@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
@@ -7,6 +8,22 @@ use super::*;
 struct Slow {
     entered: Mutex<Sender<()>>,
     go_on: Mutex<Receiver<()>>,
+    /// Writes that must not block are refused, and so many have been.
+    refuses: AtomicBool,
+    refused: AtomicU64,
+    is_behind: AtomicBool,
+}
+
+impl Slow {
+    fn new(entered: Sender<()>, go_on: Receiver<()>) -> Slow {
+        Slow {
+            entered: Mutex::new(entered),
+            go_on: Mutex::new(go_on),
+            refuses: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
+            is_behind: AtomicBool::new(false),
+        }
+    }
 }
 
 impl Kv for Slow {
@@ -30,8 +47,14 @@ impl Kv for Slow {
         if mode == Mode::Blocking {
             self.entered.lock().unwrap().send(()).unwrap();
             self.go_on.lock().unwrap().recv().unwrap();
+        } else if self.refuses.load(Ordering::Relaxed) {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(ApplyError::WouldBlock);
         }
         Ok(())
+    }
+    fn is_behind(&self) -> bool {
+        self.is_behind.load(Ordering::Relaxed)
     }
     fn scan(
         &self,
@@ -58,32 +81,54 @@ impl Kv for Slow {
     }
 }
 
+const LIMITS: Limits = Limits {
+    max_value_bytes: 100,
+    max_sessions: Limits::MAX_SESSIONS,
+};
+
+fn entry(index: u64) -> EntryInput<'static> {
+    EntryInput {
+        index,
+        term: 1,
+        payload: &[],
+    }
+}
+
+/// A log's own loop tries again a hundred times where another writer is at work, and each time all that it applies is carried out anew.
+#[test]
+fn what_the_map_is_behind_with_is_carried_out_once() {
+    let (entered, has_entered) = channel();
+    let (let_go, go_on) = channel();
+    let machine = KvMachine::open(Slow::new(entered, go_on), 1, LIMITS).unwrap();
+    let kv = &machine.kv;
+    let try_often = |index| {
+        for _ in 0..5 {
+            let tried = machine.apply(0, &[entry(index)], Mode::NonBlocking);
+            assert!(matches!(tried, Err(ApplyError::WouldBlock)));
+        }
+        kv.refused.swap(0, Ordering::Relaxed)
+    };
+    kv.refuses.store(true, Ordering::Relaxed);
+    assert_eq!(try_often(1), 5, "another writer");
+    kv.is_behind.store(true, Ordering::Relaxed);
+    assert_eq!(try_often(1), 1);
+    // A worker goes on, and the loop may try what comes next.
+    let_go.send(()).unwrap();
+    machine.apply(0, &[entry(1)], Mode::Blocking).unwrap();
+    has_entered.recv().unwrap();
+    kv.is_behind.store(false, Ordering::Relaxed);
+    assert_eq!(try_often(2), 5);
+    kv.refuses.store(false, Ordering::Relaxed);
+    machine.apply(0, &[entry(2)], Mode::NonBlocking).unwrap();
+}
+
 /// A worker is in the middle of a slow write: the loop asks for the applied index and tries to apply, and must
 /// come back at once from both.
 #[test]
 fn the_loop_does_not_wait_for_a_worker() {
     let (entered, has_entered) = channel();
     let (let_go, go_on) = channel();
-    let kv = Slow {
-        entered: Mutex::new(entered),
-        go_on: Mutex::new(go_on),
-    };
-    let machine = Arc::new(
-        KvMachine::open(
-            kv,
-            1,
-            Limits {
-                max_value_bytes: 100,
-                max_sessions: Limits::MAX_SESSIONS,
-            },
-        )
-        .unwrap(),
-    );
-    let entry = |index| EntryInput {
-        index,
-        term: 1,
-        payload: &[],
-    };
+    let machine = Arc::new(KvMachine::open(Slow::new(entered, go_on), 1, LIMITS).unwrap());
     let worker = {
         let machine = Arc::clone(&machine);
         std::thread::spawn(move || machine.apply(0, &[entry(1)], Mode::Blocking).map(drop))

@@ -2,6 +2,7 @@
 //! over, each as one atomic batch, in order. So RocksDB always holds a prefix of what was written.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{
     Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
     TryLockError,
@@ -19,6 +20,9 @@ const MOST_FROZEN: u64 = 8;
 /// With as many, those who look at a moment wait before they freeze another, however little is in it.
 const MOST_SMALL: u64 = 16;
 
+/// With one that takes changes and one that the thread hands over, nobody asks for memory while the thread keeps up.
+const MOST_SPARE: usize = 2;
+
 /// So often the event loop tries a lock that somebody has for a moment, in some ten microseconds. Whoever has it for longer has been
 /// interrupted, and gets the CPU back when others have had it.
 const TRIES: u32 = 300;
@@ -35,8 +39,8 @@ pub(super) struct Tables {
     active: Table,
     /// Oldest first.
     frozen: VecDeque<Arc<Frozen>>,
-    /// Memory to be used again.
-    spare: Option<Table>,
+    /// Memory to be used next, [`MOST_SPARE`] tables at most.
+    spare: Vec<Table>,
 }
 
 impl Tables {
@@ -78,6 +82,8 @@ pub(super) struct Recent {
     tables: RwLock<Tables>,
     progress: Mutex<Progress>,
     changed: Condvar,
+    /// The event loop has tried a lock in vain, and does not try long until it gets one: of a thousand reads one finds out.
+    in_vain: AtomicBool,
     /// Bytes after which a table is full.
     limit: usize,
 }
@@ -92,7 +98,7 @@ impl Recent {
             tables: RwLock::new(Tables {
                 active: Table::new(limit, 0),
                 frozen: VecDeque::new(),
-                spare: None,
+                spare: Vec::new(),
             }),
             progress: Mutex::new(Progress {
                 frozen: 0,
@@ -103,6 +109,7 @@ impl Recent {
                 stopping: false,
             }),
             changed: Condvar::new(),
+            in_vain: AtomicBool::new(false),
             limit,
         }
     }
@@ -124,15 +131,53 @@ impl Recent {
     /// # Errors
     /// [`ApplyError::WouldBlock`]: somebody who changes them does not get on.
     pub(super) fn tables_for(&self, mode: Mode) -> Result<RwLockReadGuard<'_, Tables>, ApplyError> {
-        mode.lock(again(|| self.tables.try_read()), || self.tables.read())
+        let tried = self.again(mode, || self.tables.try_read());
+        mode.lock(tried, || self.tables.read())
     }
 
     fn tables_mut_for(&self, mode: Mode) -> Result<RwLockWriteGuard<'_, Tables>, ApplyError> {
-        mode.lock(again(|| self.tables.try_write()), || self.tables.write())
+        let tried = self.again(mode, || self.tables.try_write());
+        mode.lock(tried, || self.tables.write())
     }
 
     fn progress_for(&self, mode: Mode) -> Result<MutexGuard<'_, Progress>, ApplyError> {
-        mode.lock(again(|| self.progress.try_lock()), || self.progress.lock())
+        let tried = self.again(mode, || self.progress.try_lock());
+        mode.lock(tried, || self.progress.lock())
+    }
+
+    /// Tries a lock, for a while where this mode does not wait.
+    fn again<G>(
+        &self,
+        mode: Mode,
+        mut attempt: impl FnMut() -> Result<G, TryLockError<G>>,
+    ) -> Result<G, TryLockError<G>> {
+        if mode == Mode::Blocking {
+            return attempt();
+        }
+        let was_in_vain = self.in_vain.load(Ordering::Relaxed);
+        let mut tried = attempt();
+        for _ in 0..if was_in_vain { 0 } else { TRIES } {
+            if !matches!(tried, Err(TryLockError::WouldBlock)) {
+                break;
+            }
+            std::hint::spin_loop();
+            tried = attempt();
+        }
+        let is_in_vain = matches!(tried, Err(TryLockError::WouldBlock));
+        if is_in_vain != was_in_vain {
+            self.in_vain.store(is_in_vain, Ordering::Relaxed);
+        }
+        tried
+    }
+
+    /// Whether a write that must not block waits for more than another writer: for the thread, or for memory.
+    pub(super) fn is_behind(&self) -> bool {
+        let tables = self.tables_for(Mode::NonBlocking);
+        if tables.is_ok_and(|tables| tables.spare.is_empty()) {
+            return true;
+        }
+        let progress = self.progress_for(Mode::NonBlocking);
+        progress.is_ok_and(|progress| progress.pace.wait(Instant::now()).is_some())
     }
 
     /// Keeps others from writing.
@@ -160,12 +205,17 @@ impl Recent {
         };
         if is_full(&*self.tables_for(mode)?) {
             self.make_room(MOST_FROZEN, mode)?;
-            self.set_aside(mode)?;
+            if mode == Mode::Blocking {
+                self.set_aside();
+            }
         }
         let mut tables = self.tables_mut_for(mode)?;
         let mut progress = self.progress_for(mode)?;
         check(&progress)?;
         if is_full(&tables) {
+            if mode == Mode::NonBlocking && tables.spare.is_empty() {
+                return Err(ApplyError::WouldBlock);
+            }
             self.freeze(&mut tables, &mut progress);
         }
         let active = &mut tables.active;
@@ -271,25 +321,26 @@ impl Recent {
         true
     }
 
-    /// Sees to memory for another table before anybody has to wait for who asks the system for it: that takes milliseconds.
-    ///
-    /// # Errors
-    /// [`ApplyError::WouldBlock`]: there is none yet.
-    pub(super) fn set_aside(&self, mode: Mode) -> Result<(), ApplyError> {
-        let (has_spare, slots) = {
-            let tables = self.tables_for(mode)?;
-            (tables.spare.is_some(), tables.active.len())
+    /// Sees to memory for another table before anybody has to wait for who asks the system for it: that takes milliseconds. Blocks.
+    pub(super) fn set_aside(&self) {
+        let slots = {
+            let tables = self.tables();
+            if !tables.spare.is_empty() {
+                return;
+            }
+            tables.active.len()
         };
-        if has_spare {
-            return Ok(());
+        self.keep(Table::new(self.limit, slots));
+    }
+
+    /// Memory for another table, unless there is enough; what is not kept goes after the lock.
+    fn keep(&self, table: Table) {
+        let mut table = Some(table);
+        let mut tables = self.tables_mut();
+        if tables.spare.len() < MOST_SPARE {
+            tables.spare.extend(table.take());
         }
-        if mode == Mode::NonBlocking {
-            return Err(ApplyError::WouldBlock);
-        }
-        let spare = Table::new(self.limit, slots);
-        // Another one that has come meanwhile goes after the lock.
-        let _other = self.tables_mut().spare.replace(spare);
-        Ok(())
+        drop(tables);
     }
 
     /// Begins another table.
@@ -298,7 +349,7 @@ impl Recent {
             return;
         }
         let slots = tables.active.len();
-        let spare = tables.spare.take();
+        let spare = tables.spare.pop();
         let next = spare.unwrap_or_else(|| Table::new(self.limit, slots));
         let full = std::mem::replace(&mut tables.active, next);
         progress.frozen += 1;
@@ -310,8 +361,7 @@ impl Recent {
     /// What the database may lack at this moment, newest first, and what `look` finds at the same moment. For one who holds the database: a
     /// state that takes its place takes the tables too.
     pub(super) fn moment<T>(&self, look: impl FnOnce() -> T) -> (Vec<Arc<Frozen>>, T) {
-        // Who may wait is never told that it would have to.
-        let _set_aside = self.set_aside(Mode::Blocking);
+        self.set_aside();
         let mut tables = self.tables_mut();
         self.freeze(&mut tables, &mut self.progress());
         (tables.frozen.iter().rev().cloned().collect(), look())
@@ -322,7 +372,7 @@ impl Recent {
     /// # Errors
     /// Why the thread cannot go on.
     pub(super) fn drain(&self) -> Result<(), ApplyError> {
-        self.set_aside(Mode::Blocking)?;
+        self.set_aside();
         let last = {
             let mut tables = self.tables_mut();
             let mut progress = self.progress();
@@ -392,8 +442,7 @@ impl Recent {
             // One that a large value has made larger is not kept.
             if spare.capacity() <= 2 * self.limit {
                 spare.clear();
-                // The one before it, should there be one, goes after the lock.
-                let _before = self.tables_mut().spare.replace(spare);
+                self.keep(spare);
             }
         }
     }
@@ -424,17 +473,6 @@ impl Recent {
         progress.stopping = true;
         self.changed.notify_all();
     }
-}
-
-/// Tries a lock for a while.
-fn again<G>(mut attempt: impl FnMut() -> Result<G, TryLockError<G>>) -> Result<G, TryLockError<G>> {
-    for _ in 0..TRIES {
-        match attempt() {
-            Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
-            other => return other,
-        }
-    }
-    attempt()
 }
 
 /// Bytes that a change takes, about.
@@ -470,6 +508,7 @@ mod tests {
     fn who_does_not_wait_waits_for_nobody_who_has_a_lock() {
         let recent = Recent::new(1000);
         let holder = recent.progress();
+        assert!(!recent.in_vain.load(Ordering::Relaxed));
         assert!(would_block(recent.await_turn(Mode::NonBlocking)));
         assert!(would_block(recent.make_room(1, Mode::NonBlocking)));
         let writing = recent.writers.lock().unwrap();
@@ -479,6 +518,8 @@ mod tests {
             &changes,
             Mode::NonBlocking
         )));
+        // Who has tried in vain does not try long.
+        assert!(recent.in_vain.load(Ordering::Relaxed));
         drop(holder);
         assert!(would_block(recent.begin(Mode::NonBlocking)));
         let reader = recent.tables();
@@ -495,6 +536,7 @@ mod tests {
         assert_eq!(recent.tables().get(b"a"), None);
         write(&recent, b"a", Mode::NonBlocking).unwrap();
         assert!(recent.tables().get(b"a").is_some());
+        assert!(!recent.in_vain.load(Ordering::Relaxed));
     }
 
     #[test]
@@ -504,10 +546,17 @@ mod tests {
         assert!(would_block(write(&recent, b"b", Mode::NonBlocking)));
         write(&recent, b"b", Mode::Blocking).unwrap();
         assert_eq!(recent.tables().frozen.len(), 1);
+        assert!(recent.is_behind());
         // What has been handed over leaves its memory.
         let oldest = recent.oldest().unwrap();
         recent.stored(oldest);
+        assert!(!recent.is_behind());
         write(&recent, b"c", Mode::NonBlocking).unwrap();
         assert_eq!(recent.tables().frozen.len(), 1);
+        // No more than is of use, however it comes.
+        for _ in 0..3 {
+            recent.keep(Table::new(1000, 1));
+        }
+        assert_eq!(recent.tables().spare.len(), MOST_SPARE);
     }
 }

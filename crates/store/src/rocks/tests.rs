@@ -141,7 +141,7 @@ fn writers_wait_while_the_thread_is_behind() {
     let mut written = 0;
     let put_next = |number| {
         // It is not memory that it waits for.
-        kv.recent().set_aside(Mode::Blocking)?;
+        kv.recent().set_aside();
         put(&kv, &[(&key(number), &[7; 100])], Mode::NonBlocking)
     };
     while put_next(written).is_ok() {
