@@ -1,8 +1,8 @@
 //! For how long the machine's host takes a CPU at a stretch: whatever runs there stands still for as long, and no program can help it.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Looks at what the host takes of one CPU, until it is dropped. The kernel counts that after each stretch, in hundredths of a second.
 pub struct Stolen {
-    longest_us: Arc<AtomicU64>,
+    stretches: Arc<Mutex<Vec<Duration>>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -22,36 +22,36 @@ impl Stolen {
     /// # Errors
     /// When the system grants no thread.
     pub fn watch(cpu: usize) -> io::Result<Stolen> {
-        let (longest_us, stop) = (
-            Arc::new(AtomicU64::new(0)),
-            Arc::new(AtomicBool::new(false)),
-        );
-        let (longest, stopped) = (Arc::clone(&longest_us), Arc::clone(&stop));
+        let stretches = Arc::new(Mutex::new(Vec::new()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (seen, stopped) = (Arc::clone(&stretches), Arc::clone(&stop));
         let look = move || {
-            let mut last = (Instant::now(), of_cpu(&stat(), cpu));
-            let mut stretch = Duration::ZERO;
+            let read = || Some((Instant::now(), of_cpu(&stat(), cpu)?));
+            let (mut last, mut goes_on) = (read(), false);
             while !stopped.load(Ordering::Relaxed) {
                 std::thread::park_timeout(LOOK);
-                let now = (Instant::now(), of_cpu(&stat(), cpu));
-                let taken = now.1.saturating_sub(last.1);
-                stretch = at_a_stretch(stretch, taken, now.0 - last.0);
-                longest.fetch_max(stretch.as_micros() as u64, Ordering::Relaxed);
-                last = now;
+                // Where it cannot be read, the next time is compared with the last that could.
+                let Some((at, taken)) = read() else { continue };
+                if let Some((last_at, last_taken)) = last {
+                    let taken = taken.saturating_sub(last_taken);
+                    goes_on = note(&mut lock(&seen), goes_on, taken, at - last_at);
+                }
+                last = Some((at, taken));
             }
         };
         let thread = std::thread::Builder::new()
             .name("stolen".to_owned())
             .spawn(look)?;
         Ok(Stolen {
-            longest_us,
+            stretches,
             stop,
             thread: Some(thread),
         })
     }
 
-    /// The longest stretch since this was asked last.
-    pub fn longest(&self) -> Duration {
-        Duration::from_micros(self.longest_us.swap(0, Ordering::Relaxed))
+    /// The stretches since this was asked last.
+    pub fn stretches(&self) -> Vec<Duration> {
+        std::mem::take(&mut lock(&self.stretches))
     }
 }
 
@@ -66,28 +66,34 @@ impl Drop for Stolen {
     }
 }
 
+fn lock(stretches: &Mutex<Vec<Duration>>) -> MutexGuard<'_, Vec<Duration>> {
+    stretches.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn stat() -> String {
     std::fs::read_to_string("/proc/stat").unwrap_or_default()
 }
 
-/// What the host has taken of a CPU so far, according to `/proc/stat`.
-fn of_cpu(stat: &str, cpu: usize) -> Duration {
+/// What the host has taken of a CPU so far, according to `/proc/stat`; `None` if that does not say.
+fn of_cpu(stat: &str, cpu: usize) -> Option<Duration> {
     let name = format!("cpu{cpu} ");
-    let mut lines = stat.lines();
-    let of_cpu = lines.find_map(|line| line.strip_prefix(&name));
+    let numbers = stat.lines().find_map(|line| line.strip_prefix(&name))?;
     // user nice system idle iowait irq softirq steal
-    let steal = of_cpu.and_then(|numbers| numbers.split_whitespace().nth(7)?.parse().ok());
-    let steal: u64 = steal.unwrap_or(0);
-    Duration::from_secs_f64(steal as f64 / rustix::param::clock_ticks_per_second() as f64)
+    let steal: u64 = numbers.split_whitespace().nth(7)?.parse().ok()?;
+    let second = rustix::param::clock_ticks_per_second() as f64;
+    Some(Duration::from_secs_f64(steal as f64 / second))
 }
 
-/// How long a stretch is after a look that was so long after the one before: it goes on for as long as the host takes most of the time, since
-/// a CPU that has a moment now and then does nothing in it. Who looked late does not know.
-fn at_a_stretch(so_far: Duration, taken: Duration, apart: Duration) -> Duration {
-    match 2 * taken > apart {
-        true => so_far + taken,
-        false => Duration::ZERO,
+/// Notes what was taken between two looks so long apart; `goes_on`: the last stretch may go on, which is answered as well. It does for as
+/// long as the host takes most of the time, since a CPU that has a moment now and then does nothing in it. Who looked late does not know.
+fn note(stretches: &mut Vec<Duration>, goes_on: bool, taken: Duration, apart: Duration) -> bool {
+    let is_stretch = 2 * taken > apart;
+    match stretches.last_mut() {
+        _ if !is_stretch => {}
+        Some(stretch) if goes_on => *stretch += taken,
+        _ => stretches.push(taken),
     }
+    is_stretch
 }
 
 #[cfg(test)]
@@ -98,14 +104,20 @@ mod tests {
 
     #[test]
     fn a_stretch_goes_on_while_the_host_takes_most() {
-        let none = Duration::ZERO;
-        // The kernel counts it at its end.
-        assert_eq!(at_a_stretch(none, 100 * MS, 20 * MS), 100 * MS);
-        // Or in pieces.
-        assert_eq!(at_a_stretch(100 * MS, 20 * MS, 25 * MS), 120 * MS);
-        assert_eq!(at_a_stretch(120 * MS, 10 * MS, 20 * MS), none);
-        assert_eq!(at_a_stretch(none, 30 * MS, 400 * MS), none);
-        assert_eq!(at_a_stretch(none, none, 20 * MS), none);
+        let (mut seen, mut goes_on) = (Vec::new(), false);
+        for (taken, apart) in [
+            (0, 20),
+            // The kernel counts it at its end, or in pieces.
+            (100, 20),
+            (20, 25),
+            (10, 20),
+            (30, 50),
+            // Who looked late does not know.
+            (30, 400),
+        ] {
+            goes_on = note(&mut seen, goes_on, taken * MS, apart * MS);
+        }
+        assert_eq!(seen, [120 * MS, 30 * MS]);
     }
 
     #[test]
@@ -113,8 +125,9 @@ mod tests {
         let line = |name: &str, steal: u64| format!("{name} 1 2 3 4 5 6 7 {steal} 9 10\n");
         let stat = line("cpu ", 1000) + &line("cpu10", 30) + &line("cpu1", 50) + "intr 7\n";
         let second = rustix::param::clock_ticks_per_second() as f64;
-        assert_eq!(of_cpu(&stat, 1), Duration::from_secs_f64(50.0 / second));
-        assert_eq!(of_cpu(&stat, 10), Duration::from_secs_f64(30.0 / second));
-        assert_eq!(of_cpu(&stat, 2), Duration::ZERO);
+        let seconds = |steal: f64| Some(Duration::from_secs_f64(steal / second));
+        assert_eq!(of_cpu(&stat, 1), seconds(50.0));
+        assert_eq!(of_cpu(&stat, 10), seconds(30.0));
+        assert_eq!((of_cpu(&stat, 2), of_cpu("", 1)), (None, None));
     }
 }

@@ -75,7 +75,7 @@ pub(crate) struct Seen {
     pub(crate) refused: u64,
     /// Never sent: the load generator holds no more than so many at once, each for so long.
     pub(crate) held: u64,
-    /// Anything else: sent, and no outcome within the client's patience.
+    /// Anything else: mostly sent, and no outcome within the client's patience.
     pub(crate) unclear: u64,
     /// Of those done, from arrival, ns.
     pub(crate) latency_ns: Histogram<u64>,
@@ -86,8 +86,8 @@ pub(crate) struct Seen {
     pub(crate) late: Duration,
     /// From then on until every node's store had what is done, and rested.
     caught_up: Duration,
-    /// Elections, and those of them that the host accounts for: in such a turn it took the nodes' CPU for half the time-out and more at a
-    /// stretch.
+    /// Elections, and those of them that the host accounts for: one for each stretch in the same turn for which it took the nodes' CPU, of
+    /// half the time-out and more.
     elections: u64,
     excused: u64,
     /// The longest time for which a loop stood still, where it was its longest so far, ms.
@@ -252,7 +252,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> Result<()> {
     let unexcused = run.elections - run.excused;
     let terms = Verdict::at_most("elections under load", unexcused as f64, 0.0);
     run.report.verdict(terms.note(format!(
-        "{note}; {} more in turns in which the host took that CPU for half the time-out and more at a stretch",
+        "{note}; {} more in turns in which the host took that CPU as often for half the time-out and more at a stretch",
         run.excused
     )));
     let told = "operations told to retry, or left on their connection";
@@ -409,14 +409,14 @@ impl Run<'_> {
             bail!("stopped");
         }
         let now = look(cluster)?;
-        seen.stolen = self.stolen.longest();
+        let stretches = self.stolen.stretches();
+        seen.stolen = stretches.iter().max().copied().unwrap_or_default();
         let election_ms = self.arguments.election_ms;
         let patience = Duration::from_millis(election_ms.unwrap_or(Timing::default().election_ms));
         seen.elections = now.term.saturating_sub(looks.term);
         seen.gap_ms = looks.gap_until(&now);
-        if seen.stolen >= patience / 2 {
-            seen.excused = seen.elections;
-        }
+        let long = stretches.iter().filter(|taken| **taken >= patience / 2);
+        seen.excused = seen.elections.min(long.count() as u64);
         *looks = now;
         Ok(seen)
     }

@@ -73,8 +73,10 @@ impl Native {
                         let took = arrived.elapsed().as_nanos() as u64;
                         seen.latency_ns.saturating_record(took);
                     }
-                    Err(ClientError::NotDone(NotDone::NotSent)) => seen.held += 1,
-                    Err(ClientError::NotDone(_)) => seen.refused += 1,
+                    Err(ClientError::NotDone(NotDone::Busy)) => seen.refused += 1,
+                    Err(ClientError::NotDone(NotDone::NotSent | NotDone::QueueFull)) => {
+                        seen.held += 1;
+                    }
                     Err(_) => seen.unclear += 1,
                 }
             }
