@@ -392,12 +392,6 @@ impl Node {
         self.steady.machine_us(self.active_us)
     }
 
-    /// The same for this loop and those of its logs together: this one waits for their logs, and sends the heartbeats of all.
-    pub(crate) fn all_active_us(&self) -> u64 {
-        let active_us = self.active_us.max(self.lending.active_us);
-        self.steady.machine_us(active_us)
-    }
-
     /// How often the loops had to be helped to their CPU so far.
     pub(crate) fn note_helped(&mut self, times: u64) {
         self.counters.helped = times;

@@ -3,12 +3,12 @@
 mod again;
 mod fate;
 mod job;
+mod told;
 
 use std::collections::VecDeque;
 
 use cyclone_consensus::{
-    Committed, ConsensusError, GangBook, Group, LeaderChange, Outbox, ProposeError, RequestError,
-    StepError,
+    Committed, ConsensusError, GangBook, Group, Outbox, ProposeError, RequestError,
 };
 use cyclone_pmem::Payload;
 use cyclone_store::{Applied, ApplyError, EntryInput, Mode, StateMachine};
@@ -18,6 +18,7 @@ use cyclone_wire::gang::{FIXED_BYTES, Head, MAX_LOGS};
 use cyclone_wire::planted::{self, Bug};
 
 pub(crate) use job::ApplyJob;
+use told::Told;
 
 use crate::lane::{Hears, Request};
 use crate::reads::{Read, Reads};
@@ -89,10 +90,7 @@ pub(crate) struct PhysicalLog {
     pending: usize,
     /// The log had no room for the front of `sealed`.
     starved: bool,
-    /// The last entry of a leader's that was said to be too long for this replica.
-    told_too_large: u64,
-    /// The term and the leader that were told of last.
-    told_leader: (u64, Option<u64>),
+    told: Told,
     /// The term as leader in which the barriers of reads are those of this log.
     reads_term: u64,
     scratch: Vec<u8>,
@@ -127,8 +125,7 @@ impl PhysicalLog {
             reads: Reads::new(salt),
             pending: 0,
             starved: false,
-            told_too_large: 0,
-            told_leader: (0, None),
+            told: Told::default(),
             reads_term: 0,
             scratch: Vec::new(),
         }
@@ -204,22 +201,6 @@ impl PhysicalLog {
     /// Index of the last entry that holds a write submitted so far.
     pub(crate) fn barrier(&self) -> u64 {
         self.group.last_index() + self.sealed.len() as u64 + u64::from(!self.open.is_empty())
-    }
-
-    /// Says so where a leader's entry can never be taken in: the leader sends it again and again, and commits nothing behind it
-    /// without another majority.
-    pub(crate) fn tell_of_refusal(&mut self, error: &StepError) {
-        if let StepError::TooLarge { index, len, limit } = error
-            && self.told_too_large != *index
-        {
-            self.told_too_large = *index;
-            tracing::error!(
-                log = self.id,
-                index,
-                "the leader's entry of {len} bytes is longer than this node takes ({limit}): nvm_bytes or limits differ between \
-                 the nodes; give this one what the leader has"
-            );
-        }
     }
 
     /// Adds a command whose bytes are to be copied into the entry.
@@ -359,18 +340,6 @@ impl PhysicalLog {
         }
     }
 
-    fn tell_of_leader(&mut self, LeaderChange { leader, term, .. }: LeaderChange) {
-        // Also who only asks for votes has another role.
-        if self.told_leader == (term, leader) {
-            return;
-        }
-        self.told_leader = (term, leader);
-        match leader {
-            Some(leader) => tracing::info!(log = self.id, term, "replica {leader} leads"),
-            None => tracing::info!(log = self.id, term, "nobody is known to lead"),
-        }
-    }
-
     /// Takes in what a persisted step committed; finds out which of our entries a new leader has overwritten.
     pub(crate) fn committed(
         &mut self,
@@ -379,7 +348,7 @@ impl PhysicalLog {
         answers: &mut Vec<(Origin, Outcome)>,
     ) {
         if let Some(change) = outbox.leader_change {
-            self.tell_of_leader(change);
+            self.told.leader(self.id, change);
         }
         for entry in outbox.committed.drain(..) {
             let (mut origins, mut since_us) = (Vec::new(), 0);

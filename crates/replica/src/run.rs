@@ -140,7 +140,7 @@ impl Reactor {
                 pause.sooner(node.sends_soon())
             };
             node.lend_logs();
-            watchdog.end(work > 0, node.all_active_us());
+            watchdog.end(work > 0, node.watched_for_us());
             if let Pause::Sleep(_) = pause {
                 watchdog.sleep();
             }

@@ -110,10 +110,19 @@ impl Node {
         self.gather(ticks as u32);
     }
 
+    /// When a client last had work for this loop or for one of its logs' own.
+    fn any_active_us(&self) -> u64 {
+        self.active_us.max(self.lending.active_us)
+    }
+
+    /// The same by the machine's clock, for the watchdog: this loop waits for all logs, and sends the heartbeats of all.
+    pub(crate) fn watched_for_us(&self) -> u64 {
+        self.steady.machine_us(self.any_active_us())
+    }
+
     /// Decides which ticks nobody has to wake up for.
     pub(crate) fn skip_ticks(&mut self) {
-        let active_us = self.active_us.max(self.lending.active_us);
-        let quiet_us = self.now.steady_us.saturating_sub(active_us);
+        let quiet_us = self.now.steady_us.saturating_sub(self.any_active_us());
         let is_long = quiet_us >= REST_TICKS * self.ticking.tick_us;
         let idle = self.logs.iter_mut().map(|log| {
             log.group.set_quiet(is_long);

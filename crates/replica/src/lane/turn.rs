@@ -355,6 +355,8 @@ impl Mail {
         let waiting = std::mem::take(&mut callers.waiting);
         drop(callers);
         drop(waiting);
+        // The log's loop ends.
+        wake(&self.lane);
     }
 
     /// Tells the threads what they wait for.
