@@ -18,8 +18,8 @@ pub struct Noise {
 
 /// Others may use so much of the machine.
 const FOREIGN: f64 = 0.10;
-/// The machine's host may take so much.
-const STOLEN: f64 = 0.02;
+/// The machine's host may take so much of it, as a share.
+pub const STOLEN: f64 = 0.02;
 /// The slowest calibration may take so many times as long as the fastest.
 const CALIBRATION: f64 = 1.25;
 /// Repetitions may lie so far apart.

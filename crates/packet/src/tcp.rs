@@ -60,6 +60,8 @@ struct Connection {
     input_end: usize,
     /// Order of last use, for eviction.
     used: u64,
+    /// Something was sent on it: to a peer, or at least to somebody who was answered.
+    is_answered: bool,
 }
 
 /// A listening socket and its connections as a [`Driver`].
@@ -156,7 +158,8 @@ impl TcpDriver {
             && let Some(oldest) = self
                 .connections
                 .iter()
-                .min_by_key(|(_, c)| c.used)
+                // Whoever only connects takes no peer's place.
+                .min_by_key(|(_, c)| (c.is_answered, c.used))
                 .map(|(address, _)| *address)
         {
             self.drop_connection(oldest);
@@ -181,6 +184,7 @@ impl TcpDriver {
             input_at: 0,
             input_end: 0,
             used: self.clock,
+            is_answered: connecting,
         };
         if let Some(old) = self.connections.insert(address, fresh) {
             self.by_token.remove(&old.token);
@@ -215,6 +219,7 @@ impl TcpDriver {
             }
             self.clock += 1;
             c.used = self.clock;
+            c.is_answered = true;
             c.output.extend_from_slice(&(len as u32).to_le_bytes());
             for part in datagram.parts {
                 c.output.extend_from_slice(part);

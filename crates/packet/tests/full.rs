@@ -57,6 +57,7 @@ impl Driver for Narrow {
 
 /// Node 1 with a queue of its own, and nodes 2 and 3, all acquainted.
 struct World {
+    net: MemNet,
     room: Arc<Mutex<Room>>,
     sender: Port,
     receivers: [Port; 2],
@@ -65,6 +66,12 @@ struct World {
 
 impl World {
     fn new(security: Security) -> World {
+        World::with(security, 2 << 20)
+    }
+
+    /// With messages up to this length.
+    fn with(security: Security, max_message: usize) -> World {
+        let frames = (4096 * max_message as u64) >> 21;
         let net = MemNet::new(1, Faults::default());
         let room = Arc::new(Mutex::new(Room {
             all: usize::MAX,
@@ -73,12 +80,13 @@ impl World {
         let driver = Narrow(net.driver(address(1), 1500), Arc::clone(&room), Vec::new());
         let config = |id, boot| PortConfig {
             security,
+            max_message,
             ..node_config(id, boot)
         };
-        let mut sender = Port::new(Box::new(driver), pool(4096, 2048), config(1, 1)).unwrap();
+        let mut sender = Port::new(Box::new(driver), pool(frames, 2048), config(1, 1)).unwrap();
         let mut receivers = [2u8, 3].map(|id| {
             let driver = net.driver(address(id.into()), 1500);
-            Port::new(Box::new(driver), pool(4096, 2048), config(id.into(), id)).unwrap()
+            Port::new(Box::new(driver), pool(frames, 2048), config(id.into(), id)).unwrap()
         });
         for (id, receiver) in (2..).zip(&mut receivers) {
             sender.add_node(id, address(id as u16));
@@ -87,6 +95,7 @@ impl World {
             settle(0, &mut sender, receiver);
         }
         World {
+            net,
             room,
             sender,
             receivers,
@@ -275,4 +284,73 @@ fn what_is_short_and_found_no_room_goes_before_what_is_long() {
         );
     }
     assert_eq!(order, [2, 1, 3]);
+}
+
+#[test]
+fn what_is_short_does_not_overtake_more_than_the_receiver_remembers() {
+    let mut world = World::with(Security::Authenticated, 16 << 20);
+    world.room.lock().unwrap().all = 180;
+    // Some 8,600 datagrams, and one that has its number behind all of them.
+    let (long, short) = (numbered(1, 12 << 20), numbered(2, 40));
+    let parts = [[&long[..]], [&short[..]]];
+    let burst = [&parts[0], &parts[1]].map(|parts| Outgoing {
+        to: Peer::Node(2),
+        parts,
+    });
+    assert_eq!(world.sender.send(0, &burst).unwrap(), 2);
+    let mut got = Vec::new();
+    for _ in 0..200 {
+        got.extend(world.pass(180));
+    }
+    let arrived: Vec<u64> = got.iter().map(|(_, bytes)| number_of(bytes)).collect();
+    assert_eq!(arrived, [1, 2]);
+    assert_eq!(world.receivers[0].stats().replayed, 0);
+}
+
+#[test]
+fn what_goes_to_replicas_has_room_of_its_own_and_goes_first() {
+    let mut world = World::new(Security::Authenticated);
+    let mut client = port(&world.net, 4, client_config(4));
+    client.add_node(1, address(1));
+    send(&mut client, 0, Peer::Node(1), b"request");
+    let (_, at_node) = settle(0, &mut client, &mut world.sender);
+    let whose = at_node[0].from;
+    assert!(matches!(whose, Peer::Client(_)));
+    world.room.lock().unwrap().all = 0;
+    // Answers of all lengths, until no more are kept.
+    for len in [200_000, 20_000, 2000, 20] {
+        while send(&mut world.sender, 0, whose, &numbered(len, len as usize)) > 0 {}
+    }
+    let refused = world.sender.stats().send_dropped;
+    assert!(refused > 0);
+    let to_replicas = [
+        (2, numbered(1, 40)),
+        (3, numbered(2, 40)),
+        (2, numbered(3, 100_000)),
+    ];
+    for (to, bytes) in &to_replicas {
+        assert_eq!(world.send(*to, bytes), 1, "kept");
+    }
+    assert_eq!(world.sender.stats().send_dropped, refused);
+    let mut order = Vec::new();
+    for _ in 0..60 {
+        order.extend(
+            world
+                .pass(4)
+                .into_iter()
+                .map(|(_, bytes)| number_of(&bytes)),
+        );
+        poll(&mut client, world.now_us.get());
+    }
+    assert_eq!(
+        order,
+        [1, 2, 3],
+        "72 datagrams, of which half the room is theirs"
+    );
+    // And clients have what is left of it meanwhile.
+    assert!(
+        client.stats().datagrams_received > 50,
+        "{:?}",
+        client.stats()
+    );
 }

@@ -224,6 +224,39 @@ fn tcp_reconnects_and_drops_nonsense() {
 }
 
 #[test]
+fn strangers_that_only_connect_take_no_peer_s_place() {
+    let clock = Clock(Instant::now());
+    let frames = || pool(2048, 2048);
+    let options = TcpOptions {
+        max_connections: 4,
+        ..TcpOptions::default()
+    };
+    let ours = frames();
+    let driver = TcpDriver::bind(loopback(), &ours, options).unwrap();
+    let at = driver.local_addr();
+    let mut server = Port::new(Box::new(driver), ours, node_config(1, 1)).unwrap();
+    let mut client = make(DRIVERS[1].1, 2048, client_config(2));
+    client.add_node(1, at);
+    send(&mut client, clock.now_us(), Peer::Node(1), b"before");
+    let whose = wait(&clock, &mut server, &mut client, 1)[0].from;
+    for _ in 0..5 {
+        let strangers: Vec<_> = (0..4)
+            .map(|_| std::net::TcpStream::connect(at).unwrap())
+            .collect();
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_millis(20) {
+            server.poll(clock.now_us(), &mut Vec::new()).unwrap();
+        }
+        drop(strangers);
+    }
+    // The connection that the client made still stands: nobody can connect to it.
+    send(&mut server, clock.now_us(), whose, b"after");
+    let got = wait(&clock, &mut client, &mut server, 1);
+    assert_eq!(bodies(&got), [b"after"]);
+    assert!(server.driver_stats().connections_dropped >= 4);
+}
+
+#[test]
 fn datagrams_longer_than_a_frame_are_counted() {
     let bind = DRIVERS[0].1;
     let clock = Clock(Instant::now());

@@ -77,6 +77,16 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Logs with a packet port of their own: all, if they have loops of their own, or none.
+    pub fn log_ports(&self) -> u16 {
+        match self.log_threads {
+            0 => 0,
+            _ => self.logs,
+        }
+    }
+}
+
 /// One node's process.
 pub struct Process {
     /// Replica number.
@@ -186,11 +196,8 @@ pub fn check(options: &Options) -> Result<()> {
 
 /// The configurations of a new cluster, with keys and ports of its own.
 fn files(directory: &Path, regions: &Path, options: &Options) -> Result<Vec<File>> {
-    // Behind each packet port those of the logs, if they have loops of their own.
-    let behind = match options.log_threads {
-        0 => 0,
-        _ => usize::from(options.logs),
-    };
+    // Behind each packet port those of the logs.
+    let behind = usize::from(options.log_ports());
     let ports = free_run(options.first_port, (2 + behind) * options.replicas)?;
     let loopback = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let members: Vec<MemberEntry> = (0..options.replicas)

@@ -130,6 +130,12 @@ enum BenchCommand {
         /// use as well.
         #[arg(long)]
         election_ms: Option<u64>,
+        /// Physical logs.
+        #[arg(long, default_value_t = 1)]
+        logs: u16,
+        /// Threads of each node that run a loop for each log, with a packet port each; 0: one loop for all.
+        #[arg(long, default_value_t = 0)]
+        log_threads: u16,
     },
     /// The log-structured store with every replication: YCSB, write amplification, takeover and cold start.
     Pmkv {
@@ -290,6 +296,8 @@ fn run(cli: Cli) -> Result<()> {
                     engine,
                     minutes,
                     election_ms,
+                    logs,
+                    log_threads,
                 },
         }) => {
             let arguments = bench::overload::Arguments {
@@ -297,6 +305,8 @@ fn run(cli: Cli) -> Result<()> {
                 engine,
                 minutes,
                 election_ms,
+                logs,
+                log_threads,
             };
             bench::overload::run(&arguments, &*stop_flag()?)
         }

@@ -1,4 +1,4 @@
-//! Messages between endpoints of this provider (docs/adr/0008-libfabric.md draws them).
+//! Messages between endpoints of this provider (docs/formats.md draws them too).
 //!
 //! ```text
 //!   0 kind  1 version  2..4 number  4..8 payload length  8 incarnation  16 connection  24..64 five words   64 payload

@@ -2,7 +2,8 @@
 //! every repetition.
 //!
 //! Messages of an association keep their order, but for short ones (heartbeats, votes, acknowledgements), which overtake. Of several queues
-//! one that takes nothing does not keep the others' messages back.
+//! one that takes nothing does not keep the others' messages back. What goes to replicas goes before what goes to clients, and a part of the
+//! room is theirs alone: however many answers wait, a heartbeat finds a place and is the next to go.
 
 use std::collections::HashSet;
 
@@ -23,6 +24,8 @@ const STALE_US: u64 = 100_000;
 const SHUT_US: u64 = 1_000_000;
 /// What a message takes besides its bytes.
 const OVERHEAD_BYTES: usize = 128;
+/// What goes to clients has all of the room but this part of it.
+const KEPT_FOR_NODES: usize = 4;
 
 /// What is left of a message, in memory of its own.
 struct Rest {
@@ -41,15 +44,69 @@ impl Rest {
     fn held_bytes(&self) -> usize {
         self.bytes.len() + OVERHEAD_BYTES
     }
+
+    /// The sequence number of its next datagram, if it has one.
+    fn seq(&self) -> Option<u64> {
+        self.base.map(|base| base + self.first as u64)
+    }
+}
+
+/// Whether what has this sequence number must not go before what has the other one: that would become too old for the receiver to tell from
+/// a replay.
+fn is_too_far_before(seq: u64, oldest: Option<u64>) -> bool {
+    oldest.is_some_and(|oldest| seq.saturating_sub(oldest) > WINDOW / 2)
+}
+
+/// Who waits.
+#[derive(Clone, Copy)]
+enum Kind {
+    Nodes,
+    Clients,
+}
+
+impl From<Peer> for Kind {
+    fn from(peer: Peer) -> Kind {
+        match peer {
+            Peer::Node(_) => Kind::Nodes,
+            Peer::Client(_) => Kind::Clients,
+        }
+    }
+}
+
+/// What waits for one kind of peers.
+#[derive(Default)]
+struct Rests {
+    /// Messages of one short datagram, which go first.
+    short: VecDeque<Rest>,
+    long: VecDeque<Rest>,
+    bytes: usize,
+}
+
+impl Rests {
+    fn is_empty(&self) -> bool {
+        self.short.is_empty() && self.long.is_empty()
+    }
+
+    /// Drops what nobody waits for any more; answers how many.
+    fn give_up(&mut self, now_us: u64, still_us: u64) -> u64 {
+        let before = self.short.len() + self.long.len();
+        for rests in [&mut self.short, &mut self.long] {
+            rests.retain(|rest| {
+                let waited_us = now_us.saturating_sub(rest.fresh_us);
+                waited_us <= SHUT_US && (waited_us <= STALE_US || still_us <= STALE_US)
+            });
+        }
+        let rests = self.short.iter().chain(&self.long);
+        self.bytes = rests.map(Rest::held_bytes).sum();
+        (before - self.short.len() - self.long.len()) as u64
+    }
 }
 
 /// All that waits.
 #[derive(Default)]
 pub(super) struct Backlog {
-    /// Messages of one short datagram, which go first.
-    short: VecDeque<Rest>,
-    long: VecDeque<Rest>,
-    bytes: usize,
+    nodes: Rests,
+    clients: Rests,
     /// When to try again; nothing waits without it.
     pub(super) retry_us: Option<u64>,
     /// When something was last taken.
@@ -60,7 +117,7 @@ pub(super) struct Backlog {
 
 impl Backlog {
     pub(super) fn is_empty(&self) -> bool {
-        self.short.is_empty() && self.long.is_empty()
+        self.nodes.is_empty() && self.clients.is_empty()
     }
 
     /// Whether something waits and goes on.
@@ -71,11 +128,17 @@ impl Backlog {
     /// For each association on which a long message waits, the sequence number of the oldest one's next datagram, if it has one.
     pub(super) fn oldest(&self) -> HashMap<u64, Option<u64>> {
         let mut oldest = HashMap::new();
-        for rest in &self.long {
-            let seq = rest.base.map(|base| base + rest.first as u64);
-            oldest.entry(rest.assoc).or_insert(seq);
+        for rest in self.nodes.long.iter().chain(&self.clients.long) {
+            oldest.entry(rest.assoc).or_insert(rest.seq());
         }
         oldest
+    }
+
+    fn of(&mut self, kind: Kind) -> &mut Rests {
+        match kind {
+            Kind::Nodes => &mut self.nodes,
+            Kind::Clients => &mut self.clients,
+        }
     }
 }
 
@@ -108,9 +171,7 @@ impl Port {
         };
         let assoc = self.assocs.get(&piece.assoc);
         let next = assoc.map_or(0, |assoc| assoc.next_seq);
-        // What it overtakes must not become too old for the receiver to tell from a replay.
-        let too_old = oldest.is_some_and(|seq| next - seq > WINDOW / 2);
-        piece.total > OVERTAKES_BYTES || too_old
+        piece.total > OVERTAKES_BYTES || is_too_far_before(next, *oldest)
     }
 
     /// Keeps a piece from one of its datagrams on for later, if there is room. `base`: as in [`Piece::base`]. Answers whether it does.
@@ -129,7 +190,17 @@ impl Port {
         let count = datagrams(piece.total, assoc.chunk) - first;
         let len: usize = piece.parts.iter().map(|part| part.len()).sum();
         let bytes = len.saturating_sub(done);
-        if self.backlog.bytes + bytes + OVERHEAD_BYTES > self.backlog_bytes {
+        let (held, most) = match assoc.peer {
+            Peer::Node(_) => (
+                self.backlog.nodes.bytes + self.backlog.clients.bytes,
+                self.backlog_bytes,
+            ),
+            Peer::Client(_) => (
+                self.backlog.clients.bytes,
+                self.backlog_bytes - self.backlog_bytes / KEPT_FOR_NODES,
+            ),
+        };
+        if held + bytes + OVERHEAD_BYTES > most {
             self.stats.send_dropped += count as u64;
             return false;
         }
@@ -149,11 +220,15 @@ impl Port {
             fresh_us: now_us,
         };
         self.stats.send_deferred += count as u64;
-        self.backlog.bytes += rest.held_bytes();
+        let rests = self.backlog.of(assoc.peer.into());
+        rests.bytes += rest.held_bytes();
+        let mut before = rests.long.iter().filter(|long| long.assoc == piece.assoc);
+        let oldest = before.next().and_then(Rest::seq);
         // One that has no number yet was to stay behind the others.
-        match base.is_some() && piece.total <= OVERTAKES_BYTES {
-            true => self.backlog.short.push_back(rest),
-            false => self.backlog.long.push_back(rest),
+        let overtakes = base.is_some_and(|seq| !is_too_far_before(seq, oldest));
+        match overtakes && piece.total <= OVERTAKES_BYTES {
+            true => rests.short.push_back(rest),
+            false => rests.long.push_back(rest),
         }
         self.backlog.retry_us.get_or_insert(now_us + RETRY_US);
         true
@@ -184,11 +259,8 @@ impl Port {
             is_over: false,
             held: HashSet::new(),
         };
-        let short = std::mem::take(&mut self.backlog.short);
-        self.backlog.short = self.try_in_turn(now_us, short, &mut attempt)?;
-        attempt.held.clear();
-        let long = std::mem::take(&mut self.backlog.long);
-        self.backlog.long = self.try_in_turn(now_us, long, &mut attempt)?;
+        self.try_all(now_us, Kind::Nodes, &mut attempt)?;
+        self.try_all(now_us, Kind::Clients, &mut attempt)?;
         let backlog = &mut self.backlog;
         if attempt.moved {
             backlog.moved_us = now_us;
@@ -198,23 +270,32 @@ impl Port {
             false => (2 * backlog.probe).clamp(PROBE, ATTEMPT),
         };
         let still_us = now_us.saturating_sub(backlog.moved_us);
-        let mut given_up = 0;
-        for rests in [&mut backlog.short, &mut backlog.long] {
-            rests.retain(|rest| {
-                let waited_us = now_us.saturating_sub(rest.fresh_us);
-                let goes_on = waited_us <= STALE_US || still_us <= STALE_US;
-                let keeps = waited_us <= SHUT_US && goes_on;
-                given_up += u64::from(!keeps);
-                keeps
-            });
-        }
-        self.stats.send_dropped += given_up;
-        let rests = backlog.short.iter().chain(&backlog.long);
-        backlog.bytes = rests.map(Rest::held_bytes).sum();
+        let rests = [&mut backlog.nodes, &mut backlog.clients];
+        self.stats.send_dropped += rests
+            .into_iter()
+            .map(|rests| rests.give_up(now_us, still_us))
+            .sum::<u64>();
         if !backlog.is_empty() {
             let wait_us = if attempt.was_full { RETRY_US } else { 0 };
             backlog.retry_us = Some(now_us + wait_us);
         }
+        Ok(())
+    }
+
+    /// Tries what waits for one kind of peers.
+    fn try_all(&mut self, now_us: u64, kind: Kind, attempt: &mut Attempt) -> io::Result<()> {
+        let short = std::mem::take(&mut self.backlog.of(kind).short);
+        self.backlog.of(kind).short = self.try_in_turn(now_us, short, attempt)?;
+        attempt.held.clear();
+        // What is long to replicas leaves a part of the attempt to clients.
+        let spared = match kind {
+            Kind::Nodes if !self.backlog.clients.is_empty() => attempt.budget / 2,
+            Kind::Nodes | Kind::Clients => 0,
+        };
+        attempt.budget -= spared;
+        let long = std::mem::take(&mut self.backlog.of(kind).long);
+        self.backlog.of(kind).long = self.try_in_turn(now_us, long, attempt)?;
+        attempt.budget += spared;
         Ok(())
     }
 

@@ -14,6 +14,8 @@ pub(crate) struct Way {
 pub(super) struct Wanted {
     /// More than one socket will be on each queue.
     pub(super) several_ports: bool,
+    /// The card may read and write the memory itself, if it can.
+    pub(super) zero_copy: bool,
     /// Frames are not themselves the kernel's chunks.
     pub(super) unaligned: bool,
     /// The program runs in the card's driver.
@@ -32,7 +34,7 @@ pub(super) fn ways(wanted: Wanted) -> Vec<Way> {
     };
     // A chunk across two pages that do not lie side by side for the card is taken out of the fill ring and never comes back.
     // And without a program of ours in its driver a card does not serve our rings.
-    let may_zero_copy = wanted.native && !wanted.unaligned;
+    let may_zero_copy = wanted.zero_copy && wanted.native && !wanted.unaligned;
     let mut ways = Vec::new();
     if wanted.multi_buffer {
         // Of several sockets on a queue the kernel takes 32 descriptors each in turn for the card, in the middle of a packet
@@ -102,7 +104,8 @@ mod tests {
     const SEVERAL: u16 = 16;
 
     fn all() -> impl Iterator<Item = Wanted> {
-        (0..32u8).map(|bits| Wanted {
+        (0..64u8).map(|bits| Wanted {
+            zero_copy: bits & 32 != 0,
             several_ports: bits & 1 != 0,
             unaligned: bits & 2 != 0,
             native: bits & 4 != 0,
@@ -120,7 +123,7 @@ mod tests {
     fn every_combination_has_its_ways() {
         for wanted in all() {
             let flags = flags(wanted);
-            let zero_copy = wanted.native && !wanted.unaligned;
+            let zero_copy = wanted.zero_copy && wanted.native && !wanted.unaligned;
             let expected: &[u16] = match (
                 zero_copy,
                 wanted.multi_buffer,
@@ -150,7 +153,8 @@ mod tests {
             let flags = flags(wanted);
             for one in &flags {
                 assert_ne!(one & COPY == 0, one & ZERO_COPY == 0, "one of them, always");
-                assert!(one & ZERO_COPY == 0 || wanted.native && !wanted.unaligned);
+                let may = wanted.zero_copy && wanted.native && !wanted.unaligned;
+                assert!(one & ZERO_COPY == 0 || may);
                 let both = one & (ZERO_COPY | SEVERAL) == ZERO_COPY | SEVERAL;
                 assert!(!(both && wanted.several_ports), "{wanted:?}");
                 assert!(one & SEVERAL == 0 || wanted.multi_buffer);

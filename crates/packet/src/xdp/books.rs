@@ -21,6 +21,9 @@ pub(super) enum Held {
     Lent(#[allow(dead_code, reason = "held, not read")] Frame, u32),
 }
 
+/// This part of few frames is for headers.
+const OWN_PART: u32 = 3;
+
 /// A piece of a received packet: its frame, where it begins there, its length.
 pub(super) type Piece = (FrameMut, usize, usize);
 
@@ -30,6 +33,9 @@ pub(super) struct Books {
     pub(super) held: Vec<Held>,
     /// Frames for headers, not in use.
     pub(super) own: Vec<FrameMut>,
+    /// Frames for headers to have, and those there are, in use or not.
+    own_wanted: u32,
+    own_taken: u32,
     pub(super) frame_bytes: u64,
     /// Frames to keep with the kernel to receive into.
     offer: u32,
@@ -41,7 +47,7 @@ pub(super) struct Books {
 /// The same, for all sockets of the queue.
 pub(super) struct Shared {
     books: Mutex<Books>,
-    /// The kernel is to be offered more frames than the pool had.
+    /// The queue is to have more frames than the pool had.
     is_short: AtomicBool,
     /// It has frames to send from.
     is_sending: AtomicBool,
@@ -88,21 +94,42 @@ impl Shared {
         self.is_sending.store(books.pieces > 0, Ordering::Relaxed);
     }
 
-    /// Offers the kernel as many frames as it should have; false when the pool had too few. `socket`: any of the queue's.
+    /// Takes the frames for headers, and offers the kernel as many as it should have; false when the pool had too few. `socket`: any
+    /// of the queue's.
     pub(super) fn refill(&self, books: &mut Books, pool: &Pool, socket: &Socket) -> bool {
-        let full = books.refill(pool, socket);
+        self.refill_with(books, pool, socket, u32::MAX)
+    }
+
+    /// The same, with so many frames at most.
+    pub(super) fn refill_with(
+        &self,
+        books: &mut Books,
+        pool: &Pool,
+        socket: &Socket,
+        most: u32,
+    ) -> bool {
+        let full = books.refill(pool, socket, most);
         self.is_short.store(!full, Ordering::Relaxed);
         full
+    }
+
+    /// Wakes a card that serves the fill ring itself, if it waits for that: it had no frames when it looked last, or could not look.
+    pub(super) fn wake_card(&self, socket: &Socket) {
+        if self.lock().rings.fill.needs_wakeup() {
+            socket.wake_fill();
+        }
     }
 }
 
 impl Books {
-    /// Takes frames of the pool for headers.
+    /// Of a queue that has no frames yet.
     pub(super) fn new(rings: QueueRings, pool: &Pool, options: &QueueOptions) -> Books {
         Books {
             rings,
             held: (0..pool.count()).map(|_| Held::Not).collect(),
-            own: (0..options.own).map_while(|_| pool.alloc()).collect(),
+            own: Vec::with_capacity(options.own as usize),
+            own_wanted: options.own,
+            own_taken: 0,
             frame_bytes: u64::from(pool.frame_bytes()),
             offer: options.offer,
             offered: 0,
@@ -110,12 +137,13 @@ impl Books {
         }
     }
 
-    fn refill(&mut self, pool: &Pool, socket: &Socket) -> bool {
+    fn refill(&mut self, pool: &Pool, socket: &Socket, most: u32) -> bool {
+        let most = most - self.take_own(pool, most);
         let fill = &mut self.rings.fill;
         let wanted = self.offer.saturating_sub(self.offered);
         let room = wanted.min(fill.usable(wanted));
         let mut given = 0;
-        while given < room {
+        while given < room.min(most) {
             let Some(frame) = pool.alloc() else { break };
             let number = frame.number();
             fill.put(u64::from(number) * self.frame_bytes);
@@ -129,7 +157,23 @@ impl Books {
         if fill.needs_wakeup() {
             socket.wake_fill();
         }
-        given == room
+        given == room && self.own_taken == self.own_wanted
+    }
+
+    /// Takes frames of the pool for headers, if some are missing: where there are few, a part of them, so that some are left to receive
+    /// into. Answers how many.
+    fn take_own(&mut self, pool: &Pool, most: u32) -> u32 {
+        let missing = self.own_wanted - self.own_taken;
+        if missing == 0 {
+            return 0;
+        }
+        let part = pool.free().min(most).div_ceil(OWN_PART);
+        let before = self.own.len();
+        self.own
+            .extend((0..missing.min(part)).map_while(|_| pool.alloc()));
+        let taken = (self.own.len() - before) as u32;
+        self.own_taken += taken;
+        taken
     }
 
     /// Adds a piece to the packet being received.

@@ -13,10 +13,12 @@ pub enum XdpError {
     #[error("interface {0} is no Ethernet interface; use --transport udp")]
     NotEthernet(String),
     /// Switched off.
-    #[error("interface {0} is down")]
+    #[error("interface {0} is down; ip link set dev {0} up brings it up")]
     Down(String),
     /// The packet address belongs to something else.
-    #[error("the packet address {address} is not an address of interface {interface}")]
+    #[error(
+        "the packet address {address} is not an address of interface {interface}: ip address show dev {interface} lists them"
+    )]
     ForeignAddress {
         /// The address.
         address: SocketAddr,
@@ -34,7 +36,10 @@ pub enum XdpError {
         count: usize,
     },
     /// More queues than there are.
-    #[error("interface {interface} has {has} receive queues, not {wanted}")]
+    #[error(
+        "interface {interface} has {has} receive queues, not {wanted}: ask for fewer (queues), or give it more with \
+         ethtool -L {interface} combined {wanted}"
+    )]
     TooFewQueues {
         /// The interface.
         interface: String,
@@ -91,7 +96,10 @@ pub enum XdpError {
         kernel: String,
     },
     /// The pool has too few frames, or of a size that cannot be used.
-    #[error("{count} frames of {bytes} bytes are too few or too small for AF_XDP")]
+    #[error(
+        "{count} frames of {bytes} bytes are too few or too small for AF_XDP with so many queues and ports: more memory \
+         (nvm_bytes), or fewer queues"
+    )]
     Frames {
         /// How many.
         count: u32,
@@ -111,6 +119,25 @@ pub enum XdpError {
     Bind {
         /// The address.
         address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Not as able as the interfaces before it, with which it is to share frames.
+    #[error(
+        "interface {interface} cannot share its frames with the ones named before it: {source}"
+    )]
+    Unequal {
+        /// The interface.
+        interface: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The memory that may be locked is too little.
+    #[error(
+        "cannot lock the memory of the frames for AF_XDP ({source}): raise the limit of locked memory (ulimit -l, LimitMEMLOCK=infinity \
+         of a systemd unit), or give CAP_IPC_LOCK"
+    )]
+    LockedMemory {
         /// What the system said.
         source: io::Error,
     },

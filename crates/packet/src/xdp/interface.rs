@@ -102,17 +102,26 @@ fn make_way(
         // Gone meanwhile.
         return Ok(());
     };
+    let occupied = |name: String| XdpError::Occupied {
+        interface: interface.to_owned(),
+        name,
+        id,
+    };
     let name = match bpf::name_of(id) {
         Ok(name) => name,
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
-        Err(error) => return Err(what()(error)),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT) => return Ok(()),
+            // To ask for it takes CAP_SYS_ADMIN, which is not needed for anything else. It may be ours, and just going.
+            Some(libc::EPERM) if tries <= DETACH_TRIES => {
+                std::thread::sleep(DETACH_PAUSE);
+                return Ok(());
+            }
+            Some(libc::EPERM) => return Err(occupied("its name may not be asked for".into())),
+            _ => return Err(what()(error)),
+        },
     };
     if name != bpf::PROGRAM_NAME {
-        return Err(XdpError::Occupied {
-            interface: interface.to_owned(),
-            name: String::from_utf8_lossy(&name).into_owned(),
-            id,
-        });
+        return Err(occupied(String::from_utf8_lossy(&name).into_owned()));
     }
     if tries > DETACH_TRIES {
         return Err(XdpError::InUse(interface.to_owned()));
@@ -135,6 +144,8 @@ pub(super) struct Fit {
     pub(super) link: Link,
     pub(super) mac: [u8; 6],
     pub(super) ours: Vec<IpAddr>,
+    /// Queues to take of it.
+    pub(super) wanted: u32,
 }
 
 /// Looks at an interface.
@@ -165,5 +176,6 @@ pub(super) fn look(
         link,
         mac,
         ours,
+        wanted: queues,
     })
 }

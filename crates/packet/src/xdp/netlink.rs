@@ -204,7 +204,7 @@ impl Netlink {
             }
             OwnedFd::from_raw_fd(fd)
         };
-        // The kernel answers at once; should it ever not, a question must not stop the loop.
+        // The kernel answers at once; should it ever not, the next question has its turn.
         let patience = libc::timeval {
             tv_sec: 0,
             tv_usec: 200_000,

@@ -34,6 +34,8 @@ const MOST_OWN: u32 = 1024;
 const LEAST_FRAMES: u32 = 64;
 /// Frames of a pool of the driver's own.
 const OWN_POOL_FRAMES: u64 = 8192;
+/// The kernel's own "operation not supported", as cards' drivers answer it.
+const ENOTSUPP: i32 = 524;
 /// Longest datagram over IP, bytes, whatever the interface says.
 const MOST_DATAGRAM: usize = 65_000;
 
@@ -130,6 +132,13 @@ fn own_pool(frame_bytes: u32) -> Result<Pool, XdpError> {
     }
 }
 
+/// What the sockets may try.
+#[derive(Clone, Copy)]
+struct May {
+    zero_copy: bool,
+    multi_buffer: bool,
+}
+
 /// What the sockets of all interfaces share.
 struct Shared<'a> {
     pool: &'a Pool,
@@ -147,8 +156,12 @@ struct Shared<'a> {
     multi_buffer: bool,
     /// Whether an interface's longest packet needs that.
     long_packets: bool,
+    /// Whether cards may read and write the memory themselves.
+    zero_copy: bool,
     /// Whether the program runs in the card's driver.
     native: bool,
+    /// Queues that have no socket yet, of all interfaces.
+    queues_left: u32,
 }
 
 impl Shared<'_> {
@@ -160,8 +173,19 @@ impl Shared<'_> {
             send: SEND_RING,
         };
         let index = fit.link.index;
+        let is_first = self.first.is_some();
         let cannot = |error: io::Error| match error.raw_os_error() {
             Some(libc::EBUSY) => XdpError::InUse(fit.name.clone()),
+            // What a card is said to have are queues that it could have.
+            Some(libc::EINVAL) if queue > 0 => XdpError::TooFewQueues {
+                interface: fit.name.clone(),
+                wanted: fit.wanted,
+                has: queue,
+            },
+            Some(libc::EINVAL | libc::EOPNOTSUPP | ENOTSUPP) if !is_first => XdpError::Unequal {
+                interface: fit.name.clone(),
+                source: error,
+            },
             _ => XdpError::of("bind an AF_XDP socket")(error),
         };
         let bound = match self.first.take() {
@@ -174,11 +198,14 @@ impl Shared<'_> {
             multi_buffer: self.multi_buffer,
             own: (self.share / 8).clamp(8, MOST_OWN),
             offer: self.offer.frames,
+            // The log may have most of the pool: then a queue leaves the next ones their part.
+            first: self.pool.free() / self.queues_left.max(1),
             port: self.port,
             interface: index,
             place: queue * self.queues.len() as u32,
         };
         let first = Queue::new(socket, rings, self.pool, &options);
+        self.queues_left = self.queues_left.saturating_sub(1);
         for queues in &mut self.queues[1..] {
             options.port += 1;
             options.place += 1;
@@ -204,6 +231,7 @@ impl Shared<'_> {
         };
         let ways = bind::ways(Wanted {
             several_ports: self.queues.len() > 1,
+            zero_copy: self.zero_copy,
             unaligned: self.umem.unaligned,
             native: self.native,
             long_packets: self.long_packets,
@@ -311,7 +339,28 @@ impl XdpDriver {
         options: &XdpOptions,
         ports: u16,
     ) -> Result<Vec<XdpDriver>, XdpError> {
-        let ports = ports.max(1);
+        // What the first socket can is what all do. Where a later interface cannot, all begin anew with less.
+        let mut may = May {
+            zero_copy: true,
+            multi_buffer: !options.single_buffer,
+        };
+        loop {
+            let opened = XdpDriver::open_as(address, pool, options, ports.max(1), may);
+            match (&opened, may.zero_copy, may.multi_buffer) {
+                (Err(XdpError::Unequal { .. }), true, _) => may.zero_copy = false,
+                (Err(XdpError::Unequal { .. }), false, true) => may.multi_buffer = false,
+                _ => return opened,
+            }
+        }
+    }
+
+    fn open_as(
+        address: SocketAddr,
+        pool: &Pool,
+        options: &XdpOptions,
+        ports: u16,
+        may: May,
+    ) -> Result<Vec<XdpDriver>, XdpError> {
         let mut netlink = open_netlink()?;
         let queues = options.queues.max(1);
         let fits: Vec<Fit> = options
@@ -346,7 +395,9 @@ impl XdpDriver {
             share,
             offer,
             port: local.port(),
-            multi_buffer: !options.single_buffer,
+            multi_buffer: may.multi_buffer,
+            zero_copy: may.zero_copy,
+            queues_left: queues * fits.len() as u32,
             long_packets: most_mtu + headers::ETHER_BYTES > packet_room(&umem),
             native: true,
         };
@@ -377,16 +428,20 @@ impl XdpDriver {
             },
         );
         let cards = Arc::new(cards);
-        let drivers = opened.into_iter().zip(kernels).map(|(queues, kernel)| {
+        let links = fits.iter().map(|fit| (fit.link.clone(), fit.mac)).collect();
+        let locals: Vec<SocketAddr> = kernels.iter().map(KernelSocket::local_addr).collect();
+        let routes = Routes::of_ports(netlink, links, &locals)
+            .map_err(XdpError::of("start a thread that asks for routes"))?;
+        let ports = opened.into_iter().zip(kernels).zip(routes);
+        let drivers = ports.map(|((queues, kernel), routes)| {
             let local = kernel.local_addr();
-            let links = fits.iter().map(|fit| (fit.link.clone(), fit.mac)).collect();
-            Ok(XdpDriver {
+            XdpDriver {
                 cards: Arc::clone(&cards),
                 full: vec![false; queues.len() + 1],
                 skipped: Vec::new(),
                 queues,
                 kernel,
-                routes: Routes::new(open_netlink()?, links, local),
+                routes,
                 pool: pool.clone(),
                 own_pool,
                 local,
@@ -399,9 +454,9 @@ impl XdpDriver {
                 looks: 0,
                 kernel_is_readable: false,
                 stats: DriverStats::default(),
-            })
+            }
         });
-        drivers.collect()
+        Ok(drivers.collect())
     }
 }
 
@@ -488,7 +543,12 @@ fn memory(
     ip: IpAddr,
     options: &XdpOptions,
 ) -> Result<(Pool, OwnedFd, Umem, bool), XdpError> {
-    let what = || XdpError::of("register memory for packets");
+    let what = || {
+        |source: io::Error| match source.raw_os_error() {
+            Some(libc::ENOBUFS) => XdpError::LockedMemory { source },
+            _ => XdpError::of("register memory for packets")(source),
+        }
+    };
     if let Ok(theirs) = umem(pool, ip) {
         match register(&theirs) {
             Ok(fd) => return Ok((pool.clone(), fd, theirs, false)),

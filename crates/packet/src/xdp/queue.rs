@@ -98,6 +98,8 @@ pub(crate) struct QueueOptions {
     pub(crate) own: u32,
     /// Frames to offer to the kernel.
     pub(crate) offer: u32,
+    /// Frames to begin with at most, of both; the rest when the pool has them.
+    pub(crate) first: u32,
     /// Our UDP port.
     pub(crate) port: u16,
     /// The interface's number.
@@ -115,7 +117,7 @@ impl Queue {
         options: &QueueOptions,
     ) -> Queue {
         let shared = Shared::new(Books::new(rings, pool, options));
-        shared.refill(&mut shared.lock(), pool, &socket);
+        shared.refill_with(&mut shared.lock(), pool, &socket, options.first);
         let mut queue = Queue::over(socket, Arc::new(shared), options);
         queue.kept = options.own + options.offer;
         queue
@@ -176,6 +178,9 @@ impl Queue {
         // Looked at anew: a look has perhaps seen less than a descriptor tells of that is readable now.
         let mut there = self.socket.rx.usable(u32::MAX);
         if (there == 0 || max == 0) && !self.shared.is_short() {
+            if self.zero_copy {
+                self.shared.wake_card(&self.socket);
+            }
             return 0;
         }
         let mut books = self.shared.lock();

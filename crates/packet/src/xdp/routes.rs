@@ -4,69 +4,125 @@
 //! second. A datagram whose next hop is not known yet is handed to the kernel's own UDP socket, which both delivers it
 //! and makes the kernel look for the neighbour. Once that is known the kernel is told whenever it is used and nobody has made sure
 //! of it lately: so it notices when a neighbour is gone or has another address, and no datagram has to go by it.
+//!
+//! A thread asks, and whoever sends goes on with what it knows: the kernel answers within microseconds, but for as long as somebody
+//! changes the network's configuration (makes an interface, resets a card) not at all, and until 6.17 it has whoever asks wait.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use super::netlink::{Link, Netlink};
 use crate::headers::Template;
 
 /// How long an answer is good.
 const KEPT: Duration = Duration::from_secs(1);
+/// How long beyond that it is used while the next one is waited for.
+const OVERDUE: Duration = Duration::from_secs(10);
 /// How soon a neighbour that is being looked for is asked about again.
 const SOON: Duration = Duration::from_millis(10);
-/// Destinations kept; beyond, all are asked about again.
+/// Destinations kept; beyond, those without a way of ours are asked about again.
 const MOST_WAYS: usize = 16_384;
+/// Questions that wait for the thread; beyond, they are put again with the next datagram.
+const MOST_QUESTIONS: usize = 1024;
 
+/// The way to a destination, as far as it is known.
 struct Way {
     /// Which interface, and the headers.
     straight: Option<(usize, Template)>,
     /// The longest IP packet that the route, or a router on it, takes, where that is less than the interface does.
     mtu: Option<usize>,
     until: Instant,
+    /// The next datagram has to go by the kernel, which is to make sure of the neighbour.
+    once_by_kernel: bool,
+    is_asked: bool,
 }
 
 impl Way {
-    fn straight_for(&self, bytes: usize) -> Option<(usize, Template)> {
+    fn unknown(now: Instant) -> Way {
+        Way {
+            straight: None,
+            mtu: None,
+            until: now,
+            once_by_kernel: false,
+            is_asked: false,
+        }
+    }
+
+    fn straight_for(&self, now: Instant, bytes: usize) -> Option<(usize, Template)> {
         let (_, template) = self.straight.as_ref()?;
         let fits = self
             .mtu
             .is_none_or(|mtu| template.packet_bytes(bytes) <= mtu);
-        self.straight.filter(|_| fits)
+        self.straight.filter(|_| fits && now < self.until + OVERDUE)
     }
 }
 
 /// What the kernel says of a way.
-enum Answer {
-    /// Which interface, and the headers.
-    Straight(usize, Template),
-    /// The same, but something has to go by the kernel, which is to make sure of the neighbour.
-    AfterThis(usize, Template),
-    /// Its own.
-    ByKernel,
-    /// Its own, until the neighbour is known.
-    Soon,
+struct Answer {
+    straight: Option<(usize, Template)>,
+    mtu: Option<usize>,
+    kept: Duration,
+    once_by_kernel: bool,
 }
 
-/// The ways from our interfaces and port.
+impl Answer {
+    fn by_kernel(kept: Duration) -> Answer {
+        Answer {
+            straight: None,
+            mtu: None,
+            kept,
+            once_by_kernel: false,
+        }
+    }
+}
+
+/// The ways from our interfaces and one port.
 pub(crate) struct Routes {
-    netlink: Netlink,
-    /// Our interfaces and their Ethernet addresses.
-    ports: Vec<(Link, [u8; 6])>,
-    local: SocketAddr,
     ways: HashMap<SocketAddr, Way>,
+    asker: Arc<Asker>,
+    /// The port's place among those that the thread asks for.
+    port: usize,
+    answers: Receiver<(SocketAddr, Answer)>,
 }
 
 impl Routes {
-    /// `local`: where datagrams come from; with an unspecified address, the one that the route says.
-    pub(crate) fn new(netlink: Netlink, ports: Vec<(Link, [u8; 6])>, local: SocketAddr) -> Routes {
-        Routes {
+    /// The ways from each of these ports, which are on these interfaces (with their Ethernet addresses). `locals`: where datagrams
+    /// come from; with an unspecified address, the one that the route says.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn of_ports(
+        netlink: Netlink,
+        interfaces: Vec<(Link, [u8; 6])>,
+        locals: &[SocketAddr],
+    ) -> io::Result<Vec<Routes>> {
+        let (to_ports, answers): (Vec<_>, Vec<_>) = locals
+            .iter()
+            .map(|local| {
+                let (sender, receiver) = channel();
+                ((*local, sender), receiver)
+            })
+            .unzip();
+        let asker = Arc::new(Asker::start(Kernel {
             netlink,
-            ports,
-            local,
-            ways: HashMap::new(),
-        }
+            interfaces,
+            ports: to_ports,
+        })?);
+        let routes = answers
+            .into_iter()
+            .enumerate()
+            .map(|(port, answers)| Routes {
+                ways: HashMap::new(),
+                asker: Arc::clone(&asker),
+                port,
+                answers,
+            });
+        Ok(routes.collect())
     }
 
     /// The interface and the headers for a datagram of so many bytes; `None`: by the kernel, which also cuts what is too long for a router on
@@ -77,63 +133,138 @@ impl Routes {
         to: SocketAddr,
         bytes: usize,
     ) -> Option<(usize, Template)> {
-        match self.ways.get(&to) {
-            Some(way) if now < way.until => return way.straight_for(bytes),
-            Some(_) => {}
-            None if self.ways.len() >= MOST_WAYS => self.ways.clear(),
-            None => {}
+        while let Ok((to, answer)) = self.answers.try_recv() {
+            self.learn(now, to, answer);
         }
-        let mut mtu = None;
-        let (straight, kept, now_straight) = match self.ask(to, &mut mtu) {
-            Answer::Straight(card, headers) => (Some((card, headers)), KEPT, true),
-            Answer::AfterThis(card, headers) => (Some((card, headers)), KEPT, false),
-            Answer::ByKernel => (None, KEPT, false),
-            Answer::Soon => (None, SOON, false),
-        };
-        let way = Way {
-            straight,
-            mtu,
-            until: now + kept,
-        };
-        let found = way.straight_for(bytes).filter(|_| now_straight);
-        self.ways.insert(to, way);
-        found
+        if self.ways.len() >= MOST_WAYS && !self.ways.contains_key(&to) {
+            self.forget();
+        }
+        let way = self.ways.entry(to).or_insert_with(|| Way::unknown(now));
+        if now >= way.until && !way.is_asked {
+            way.is_asked = self.asker.ask(self.port, to);
+        }
+        if std::mem::take(&mut way.once_by_kernel) {
+            return None;
+        }
+        way.straight_for(now, bytes)
     }
 
-    fn ask(&mut self, to: SocketAddr, mtu: &mut Option<usize>) -> Answer {
-        if to.ip().is_multicast() || to.ip().is_unspecified() {
-            return Answer::ByKernel;
+    fn learn(&mut self, now: Instant, to: SocketAddr, answer: Answer) {
+        // Forgotten meanwhile: it is asked about again.
+        if let Some(way) = self.ways.get_mut(&to) {
+            *way = Way {
+                straight: answer.straight,
+                mtu: answer.mtu,
+                until: now + answer.kept,
+                once_by_kernel: answer.once_by_kernel,
+                is_asked: false,
+            };
         }
-        let (interface, next_hop, source) = match to {
-            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => (v6.scope_id(), to.ip(), None),
+    }
+
+    /// Makes room: strangers that are nowhere give way to those that are somewhere.
+    fn forget(&mut self) {
+        self.ways.retain(|_, way| way.straight.is_some());
+        if self.ways.len() >= MOST_WAYS {
+            self.ways.clear();
+        }
+    }
+}
+
+/// The thread that asks.
+struct Asker {
+    /// Until the end.
+    questions: Option<SyncSender<(usize, SocketAddr)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Asker {
+    fn start(mut kernel: Kernel) -> io::Result<Asker> {
+        let (questions, put) = sync_channel::<(usize, SocketAddr)>(MOST_QUESTIONS);
+        let answering = move || {
+            for (port, to) in put {
+                kernel.answer(port, to);
+            }
+        };
+        let thread = thread::Builder::new().name("cyclone-routes".to_owned());
+        Ok(Asker {
+            questions: Some(questions),
+            thread: Some(thread.spawn(answering)?),
+        })
+    }
+
+    /// Puts a question; false if there are too many.
+    fn ask(&self, port: usize, to: SocketAddr) -> bool {
+        let questions = self.questions.as_ref();
+        questions.is_some_and(|questions| questions.try_send((port, to)).is_ok())
+    }
+}
+
+impl Drop for Asker {
+    fn drop(&mut self) {
+        self.questions = None;
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say that anybody could use.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The kernel, as the thread asks it.
+struct Kernel {
+    netlink: Netlink,
+    /// Our interfaces and their Ethernet addresses.
+    interfaces: Vec<(Link, [u8; 6])>,
+    /// Where each port's datagrams come from, and where its answers go.
+    ports: Vec<(SocketAddr, Sender<(SocketAddr, Answer)>)>,
+}
+
+impl Kernel {
+    fn answer(&mut self, port: usize, to: SocketAddr) {
+        let Some((local, _)) = self.ports.get(port) else {
+            return;
+        };
+        let answer = self.ask(*local, to);
+        // A port that has gone needs none.
+        let _ = self.ports[port].1.send((to, answer));
+    }
+
+    fn ask(&mut self, mut from: SocketAddr, to: SocketAddr) -> Answer {
+        let its_own = Answer::by_kernel(KEPT);
+        if to.ip().is_multicast() || to.ip().is_unspecified() {
+            return its_own;
+        }
+        let (interface, next_hop, source, mtu) = match to {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
+                (v6.scope_id(), to.ip(), None, None)
+            }
             _ => match self.netlink.route(to.ip()) {
-                Some(route) => {
-                    *mtu = route.mtu;
-                    (route.interface, route.next_hop, route.source)
-                }
-                None => return Answer::ByKernel,
+                Some(route) => (route.interface, route.next_hop, route.source, route.mtu),
+                None => return its_own,
             },
         };
         let ours = |(link, _): &(Link, _)| link.index == interface;
-        let Some(card) = self.ports.iter().position(ours) else {
-            return Answer::ByKernel;
+        let Some(card) = self.interfaces.iter().position(ours) else {
+            return its_own;
         };
         let Some(neighbour) = self.netlink.neighbour(interface, next_hop) else {
-            return Answer::Soon;
+            return Answer::by_kernel(SOON);
         };
-        let mut from = self.local;
         if from.ip().is_unspecified() {
             match source {
                 Some(source) => from.set_ip(source),
-                None => return Answer::ByKernel,
+                None => return its_own,
             }
         }
-        let Some(headers) = Template::new(self.ports[card].1, from, neighbour.mac, to) else {
-            return Answer::ByKernel;
+        let Some(headers) = Template::new(self.interfaces[card].1, from, neighbour.mac, to) else {
+            return its_own;
         };
-        if neighbour.is_stale && self.netlink.use_neighbour(interface, next_hop).is_err() {
-            return Answer::AfterThis(card, headers);
+        Answer {
+            straight: Some((card, headers)),
+            mtu,
+            kept: KEPT,
+            once_by_kernel: neighbour.is_stale
+                && self.netlink.use_neighbour(interface, next_hop).is_err(),
         }
-        Answer::Straight(card, headers)
     }
 }

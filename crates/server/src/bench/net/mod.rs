@@ -27,8 +27,8 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
-use cyclone_bench::cpu::{Meter, Process};
-use cyclone_bench::noise::Noise;
+use cyclone_bench::cpu::{Meter, Process, Usage};
+use cyclone_bench::noise::{Noise, STOLEN};
 use cyclone_bench::output::{Common, Report};
 use cyclone_bench::table::{Table, rounded};
 use serde::de::DeserializeOwned;
@@ -41,6 +41,8 @@ use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions, RunAs};
 /// CPU of the leader, and of everything else.
 const LEADER_CPU: usize = 0;
 const OTHERS_CPU: usize = 1;
+/// How often a point of a comparison is measured at most, where the host takes more than [`STOLEN`] each time.
+const QUIET_ATTEMPTS: usize = 3;
 /// Longest packets; and jumbo frames, for the payload that needs them.
 const MTU: usize = 1500;
 const JUMBO_MTU: usize = 9000;
@@ -335,6 +337,8 @@ impl Run<'_> {
         serde_json::from_slice(&output.stdout).context("a child's answer")
     }
 
+    /// Measures a point. Where drivers are compared, again while the host takes much of the machine meanwhile: a quotient is to be of
+    /// two points that it left alone.
     fn load(
         &mut self,
         lab: &Lab,
@@ -344,6 +348,59 @@ impl Run<'_> {
         inflight: usize,
         waiting: Waiting,
     ) -> Result<Point> {
+        let attempts = match waiting {
+            Waiting::Never => QUIET_ATTEMPTS,
+            Waiting::Blocks | Waiting::Counting => 1,
+        };
+        let replicas = cluster.nodes.len();
+        let what = format!(
+            "{}, {replicas} replicas, {value_bytes} B, {inflight} in flight",
+            step.name
+        );
+        let mut quietest: Option<(Loaded, Usage)> = None;
+        for _ in 0..attempts {
+            let (seen, usage) = self.attempt(lab, cluster, step, value_bytes, inflight, waiting)?;
+            let stolen = usage.stolen_share();
+            self.report.progress(&format!(
+                "{what}: {:.0}/s, p50 {:.1} µs{}",
+                seen.ops_s,
+                seen.p50_us,
+                match stolen > STOLEN {
+                    true => format!("; the host took {:.0}% of the machine", 100.0 * stolen),
+                    false => String::new(),
+                }
+            ));
+            if quietest
+                .as_ref()
+                .is_none_or(|(_, least)| stolen < least.stolen_share())
+            {
+                quietest = Some((seen, usage));
+            }
+            if stolen <= STOLEN {
+                break;
+            }
+        }
+        let (seen, usage) = quietest.context("one attempt at least")?;
+        self.noise
+            .shares(&what, usage.foreign_share(), usage.stolen_share());
+        Ok(Point {
+            step,
+            replicas,
+            value_bytes,
+            inflight,
+            seen,
+        })
+    }
+
+    fn attempt(
+        &mut self,
+        lab: &Lab,
+        cluster: &LabCluster<'_>,
+        step: Step,
+        value_bytes: usize,
+        inflight: usize,
+        waiting: Waiting,
+    ) -> Result<(Loaded, Usage)> {
         self.go_on()?;
         let machine = lab.machines() - 1;
         let role = Role::Load {
@@ -382,24 +439,7 @@ impl Run<'_> {
             let words: Vec<String> = (0..replicas).map(|node| cluster.log(node)).collect();
             format!("{}; the nodes say:\n{}", step.name, words.join("\n"))
         })?;
-        let usage = meter.read().since(&before);
-        let what = format!(
-            "{}, {replicas} replicas, {value_bytes} B, {inflight} in flight",
-            step.name
-        );
-        let (foreign, stolen) = (usage.foreign_share(), usage.stolen_share());
-        self.noise.shares(&what, foreign, stolen);
-        self.report.progress(&format!(
-            "{what}: {:.0}/s, p50 {:.1} µs",
-            seen.ops_s, seen.p50_us
-        ));
-        Ok(Point {
-            step,
-            replicas,
-            value_bytes,
-            inflight,
-            seen,
-        })
+        Ok((seen, meter.read().since(&before)))
     }
 
     fn steps(&mut self, lab: &Lab) -> Result<Vec<Point>> {

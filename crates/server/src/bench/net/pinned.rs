@@ -2,7 +2,7 @@
 //! followers and the client in turn; neither ever blocks.
 //!
 //! Requests come one to a datagram, as from clients that know nothing of each other, except where the name says "packed". Drivers
-//! take turns, and a ratio is the median of the rounds' quotients.
+//! take turns, and a ratio is the median of the rounds' quotients. Turns in which the host took much of the machine are repeated.
 
 use anyhow::Result;
 use cyclone_bench::measure::Spread;
@@ -15,12 +15,12 @@ use crate::netlab::{Lab, NodeOptions, RunAs};
 const UDP: Step = bursts("UDP + bursts", "udp");
 const XDP: Step = bursts("AF_XDP + bursts", "xdp");
 
-/// What is compared.
+/// What is compared; pairs of which one is divided by the other follow each other.
 const DRIVERS: [Step; 7] = [
     STEPS[0],
     STEPS[1],
-    UDP,
     STEPS[3],
+    UDP,
     XDP,
     step("UDP + bursts, packed", "udp", 32),
     step("AF_XDP + bursts, packed", "xdp", 32),

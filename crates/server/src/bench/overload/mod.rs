@@ -63,6 +63,10 @@ pub struct Arguments {
     /// Shortest silence before an election, ms; the default if not given. Where others use the machine too, its scheduler
     /// alone is silent for longer than that.
     pub election_ms: Option<u64>,
+    /// Physical logs.
+    pub logs: u16,
+    /// Threads of each node that run a loop for each log; 0: one loop for all.
+    pub log_threads: u16,
 }
 
 /// What became of the operations that arrived within a time.
@@ -270,6 +274,8 @@ impl Run<'_> {
         let options = Options {
             engine: self.arguments.engine.clone(),
             election_ms: self.arguments.election_ms,
+            logs: self.arguments.logs,
+            log_threads: self.arguments.log_threads,
             pin: if cpus > 1 {
                 vec![NODES_CPU; 3]
             } else {
@@ -277,18 +283,19 @@ impl Run<'_> {
             },
             ..Options::default()
         };
+        crate::cluster::check(&options)?;
         let mut cluster = LocalCluster::create(directory, &options)?;
         cluster.start_all(true)?;
         let leader = cluster.wait_for_leader(Duration::from_secs(30))?;
         let seed = self.arguments.common.seed;
         let mut source: Box<dyn Source> = match kind {
-            "native" => Box::new(native::Native::new(&cluster, seed)?),
+            "native" => Box::new(native::Native::new(&cluster, options.log_ports(), seed)?),
             _ => Box::new(redis::Redis::new(cluster.nodes[leader].redis, seed)?),
         };
         self.report.progress(&format!("{kind} clients"));
         let quick = self.arguments.common.quick;
         let time = Duration::from_secs(if quick { 2 } else { 8 });
-        let mut looks = look(&cluster)?;
+        let mut looks = look(&cluster, options.logs)?;
         // The first time warms up.
         self.load(&mut *source, &mut cluster, None, time / 2, &mut looks)?;
         let saturated = self.load(&mut *source, &mut cluster, None, time, &mut looks)?;
@@ -408,12 +415,12 @@ impl Run<'_> {
         if self.stop.load(Ordering::Relaxed) {
             bail!("stopped");
         }
-        let now = look(cluster)?;
+        let now = look(cluster, self.arguments.logs)?;
         let stretches = self.stolen.stretches();
         seen.stolen = stretches.iter().max().copied().unwrap_or_default();
         let election_ms = self.arguments.election_ms;
         let patience = Duration::from_millis(election_ms.unwrap_or(Timing::default().election_ms));
-        seen.elections = now.term.saturating_sub(looks.term);
+        seen.elections = looks.elections_until(&now);
         seen.gap_ms = looks.gap_until(&now);
         let long = stretches.iter().filter(|taken| **taken >= patience / 2);
         seen.excused = seen.elections.min(long.count() as u64);
@@ -426,7 +433,7 @@ impl Run<'_> {
         let begun = Instant::now();
         while !self.stop.load(Ordering::Relaxed) {
             let (looked, used_s) = (begun.elapsed(), cluster.cpu_seconds());
-            let agreed = agree(cluster)?;
+            let agreed = agree(cluster, self.arguments.logs)?;
             std::thread::sleep(REST);
             if agreed && cluster.cpu_seconds() - used_s < REST.as_secs_f64() * RESTING {
                 return Ok(looked);
@@ -472,13 +479,20 @@ fn share(peak: f64, level: u64) -> f64 {
 
 /// What nodes say of themselves.
 struct Look {
-    /// The highest term that one knows.
-    term: u64,
+    /// Of each log the highest term that one knows.
+    terms: Vec<u64>,
     /// The longest time for which each one's event loop has stood still so far, ms.
     gaps_ms: Vec<f64>,
 }
 
 impl Look {
+    /// Terms that began since, of all logs together.
+    fn elections_until(&self, later: &Look) -> u64 {
+        let logs = self.terms.iter().zip(&later.terms);
+        logs.map(|(before, after)| after.saturating_sub(*before))
+            .sum()
+    }
+
     /// The longest time for which a loop stood still since, ms; 0 where no node's is longer than its longest before, which alone is known.
     fn gap_until(&self, later: &Look) -> f64 {
         let nodes = self.gaps_ms.iter().zip(&later.gaps_ms);
@@ -487,30 +501,43 @@ impl Look {
     }
 }
 
-fn look(cluster: &LocalCluster) -> Result<Look> {
-    let (mut term, mut gaps_ms) = (0, Vec::new());
+fn look(cluster: &LocalCluster, logs: u16) -> Result<Look> {
+    let (mut terms, mut gaps_ms) = (vec![0; usize::from(logs)], Vec::new());
     for node in &cluster.nodes {
         // Behind a queue of commands an answer takes its time.
         let info =
             crate::resp::info(node.redis, PATIENCE).context("a node does not answer under load")?;
         let number = |name: &str| info.get(name).and_then(|value| value.parse().ok());
-        term = term.max(number("cyclone_log0_term").unwrap_or(0));
+        for (log, term) in terms.iter_mut().enumerate() {
+            *term = number(&format!("cyclone_log{log}_term"))
+                .unwrap_or(0)
+                .max(*term);
+        }
         let gap_us: u64 = number("cyclone_longest_gap_us").unwrap_or(0);
         gaps_ms.push(gap_us as f64 / 1000.0);
     }
-    Ok(Look { term, gaps_ms })
+    Ok(Look { terms, gaps_ms })
 }
 
-/// Whether every node has applied what the log holds, and the same.
-fn agree(cluster: &LocalCluster) -> Result<bool> {
+/// Whether every node has applied what the logs hold, and the same.
+fn agree(cluster: &LocalCluster, logs: u16) -> Result<bool> {
     let mut indexes = Vec::new();
     for node in &cluster.nodes {
         let info = crate::resp::info(node.redis, PATIENCE)?;
-        for name in ["last", "commit", "applied"] {
-            indexes.push(info.get(&format!("cyclone_log0_{name}")).cloned());
-        }
+        indexes.push(
+            (0..logs)
+                .map(|log| {
+                    ["last", "commit", "applied"]
+                        .map(|name| info.get(&format!("cyclone_log{log}_{name}")).cloned())
+                })
+                .collect::<Vec<_>>(),
+        );
     }
-    Ok(indexes.iter().all(|index| *index == indexes[0]))
+    let all_of_a_log =
+        |of_log: &[Option<String>; 3]| of_log.iter().all(|index| *index == of_log[0]);
+    Ok(indexes
+        .iter()
+        .all(|of_node| *of_node == indexes[0] && of_node.iter().all(all_of_a_log)))
 }
 
 /// A SET's key and value, in order.
@@ -523,9 +550,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn elections_of_all_logs_count() {
+        let look = |terms: [u64; 3]| Look {
+            terms: terms.to_vec(),
+            gaps_ms: Vec::new(),
+        };
+        assert_eq!(look([1, 4, 2]).elections_until(&look([1, 4, 2])), 0);
+        assert_eq!(look([1, 4, 2]).elections_until(&look([2, 4, 5])), 4);
+        // A node that knows of the last term did not answer.
+        assert_eq!(look([2, 4, 2]).elections_until(&look([1, 4, 2])), 0);
+    }
+
+    #[test]
     fn only_a_gap_that_grew_was_within_a_turn() {
         let look = |gaps_ms: [f64; 3]| Look {
-            term: 1,
+            terms: vec![1],
             gaps_ms: gaps_ms.to_vec(),
         };
         let before = look([40.0, 10.0, 0.0]);

@@ -33,7 +33,8 @@ pub(super) struct Native {
 }
 
 impl Native {
-    pub(super) fn new(cluster: &LocalCluster, seed: u64) -> Result<Native> {
+    /// `log_ports`: logs with a port of their own.
+    pub(super) fn new(cluster: &LocalCluster, log_ports: u16, seed: u64) -> Result<Native> {
         let nodes: Vec<_> = cluster
             .nodes
             .iter()
@@ -45,6 +46,7 @@ impl Native {
             config.core.window = WINDOW;
             config.core.max_queued = MOST_PENDING;
             config.core.deadline_us = PATIENCE_US;
+            config.core.log_ports = log_ports;
             config.polling = Polling::Event;
             clients.push(One {
                 client: Client::connect(config)?,

@@ -194,10 +194,7 @@ impl Lanes for Nodes {
         }
         let client = native::connect(
             &cluster,
-            match self.options.log_threads {
-                0 => 0,
-                _ => self.options.logs,
-            },
+            self.options.log_ports(),
             &self.options.transport,
             parse_security(&self.options.security)?,
             self.options.burst,
