@@ -31,6 +31,8 @@ if [ "${1:-}" = tests ]; then
     need util-linux command -v taskset
     need python3-venv installed python3-venv
     need openssl command -v openssl
+    # The judge of our replies.
+    need redis-server command -v redis-server
     # The configuration manager's stores (features etcd and zookeeper); etcd's client generates code with protoc.
     need etcd-server command -v etcd
     need zookeeper installed zookeeper

@@ -47,7 +47,7 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
             encode::map(out, protocol, chosen.len());
             chosen.iter().for_each(|spec| document(out, protocol, spec));
         }
-        b"getkeys" if args.len() < 3 => return context.wrong_arity("command|getkeys"),
+        b"getkeys" if args.len() < 4 => return context.wrong_arity("command|getkeys"),
         b"getkeys" => return get_keys(context),
         _ => return context.unknown_subcommand("COMMAND"),
     }

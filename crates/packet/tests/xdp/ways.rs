@@ -64,6 +64,66 @@ fn several_queues_serve_one_port() {
     close(b, &pool_b, 0);
 }
 
+/// A log that has most of the frames, as after a restart: each queue gets some to send and receive with, and the rest when there are more.
+#[test]
+fn a_full_log_leaves_every_queue_some_frames() {
+    let Some(cable) = Cable::new(1500, 4) else {
+        return;
+    };
+    let options = |name| XdpOptions {
+        queues: 4,
+        ..XdpOptions::new(name)
+    };
+    let (pool_a, pool_b) = (pool(4096, 2048), pool(4096, 2048));
+    let log: Vec<_> = (0..4096 - 120).map_while(|_| pool_a.alloc()).collect();
+    assert_eq!(pool_a.free(), 120);
+    cable.a.enter();
+    let mut a = open("10.77.0.1:7101", &pool_a, &options("va"));
+    cable.b.enter();
+    let mut b = open("10.77.0.2:7102", &pool_b, &options("vb"));
+    introduce(&mut a, &mut b, &pool_b);
+
+    // By each queue in both directions: it is chosen by the far port for what is sent, by the interface for what comes.
+    let far: Vec<UdpSocket> = (0..32)
+        .map(|_| UdpSocket::bind("10.77.0.2:0").expect("a socket"))
+        .collect();
+    let exchange_with_all = |a: &mut XdpDriver| {
+        for (number, socket) in far.iter().enumerate() {
+            let name = [number as u8; 20];
+            let to = socket.local_addr().expect("bound");
+            let before = a.stats();
+            socket.send_to(&name, a.local_addr()).expect("sent");
+            let (since, mut got) = (Instant::now(), Vec::new());
+            while got.is_empty() {
+                assert!(since.elapsed() < PATIENCE, "{number}: {:?}", a.stats());
+                a.recv(&pool_a, &mut got, 32).expect("received");
+            }
+            assert_eq!(got[0].0, to);
+            let answer = Datagram {
+                to,
+                parts: &[&name],
+            };
+            while a.send(&[answer]).expect("sent") == 0 {
+                assert!(since.elapsed() < PATIENCE, "{number}: {:?}", a.stats());
+            }
+            let mut bytes = [0; 100];
+            socket.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+            assert_eq!(socket.recv(&mut bytes).expect("an answer"), name.len());
+            assert_eq!(a.stats().send_full, before.send_full, "{number}");
+        }
+    };
+    exchange_with_all(&mut a);
+    assert!(a.received_by_queue().iter().all(|&count| count > 0));
+    // The log is trimmed.
+    drop(log);
+    exchange_with_all(&mut a);
+    exchange_with_all(&mut a);
+    let kept = pool_a.count() - pool_a.free();
+    assert_eq!(kept, a.frames_kept(), "what a queue is to have it has");
+    close(a, &pool_a, 0);
+    close(b, &pool_b, 0);
+}
+
 /// Whether a file in this folder is memory, which can be pinned.
 fn is_memory(folder: &Path) -> bool {
     let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).expect("a path");
