@@ -41,8 +41,6 @@ use crate::netlab::{Cabling, Lab, LabCluster, NodeOptions, RunAs};
 /// CPU of the leader, and of everything else.
 const LEADER_CPU: usize = 0;
 const OTHERS_CPU: usize = 1;
-/// How often a point of a comparison is measured at most, where the host takes more than [`STOLEN`] each time.
-const QUIET_ATTEMPTS: usize = 3;
 /// Longest packets; and jumbo frames, for the payload that needs them.
 const MTU: usize = 1500;
 const JUMBO_MTU: usize = 9000;
@@ -166,6 +164,15 @@ pub struct Point {
     value_bytes: usize,
     inflight: usize,
     seen: Loaded,
+}
+
+impl Point {
+    fn name(&self) -> String {
+        format!(
+            "{}, {} replicas, {} B, {} in flight",
+            self.step.name, self.replicas, self.value_bytes, self.inflight
+        )
+    }
 }
 
 /// What is drawn.
@@ -337,8 +344,7 @@ impl Run<'_> {
         serde_json::from_slice(&output.stdout).context("a child's answer")
     }
 
-    /// Measures a point. Where drivers are compared, again while the host takes much of the machine meanwhile: a quotient is to be of
-    /// two points that it left alone.
+    /// Measures a point.
     fn load(
         &mut self,
         lab: &Lab,
@@ -348,50 +354,18 @@ impl Run<'_> {
         inflight: usize,
         waiting: Waiting,
     ) -> Result<Point> {
-        let attempts = match waiting {
-            Waiting::Never => QUIET_ATTEMPTS,
-            Waiting::Blocks | Waiting::Counting => 1,
-        };
-        let replicas = cluster.nodes.len();
-        let what = format!(
-            "{}, {replicas} replicas, {value_bytes} B, {inflight} in flight",
-            step.name
-        );
-        let mut quietest: Option<(Loaded, Usage)> = None;
-        for _ in 0..attempts {
-            let (seen, usage) = self.attempt(lab, cluster, step, value_bytes, inflight, waiting)?;
-            let stolen = usage.stolen_share();
-            self.report.progress(&format!(
-                "{what}: {:.0}/s, p50 {:.1} µs{}",
-                seen.ops_s,
-                seen.p50_us,
-                match stolen > STOLEN {
-                    true => format!("; the host took {:.0}% of the machine", 100.0 * stolen),
-                    false => String::new(),
-                }
-            ));
-            if quietest
-                .as_ref()
-                .is_none_or(|(_, least)| stolen < least.stolen_share())
-            {
-                quietest = Some((seen, usage));
-            }
-            if stolen <= STOLEN {
-                break;
-            }
-        }
-        let (seen, usage) = quietest.context("one attempt at least")?;
-        self.noise
-            .shares(&what, usage.foreign_share(), usage.stolen_share());
-        Ok(Point {
-            step,
-            replicas,
-            value_bytes,
-            inflight,
-            seen,
-        })
+        let (point, usage) = self.attempt(lab, cluster, step, value_bytes, inflight, waiting)?;
+        self.believe(&point, &usage);
+        Ok(point)
     }
 
+    /// Notes what disturbed a point that is kept.
+    fn believe(&mut self, point: &Point, usage: &Usage) {
+        let (foreign, stolen) = (usage.foreign_share(), usage.stolen_share());
+        self.noise.shares(&point.name(), foreign, stolen);
+    }
+
+    /// Measures a point, which is perhaps not kept.
     fn attempt(
         &mut self,
         lab: &Lab,
@@ -400,7 +374,7 @@ impl Run<'_> {
         value_bytes: usize,
         inflight: usize,
         waiting: Waiting,
-    ) -> Result<(Loaded, Usage)> {
+    ) -> Result<(Point, Usage)> {
         self.go_on()?;
         let machine = lab.machines() - 1;
         let role = Role::Load {
@@ -439,7 +413,27 @@ impl Run<'_> {
             let words: Vec<String> = (0..replicas).map(|node| cluster.log(node)).collect();
             format!("{}; the nodes say:\n{}", step.name, words.join("\n"))
         })?;
-        Ok((seen, meter.read().since(&before)))
+        let usage = meter.read().since(&before);
+        let point = Point {
+            step,
+            replicas,
+            value_bytes,
+            inflight,
+            seen,
+        };
+        let stolen = match usage.stolen_share() {
+            share if share > STOLEN => {
+                format!("; the host took {:.0}% of the machine", 100.0 * share)
+            }
+            _ => String::new(),
+        };
+        self.report.progress(&format!(
+            "{}: {:.0}/s, p50 {:.1} µs{stolen}",
+            point.name(),
+            point.seen.ops_s,
+            point.seen.p50_us
+        ));
+        Ok((point, usage))
     }
 
     fn steps(&mut self, lab: &Lab) -> Result<Vec<Point>> {

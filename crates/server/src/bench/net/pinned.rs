@@ -4,8 +4,10 @@
 //! Requests come one to a datagram, as from clients that know nothing of each other, except where the name says "packed". Drivers
 //! take turns, and a ratio is the median of the rounds' quotients. Turns in which the host took much of the machine are repeated.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use cyclone_bench::cpu::Usage;
 use cyclone_bench::measure::Spread;
+use cyclone_bench::noise::STOLEN;
 use cyclone_bench::table::{Table, rounded};
 use cyclone_bench::verdict::Verdict;
 
@@ -32,6 +34,8 @@ const DPDK: [Step; 2] = [
     step("DPDK (memif) + bursts, packed", "dpdk", 32),
 ];
 
+/// How often a point is measured at most, where the host takes more than [`STOLEN`] each time.
+const ATTEMPTS: usize = 3;
 /// Of each value in RocksDB.
 const VALUE_BYTES: usize = 100;
 /// What three replicas may take beside two packets, µs.
@@ -65,8 +69,8 @@ impl Run<'_> {
         for round in 0..if self.common.quick { 5 } else { 15 } {
             let mut p50_us = Vec::new();
             for driver in drivers {
-                let cluster = self.start(lab, &self.alternating(driver))?;
-                let point = self.load(lab, &cluster, driver, 0, 1, Waiting::Never)?;
+                let options = self.alternating(driver);
+                let point = self.left_alone(lab, &options, driver, 0, 1)?;
                 p50_us.push(point.seen.p50_us);
                 table.add(vec![
                     (round + 1).into(),
@@ -84,6 +88,37 @@ impl Run<'_> {
         let verdict = Verdict::at_most(what, ratio.median, 0.6);
         self.report.verdict(verdict.note(range(ratio)));
         Ok(())
+    }
+
+    /// Starts a cluster and measures a point: again while the host takes much of the machine meanwhile, and what it disturbed least
+    /// counts. A quotient is to be of two points that it left alone.
+    fn left_alone(
+        &mut self,
+        lab: &Lab,
+        options: &NodeOptions,
+        driver: Step,
+        value_bytes: usize,
+        inflight: usize,
+    ) -> Result<Point> {
+        let mut quietest: Option<(Point, Usage)> = None;
+        for _ in 0..ATTEMPTS {
+            let cluster = self.start(lab, options)?;
+            let (point, usage) =
+                self.attempt(lab, &cluster, driver, value_bytes, inflight, Waiting::Never)?;
+            let stolen = usage.stolen_share();
+            if quietest
+                .as_ref()
+                .is_none_or(|(_, least)| stolen < least.stolen_share())
+            {
+                quietest = Some((point, usage));
+            }
+            if stolen <= STOLEN {
+                break;
+            }
+        }
+        let (point, usage) = quietest.context("one attempt at least")?;
+        self.believe(&point, &usage);
+        Ok(point)
     }
 
     fn is_wanted(&self, driver: &Step) -> bool {
@@ -115,8 +150,7 @@ impl Run<'_> {
                 let options = self.alternating(*driver);
                 let mut peak = 0_f64;
                 for &inflight in loads {
-                    let cluster = self.start(lab, &options)?;
-                    let point = self.load(lab, &cluster, *driver, 0, inflight, Waiting::Never)?;
+                    let point = self.left_alone(lab, &options, *driver, 0, inflight)?;
                     peak = peak.max(point.seen.ops_s);
                     table.add(vec![
                         (round + 1).into(),
@@ -177,8 +211,7 @@ impl Run<'_> {
                         run,
                         ..Self::options(driver, replicas)
                     };
-                    let cluster = self.start(lab, &options)?;
-                    let point = self.load(lab, &cluster, driver, VALUE_BYTES, 1, Waiting::Never)?;
+                    let point = self.left_alone(lab, &options, driver, VALUE_BYTES, 1)?;
                     p50_us.push(point.seen.p50_us);
                     table.add(vec![
                         (round + 1).into(),
