@@ -5,7 +5,11 @@
 //! ARP   Ethernet 14 · 0001 0800 06 04 · 1 ask, 2 answer · sender MAC 6, IP 4 · target MAC 6, IP 4
 //! ND    Ethernet 14 · IPv6 40, hop limit 255 · type 135 ask, 136 answer · 0 · checksum 2 · flags 4 · target 16
 //!       · option 1 (sender's) or 2 (target's MAC), length 1, MAC 6
+//! MLD   Ethernet 14 · IPv6 40, hop limit 1 · router alert 8 · type 143 · 0 · checksum 2 · 0 2 · 1 record 2
+//!       · 4 everything from now on · 0 · no sources 2 · group 16
 //! ```
+//! Questions for an IPv6 address go to a group, and switches that watch who listens to which (RFC 4541) bring them only to those that
+//! have said so (RFC 3810).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -27,6 +31,15 @@ const ND_BYTES: usize = 24;
 const OPTION_SOURCE: u8 = 1;
 const OPTION_TARGET: u8 = 2;
 const OPTION_BYTES: usize = 8;
+const PROTOCOL_HOP_BY_HOP: u8 = 0;
+const LISTENER_REPORT: u8 = 143;
+/// A change to "all but these sources", and none are named.
+const EVERYTHING: u8 = 4;
+/// ICMPv6 next, eight bytes; routers are to look; two bytes of padding.
+const ROUTER_ALERT: [u8; 8] = [PROTOCOL_ICMPV6, 0, 5, 2, 0, 0, 1, 0];
+/// All routers that know MLD of version 2, and switches.
+const REPORTS_TO: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x16];
+const REPORTS_TO_MAC: Mac = [0x33, 0x33, 0, 0, 0, 0x16];
 /// Solicited, override.
 const ADVERTISEMENT_FLAGS: u8 = 0x60;
 
@@ -101,6 +114,58 @@ fn icmpv6(
     packet
 }
 
+/// The group that is asked for this address: of all whose addresses end alike.
+fn group_of(ip: Ipv6Addr) -> (Mac, Ipv6Addr) {
+    let end = ip.octets();
+    let mut group = [0; 16];
+    group[..2].copy_from_slice(&[0xff, 2]);
+    group[11..13].copy_from_slice(&[1, 0xff]);
+    group[13..].copy_from_slice(&end[13..]);
+    let mac = [0x33, 0x33, 0xff, end[13], end[14], end[15]];
+    (mac, Ipv6Addr::from(group))
+}
+
+/// The address of this link that goes with an Ethernet address (RFC 4291, appendix A).
+fn link_local(mac: Mac) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac;
+    Ipv6Addr::from([
+        0xfe,
+        0x80,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        a ^ 2,
+        b,
+        c,
+        0xff,
+        0xfe,
+        d,
+        e,
+        f,
+    ])
+}
+
+/// Says that we listen to the group that is asked for our address. `None` over IPv4, where questions go to everybody.
+pub(super) fn listens(mac: Mac, own: IpAddr) -> Option<Vec<u8>> {
+    let IpAddr::V6(own) = own else { return None };
+    let (from, to) = (link_local(mac), Ipv6Addr::from(REPORTS_TO));
+    let mut body = vec![LISTENER_REPORT, 0, 0, 0, 0, 0, 0, 1, EVERYTHING, 0, 0, 0];
+    body.extend(group_of(own).1.octets());
+    let sum = checksum(from, to, &body);
+    body[2..4].copy_from_slice(&sum.to_be_bytes());
+    let mut packet = ethernet(REPORTS_TO_MAC, mac, ETHER_IPV6);
+    let bytes = (ROUTER_ALERT.len() + body.len()) as u8;
+    packet.extend([0x60, 0, 0, 0, 0, bytes, PROTOCOL_HOP_BY_HOP, 1]);
+    packet.extend(from.octets());
+    packet.extend(to.octets());
+    packet.extend(ROUTER_ALERT);
+    packet.extend(body);
+    Some(packet)
+}
+
 /// A question for the Ethernet address of `target`, to all who may know it, or to a `known` address to see whether it is
 /// still there. `None` if the families differ.
 pub(super) fn question(
@@ -118,15 +183,13 @@ pub(super) fn question(
             if let Some(known) = known {
                 return Some(icmpv6(SOLICITATION, 0, (mac, own), (known, target), target));
             }
-            // The group of all whose address ends like this.
-            let end = target.octets();
-            let mut group = [0; 16];
-            group[..2].copy_from_slice(&[0xff, 2]);
-            group[11..13].copy_from_slice(&[1, 0xff]);
-            group[13..].copy_from_slice(&end[13..]);
-            let group_mac = [0x33, 0x33, 0xff, end[13], end[14], end[15]];
-            let to = (group_mac, Ipv6Addr::from(group));
-            Some(icmpv6(SOLICITATION, 0, (mac, own), to, target))
+            Some(icmpv6(
+                SOLICITATION,
+                0,
+                (mac, own),
+                group_of(target),
+                target,
+            ))
         }
         _ => None,
     }
@@ -288,6 +351,21 @@ mod tests {
         let [(v4, _), (v6, _)] = addresses();
         assert_eq!(question(MACS[0], v4, v6, None), None);
         assert_eq!(answer(MACS[0], v6, MACS[1], v4), None);
+    }
+
+    #[test]
+    fn what_we_listen_to_is_the_group_that_is_asked() {
+        let [(v4, _), (a, b)] = addresses();
+        assert_eq!(listens(MACS[0], v4), None);
+        let said = listens(MACS[0], b).unwrap();
+        let asked = question(MACS[1], a, b, None).unwrap();
+        let group = &said[said.len() - 16..];
+        assert_eq!(group, &asked[38..54], "the question's destination");
+        assert_eq!(hear(&said), None, "it tells nothing about neighbours");
+        let (from, to) = (ip6_at(&said, 22).unwrap(), ip6_at(&said, 38).unwrap());
+        assert!(from.is_unicast_link_local());
+        assert_eq!(checksum(from, to, &said[62..]), 0);
+        assert_eq!(usize::from(said[19]), said.len() - 54);
     }
 
     #[test]

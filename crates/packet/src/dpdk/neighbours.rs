@@ -25,6 +25,9 @@ const ASK_EVERY_US: u64 = 20_000;
 /// by one port may be older than that by another.
 const PROBE_EVERY_US: u64 = 1_000_000;
 const SILENT_US: u64 = 3_000_000;
+/// Time between the first two words of what we listen to, and between all later ones, µs.
+const TELL_AGAIN_US: u64 = 1_000_000;
+const TELL_EVERY_US: u64 = 60_000_000;
 /// Machines kept. A network segment has fewer.
 const MOST_MACHINES: usize = 4096;
 /// Questions for strangers: at most this many at once...
@@ -91,6 +94,8 @@ pub(super) struct Neighbours {
     own: IpAddr,
     gateway: Option<(IpAddr, u8)>,
     macs: Vec<Mac>,
+    /// Of each port that has a cable: when it was last told what we listen to, and how often.
+    told: Vec<Option<(u64, u32)>>,
     machines: HashMap<IpAddr, Machine>,
     /// Strangers, the oldest first, and machines that were.
     strangers: VecDeque<IpAddr>,
@@ -138,6 +143,7 @@ impl Neighbours {
         Neighbours {
             own,
             gateway,
+            told: vec![None; macs.len()],
             macs,
             machines: HashMap::new(),
             strangers: VecDeque::new(),
@@ -281,6 +287,25 @@ impl Neighbours {
             }
         }
         true
+    }
+
+    /// Tells by a port what we listen to, where it is time: when it gets a cable, twice, since the first may be lost, and every minute. Switches
+    /// forget who has not said so for some minutes.
+    pub(super) fn tell(&mut self, now_us: u64, port: usize, is_up: bool, calls: &mut Vec<Call>) {
+        let told = &mut self.told[port];
+        let times = match *told {
+            _ if !is_up => {
+                *told = None;
+                return;
+            }
+            None => 0,
+            Some((at, 1)) if now_us >= at + TELL_AGAIN_US => 1,
+            Some((at, times)) if now_us >= at + TELL_EVERY_US => times,
+            Some(_) => return,
+        };
+        *told = Some((now_us, times.saturating_add(1)));
+        let packet = discovery::listens(self.macs[port], self.own);
+        calls.extend(packet.map(|packet| (port, packet)));
     }
 
     /// Forgets what was heard by a port: its cable is out.

@@ -101,7 +101,7 @@ impl Receiver {
         self.timer.rest(now_us, look_us);
     }
 
-    fn look(&mut self, network: &Network, now_us: u64) {
+    fn look(&mut self, network: &Network, now_us: u64, calls: &mut Vec<Call>) {
         if now_us < self.looked_us + LOOK_US {
             return;
         }
@@ -110,6 +110,8 @@ impl Receiver {
             if card.look() {
                 network.lock_neighbours().forget(number);
             }
+            let is_up = card.is_up();
+            network.lock_neighbours().tell(now_us, number, is_up, calls);
         }
     }
 
@@ -125,7 +127,7 @@ impl Receiver {
         let now_us = network.now_us();
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(LOOK_EVERY) || !network.is_connected() {
-            self.look(network, now_us);
+            self.look(network, now_us, calls);
         }
         let most = most.min(MOST_BURST);
         let mut all = Brought::default();

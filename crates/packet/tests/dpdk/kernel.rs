@@ -50,6 +50,42 @@ fn ordinary_sockets_are_understood() {
     }
 }
 
+/// A switch that watches who listens to which group brings questions for our address only to whom has said that it listens.
+#[test]
+fn a_switch_is_told_what_we_listen_to() {
+    let _alone = alone();
+    let Some(cable) = cable() else { return };
+    if !cable.b.try_ip("link add br0 type bridge mcast_snooping 1") {
+        println!("skipped: no bridges here");
+        return;
+    }
+    cable.b.ip("link set vb master br0");
+    cable.b.ip("link set br0 up");
+    let frames = pool(1024, 2048);
+    let mut driver = open_here(&cable.a, 0, "[fd77::12:3456]:7101", &frames);
+    let (since, mut got) = (Instant::now(), Vec::new());
+    loop {
+        driver.recv(&frames, &mut got, 32).expect("received");
+        cable.b.enter();
+        let shown = std::process::Command::new("bridge")
+            .args(["mdb", "show"])
+            .output();
+        let shown = shown.expect("bridge, of iproute2").stdout;
+        let shown = String::from_utf8_lossy(&shown).into_owned();
+        if shown
+            .lines()
+            .any(|line| line.contains("port vb") && line.contains("ff02::1:ff12:3456"))
+        {
+            break;
+        }
+        assert!(since.elapsed() < PATIENCE, "{shown:?}");
+        // A look at the cards comes once in some hundred calls.
+        for _ in 0..100 {
+            driver.recv(&frames, &mut got, 32).expect("received");
+        }
+    }
+}
+
 /// A socket that sends Ethernet packets as they are.
 struct Raw(OwnedFd, i32);
 

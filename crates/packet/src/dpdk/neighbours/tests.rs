@@ -48,6 +48,35 @@ fn asked_once_then_known_both_ways_until_it_is_old() {
 }
 
 #[test]
+fn what_we_listen_to_is_told_twice_then_every_minute_and_again_with_a_new_cable() {
+    let mut ours = Neighbours::new(at("[fd77::1]:1").ip(), None, vec![MAC[0], MAC[1]]);
+    let mut told = |now_us, is_up| {
+        let mut calls = Vec::new();
+        ours.tell(now_us, 1, is_up, &mut calls);
+        assert!(calls.iter().all(|(port, _)| *port == 1));
+        calls.len()
+    };
+    let minute = TELL_EVERY_US;
+    for (now_us, is_up, expected) in [
+        (0, false, 0),
+        (10, true, 1),
+        (TELL_AGAIN_US, true, 0),
+        (TELL_AGAIN_US + 10, true, 1),
+        (minute, true, 0),
+        (minute + TELL_AGAIN_US + 10, true, 1),
+        (2 * minute, true, 0),
+        (2 * minute + 1, false, 0),
+        (2 * minute + 2, true, 1),
+    ] {
+        assert_eq!(told(now_us, is_up), expected, "{now_us}");
+    }
+    let mut v4 = Neighbours::new(at("10.0.0.1:1").ip(), None, vec![MAC[0]]);
+    let mut calls = Vec::new();
+    v4.tell(0, 0, true, &mut calls);
+    assert!(calls.is_empty());
+}
+
+#[test]
 fn several_ports_are_used_in_turn_and_dead_ones_are_not() {
     let peer = |port: u16| SocketAddr::from(([10, 0, 0, 2], port));
     let mut a = Neighbours::new(at("10.0.0.1:1").ip(), None, vec![MAC[0], MAC[1]]);
