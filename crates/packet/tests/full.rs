@@ -333,7 +333,9 @@ fn what_goes_to_replicas_has_room_of_its_own_and_goes_first() {
     }
     assert_eq!(world.sender.stats().send_dropped, refused);
     let mut order = Vec::new();
-    for _ in 0..60 {
+    let answered = client.stats().datagrams_received;
+    while order.len() < 3 {
+        assert!(world.now_us.get() < 20_000, "{order:?}");
         order.extend(
             world
                 .pass(4)
@@ -342,15 +344,8 @@ fn what_goes_to_replicas_has_room_of_its_own_and_goes_first() {
         );
         poll(&mut client, world.now_us.get());
     }
-    assert_eq!(
-        order,
-        [1, 2, 3],
-        "72 datagrams, of which half the room is theirs"
-    );
-    // And clients have what is left of it meanwhile.
-    assert!(
-        client.stats().datagrams_received > 50,
-        "{:?}",
-        client.stats()
-    );
+    assert_eq!(order, [1, 2, 3]);
+    // 72 datagrams, and as many to clients meanwhile.
+    let answered = client.stats().datagrams_received - answered;
+    assert!((50..100).contains(&answered), "{answered}");
 }

@@ -33,6 +33,8 @@ const OPTION_TARGET: u8 = 2;
 const OPTION_BYTES: usize = 8;
 const PROTOCOL_HOP_BY_HOP: u8 = 0;
 const LISTENER_REPORT: u8 = 143;
+/// Query, report and done of the first version, and the report of the second.
+const GROUP_KINDS: [u8; 4] = [130, 131, 132, LISTENER_REPORT];
 /// A change to "all but these sources", and none are named.
 const EVERYTHING: u8 = 4;
 /// ICMPv6 next, eight bytes; routers are to look; two bytes of padding.
@@ -240,6 +242,17 @@ pub(super) fn hear(packet: &[u8]) -> Option<Heard> {
     }
 }
 
+/// Whether a packet is about who listens to which group: switches and routers read it.
+pub(super) fn is_about_groups(packet: &[u8]) -> bool {
+    const ICMPV6_AT: usize = ETHER_BYTES + IPV6_BYTES + ROUTER_ALERT.len();
+    let is_ipv6 = packet.get(12..14) == Some(&ETHER_IPV6.to_be_bytes()[..]);
+    let next = [ETHER_BYTES + 6, ETHER_BYTES + IPV6_BYTES].map(|at| packet.get(at).copied());
+    let kind = packet.get(ICMPV6_AT).copied();
+    is_ipv6
+        && next == [Some(PROTOCOL_HOP_BY_HOP), Some(PROTOCOL_ICMPV6)]
+        && kind.is_some_and(|kind| GROUP_KINDS.contains(&kind))
+}
+
 fn hear_arp(arp: &[u8]) -> Option<Heard> {
     if arp[..6] != ARP_KIND || arp[6] != 0 {
         return None;
@@ -362,6 +375,9 @@ mod tests {
         let group = &said[said.len() - 16..];
         assert_eq!(group, &asked[38..54], "the question's destination");
         assert_eq!(hear(&said), None, "it tells nothing about neighbours");
+        assert!(
+            is_about_groups(&said) && !is_about_groups(&asked) && !is_about_groups(&said[..62])
+        );
         let (from, to) = (ip6_at(&said, 22).unwrap(), ip6_at(&said, 38).unwrap());
         assert!(from.is_unicast_link_local());
         assert_eq!(checksum(from, to, &said[62..]), 0);
@@ -418,7 +434,7 @@ mod tests {
         /// Whatever bytes arrive: nothing breaks, and what is believed of IPv6 has the right sum.
         #[test]
         fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..128)) {
-            let _ = hear(&bytes);
+            let _ = (hear(&bytes), is_about_groups(&bytes));
         }
 
         #[test]

@@ -253,7 +253,7 @@ impl Neighbours {
     }
 
     /// Takes in a packet that is no datagram of ours; what has to be answered goes to `calls`. False: it is not about
-    /// neighbours.
+    /// neighbours, nor about groups.
     pub(super) fn hear(
         &mut self,
         now_us: u64,
@@ -262,7 +262,7 @@ impl Neighbours {
         calls: &mut Vec<Call>,
     ) -> bool {
         let Some(heard) = discovery::hear(packet) else {
-            return false;
+            return discovery::is_about_groups(packet);
         };
         let own = self.own;
         if heard.ip == own {

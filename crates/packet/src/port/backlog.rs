@@ -2,7 +2,7 @@
 //! every repetition.
 //!
 //! Messages of an association keep their order, but for short ones (heartbeats, votes, acknowledgements), which overtake. Of several queues
-//! one that takes nothing does not keep the others' messages back. What goes to replicas goes before what goes to clients, and a part of the
+//! one that takes nothing does not keep the others' messages back. What is short and goes to replicas goes before all else, and a part of the
 //! room is theirs alone: however many answers wait, a heartbeat finds a place and is the next to go.
 
 use std::collections::HashSet;
@@ -53,22 +53,23 @@ impl Rest {
 
 /// Whether what has this sequence number must not go before what has the other one: that would become too old for the receiver to tell from
 /// a replay.
-fn is_too_far_before(seq: u64, oldest: Option<u64>) -> bool {
+fn is_too_far_before(seq: u64, oldest: Option<&Option<u64>>) -> bool {
+    let oldest = oldest.copied().flatten();
     oldest.is_some_and(|oldest| seq.saturating_sub(oldest) > WINDOW / 2)
 }
 
 /// Who waits.
 #[derive(Clone, Copy)]
-enum Kind {
+enum Whose {
     Nodes,
     Clients,
 }
 
-impl From<Peer> for Kind {
-    fn from(peer: Peer) -> Kind {
+impl From<Peer> for Whose {
+    fn from(peer: Peer) -> Whose {
         match peer {
-            Peer::Node(_) => Kind::Nodes,
-            Peer::Client(_) => Kind::Clients,
+            Peer::Node(_) => Whose::Nodes,
+            Peer::Client(_) => Whose::Clients,
         }
     }
 }
@@ -80,6 +81,8 @@ struct Rests {
     short: VecDeque<Rest>,
     long: VecDeque<Rest>,
     bytes: usize,
+    /// For each association on which a long message waits, the sequence number of the oldest one's next datagram, if it has one.
+    oldest: HashMap<u64, Option<u64>>,
 }
 
 impl Rests {
@@ -98,6 +101,10 @@ impl Rests {
         }
         let rests = self.short.iter().chain(&self.long);
         self.bytes = rests.map(Rest::held_bytes).sum();
+        self.oldest.clear();
+        for rest in &self.long {
+            self.oldest.entry(rest.assoc).or_insert(rest.seq());
+        }
         (before - self.short.len() - self.long.len()) as u64
     }
 }
@@ -107,6 +114,8 @@ impl Rests {
 pub(super) struct Backlog {
     nodes: Rests,
     clients: Rests,
+    /// Whether clients have their turn before what is long and goes to replicas: every other time.
+    clients_begin: bool,
     /// When to try again; nothing waits without it.
     pub(super) retry_us: Option<u64>,
     /// When something was last taken.
@@ -125,19 +134,17 @@ impl Backlog {
         !self.is_empty() && now_us.saturating_sub(self.moved_us) < STALE_US / 10
     }
 
-    /// For each association on which a long message waits, the sequence number of the oldest one's next datagram, if it has one.
-    pub(super) fn oldest(&self) -> HashMap<u64, Option<u64>> {
-        let mut oldest = HashMap::new();
-        for rest in self.nodes.long.iter().chain(&self.clients.long) {
-            oldest.entry(rest.assoc).or_insert(rest.seq());
+    fn with(&self, whose: Whose) -> &Rests {
+        match whose {
+            Whose::Nodes => &self.nodes,
+            Whose::Clients => &self.clients,
         }
-        oldest
     }
 
-    fn of(&mut self, kind: Kind) -> &mut Rests {
-        match kind {
-            Kind::Nodes => &mut self.nodes,
-            Kind::Clients => &mut self.clients,
+    fn of(&mut self, whose: Whose) -> &mut Rests {
+        match whose {
+            Whose::Nodes => &mut self.nodes,
+            Whose::Clients => &mut self.clients,
         }
     }
 }
@@ -160,18 +167,15 @@ impl Port {
         self.backlog.is_moving(now_us) || self.unsent_us.is_some() && self.unsent_wait_us < 1_000
     }
 
-    /// Whether a message has to wait behind others of its association; `oldest`: [`Backlog::oldest`].
-    pub(super) fn waits_behind(
-        &self,
-        piece: &Piece<'_>,
-        oldest: &HashMap<u64, Option<u64>>,
-    ) -> bool {
-        let Some(oldest) = oldest.get(&piece.assoc) else {
+    /// Whether a message has to wait behind others of its association.
+    pub(super) fn waits_behind(&self, piece: &Piece<'_>) -> bool {
+        let Some(assoc) = self.assocs.get(&piece.assoc) else {
             return false;
         };
-        let assoc = self.assocs.get(&piece.assoc);
-        let next = assoc.map_or(0, |assoc| assoc.next_seq);
-        piece.total > OVERTAKES_BYTES || is_too_far_before(next, *oldest)
+        let oldest = &self.backlog.with(assoc.peer.into()).oldest;
+        let oldest = oldest.get(&piece.assoc);
+        oldest.is_some()
+            && (piece.total > OVERTAKES_BYTES || is_too_far_before(assoc.next_seq, oldest))
     }
 
     /// Keeps a piece from one of its datagrams on for later, if there is room. `base`: as in [`Piece::base`]. Answers whether it does.
@@ -190,17 +194,8 @@ impl Port {
         let count = datagrams(piece.total, assoc.chunk) - first;
         let len: usize = piece.parts.iter().map(|part| part.len()).sum();
         let bytes = len.saturating_sub(done);
-        let (held, most) = match assoc.peer {
-            Peer::Node(_) => (
-                self.backlog.nodes.bytes + self.backlog.clients.bytes,
-                self.backlog_bytes,
-            ),
-            Peer::Client(_) => (
-                self.backlog.clients.bytes,
-                self.backlog_bytes - self.backlog_bytes / KEPT_FOR_NODES,
-            ),
-        };
-        if held + bytes + OVERHEAD_BYTES > most {
+        let peer = assoc.peer;
+        if !self.has_room(peer, bytes + OVERHEAD_BYTES) {
             self.stats.send_dropped += count as u64;
             return false;
         }
@@ -220,18 +215,28 @@ impl Port {
             fresh_us: now_us,
         };
         self.stats.send_deferred += count as u64;
-        let rests = self.backlog.of(assoc.peer.into());
+        let rests = self.backlog.of(peer.into());
         rests.bytes += rest.held_bytes();
-        let mut before = rests.long.iter().filter(|long| long.assoc == piece.assoc);
-        let oldest = before.next().and_then(Rest::seq);
         // One that has no number yet was to stay behind the others.
-        let overtakes = base.is_some_and(|seq| !is_too_far_before(seq, oldest));
-        match overtakes && piece.total <= OVERTAKES_BYTES {
+        let overtakes = piece.total <= OVERTAKES_BYTES
+            && base.is_some_and(|seq| !is_too_far_before(seq, rests.oldest.get(&piece.assoc)));
+        match overtakes {
             true => rests.short.push_back(rest),
-            false => rests.long.push_back(rest),
+            false => {
+                rests.oldest.entry(rest.assoc).or_insert(rest.seq());
+                rests.long.push_back(rest);
+            }
         }
         self.backlog.retry_us.get_or_insert(now_us + RETRY_US);
         true
+    }
+
+    /// Whether so many bytes more may wait for a peer.
+    fn has_room(&self, peer: Peer, bytes: usize) -> bool {
+        let (nodes, clients) = (self.backlog.nodes.bytes, self.backlog.clients.bytes);
+        let theirs = self.backlog_bytes - self.backlog_bytes / KEPT_FOR_NODES;
+        nodes + clients + bytes <= self.backlog_bytes
+            && (matches!(peer, Peer::Node(_)) || clients + bytes <= theirs)
     }
 
     /// Notes whether the driver has to be called again.
@@ -259,8 +264,20 @@ impl Port {
             is_over: false,
             held: HashSet::new(),
         };
-        self.try_all(now_us, Kind::Nodes, &mut attempt)?;
-        self.try_all(now_us, Kind::Clients, &mut attempt)?;
+        self.try_short(now_us, Whose::Nodes, &mut attempt)?;
+        self.backlog.clients_begin ^= true;
+        match self.backlog.clients_begin {
+            true => {
+                self.try_short(now_us, Whose::Clients, &mut attempt)?;
+                self.try_long(now_us, Whose::Clients, &mut attempt)?;
+                self.try_long(now_us, Whose::Nodes, &mut attempt)?;
+            }
+            false => {
+                self.try_long(now_us, Whose::Nodes, &mut attempt)?;
+                self.try_short(now_us, Whose::Clients, &mut attempt)?;
+                self.try_long(now_us, Whose::Clients, &mut attempt)?;
+            }
+        }
         let backlog = &mut self.backlog;
         if attempt.moved {
             backlog.moved_us = now_us;
@@ -282,20 +299,16 @@ impl Port {
         Ok(())
     }
 
-    /// Tries what waits for one kind of peers.
-    fn try_all(&mut self, now_us: u64, kind: Kind, attempt: &mut Attempt) -> io::Result<()> {
-        let short = std::mem::take(&mut self.backlog.of(kind).short);
-        self.backlog.of(kind).short = self.try_in_turn(now_us, short, attempt)?;
+    fn try_short(&mut self, now_us: u64, whose: Whose, attempt: &mut Attempt) -> io::Result<()> {
+        let short = std::mem::take(&mut self.backlog.of(whose).short);
+        self.backlog.of(whose).short = self.try_in_turn(now_us, short, attempt)?;
         attempt.held.clear();
-        // What is long to replicas leaves a part of the attempt to clients.
-        let spared = match kind {
-            Kind::Nodes if !self.backlog.clients.is_empty() => attempt.budget / 2,
-            Kind::Nodes | Kind::Clients => 0,
-        };
-        attempt.budget -= spared;
-        let long = std::mem::take(&mut self.backlog.of(kind).long);
-        self.backlog.of(kind).long = self.try_in_turn(now_us, long, attempt)?;
-        attempt.budget += spared;
+        Ok(())
+    }
+
+    fn try_long(&mut self, now_us: u64, whose: Whose, attempt: &mut Attempt) -> io::Result<()> {
+        let long = std::mem::take(&mut self.backlog.of(whose).long);
+        self.backlog.of(whose).long = self.try_in_turn(now_us, long, attempt)?;
         Ok(())
     }
 

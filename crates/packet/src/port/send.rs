@@ -153,11 +153,10 @@ impl Port {
         if self.backlog.is_empty() {
             return self.transmit_now(now_us, messages);
         }
-        let oldest = self.backlog.oldest();
         let (behind, ahead): (Vec<Piece<'_>>, Vec<Piece<'_>>) = messages
             .iter()
             .copied()
-            .partition(|piece| self.waits_behind(piece, &oldest));
+            .partition(|piece| self.waits_behind(piece));
         let mut done = self.transmit_now(now_us, &ahead)?;
         for piece in &behind {
             done += usize::from(self.keep(now_us, piece, None, 0));

@@ -21,7 +21,9 @@ pub(super) enum Held {
     Lent(#[allow(dead_code, reason = "held, not read")] Frame, u32),
 }
 
-/// This part of few frames is for headers.
+/// Frames that a queue is to have, however few there are.
+const LEAST_SHARE: u32 = 16;
+/// Of few frames this part is for headers.
 const OWN_PART: u32 = 3;
 
 /// A piece of a received packet: its frame, where it begins there, its length.
@@ -37,6 +39,8 @@ pub(super) struct Books {
     own_wanted: u32,
     own_taken: u32,
     pub(super) frame_bytes: u64,
+    /// Frames that it has whatever the others do, of both kinds; more while the pool has as many.
+    share: u32,
     /// Frames to keep with the kernel to receive into.
     offer: u32,
     offered: u32,
@@ -47,7 +51,7 @@ pub(super) struct Books {
 /// The same, for all sockets of the queue.
 pub(super) struct Shared {
     books: Mutex<Books>,
-    /// The queue is to have more frames than the pool had.
+    /// The pool had too few frames for the queue's share.
     is_short: AtomicBool,
     /// It has frames to send from.
     is_sending: AtomicBool,
@@ -94,8 +98,8 @@ impl Shared {
         self.is_sending.store(books.pieces > 0, Ordering::Relaxed);
     }
 
-    /// Takes the frames for headers, and offers the kernel as many as it should have; false when the pool had too few. `socket`: any
-    /// of the queue's.
+    /// Offers the kernel as many frames as it should have, and takes some for headers if any are missing; false when the pool had too few
+    /// for its share. `socket`: any of the queue's.
     pub(super) fn refill(&self, books: &mut Books, pool: &Pool, socket: &Socket) -> bool {
         self.refill_with(books, pool, socket, u32::MAX)
     }
@@ -130,6 +134,7 @@ impl Books {
             own: Vec::with_capacity(options.own as usize),
             own_wanted: options.own,
             own_taken: 0,
+            share: options.first.max(LEAST_SHARE),
             frame_bytes: u64::from(pool.frame_bytes()),
             offer: options.offer,
             offered: 0,
@@ -138,6 +143,11 @@ impl Books {
     }
 
     fn refill(&mut self, pool: &Pool, socket: &Socket, most: u32) -> bool {
+        // Where frames are few those that come back go to the queue that has given them away, not to whoever looks first.
+        let most = match pool.free() > self.share {
+            true => most,
+            false => most.min(self.share.saturating_sub(self.own_taken + self.offered)),
+        };
         let most = most - self.take_own(pool, most);
         let fill = &mut self.rings.fill;
         let wanted = self.offer.saturating_sub(self.offered);
@@ -157,17 +167,18 @@ impl Books {
         if fill.needs_wakeup() {
             socket.wake_fill();
         }
-        given == room && self.own_taken == self.own_wanted
+        given == room || self.own_taken + self.offered >= self.share
     }
 
-    /// Takes frames of the pool for headers, if some are missing: where there are few, a part of them, so that some are left to receive
+    /// Takes frames of the pool for headers, if some are missing: where the queue has few, a part of them, so that most are left to receive
     /// into. Answers how many.
     fn take_own(&mut self, pool: &Pool, most: u32) -> u32 {
         let missing = self.own_wanted - self.own_taken;
         if missing == 0 {
             return 0;
         }
-        let part = pool.free().min(most).div_ceil(OWN_PART);
+        let all = pool.free().min(most) + self.own_taken + self.offered;
+        let part = (all / OWN_PART).saturating_sub(self.own_taken);
         let before = self.own.len();
         self.own
             .extend((0..missing.min(part)).map_while(|_| pool.alloc()));

@@ -77,6 +77,17 @@ pub enum XdpError {
         /// Its number.
         id: u32,
     },
+    /// A program is attached, and whose may not be asked for.
+    #[error(
+        "interface {interface} runs another XDP program already (number {id}; its name is told to CAP_SYS_ADMIN only): if it is another \
+         Cyclone process's, give each an interface of its own; else detach it first: ip link set dev {interface} xdp off"
+    )]
+    OccupiedByUnknown {
+        /// The interface.
+        interface: String,
+        /// The program's number.
+        id: u32,
+    },
     /// Another process of ours has the interface.
     #[error(
         "another Cyclone process uses AF_XDP on interface {0}; each needs an interface of its own"
@@ -122,9 +133,9 @@ pub enum XdpError {
         /// What the system said.
         source: io::Error,
     },
-    /// Not as able as the interfaces before it, with which it is to share frames.
+    /// A queue is not as able as the first one, with which it is to share frames.
     #[error(
-        "interface {interface} cannot share its frames with the ones named before it: {source}"
+        "a queue of interface {interface} cannot do what the first queue of all can ({source})"
     )]
     Unequal {
         /// The interface.
@@ -169,7 +180,9 @@ impl From<XdpError> for io::Error {
         let kind = match &error {
             XdpError::NoRight { .. } => io::ErrorKind::PermissionDenied,
             XdpError::NoInterface(_) => io::ErrorKind::NotFound,
-            XdpError::InUse(_) | XdpError::Occupied { .. } => io::ErrorKind::ResourceBusy,
+            XdpError::InUse(_) | XdpError::Occupied { .. } | XdpError::OccupiedByUnknown { .. } => {
+                io::ErrorKind::ResourceBusy
+            }
             XdpError::NoSupport { .. } | XdpError::OldKernel { .. } => io::ErrorKind::Unsupported,
             _ => io::ErrorKind::Other,
         };

@@ -59,7 +59,7 @@ fn addresses(
 }
 
 /// Attaches the program, in the card's driver where that can; answers whether it could. A program of ours that an
-/// earlier process has left behind is replaced; one that is just going is waited for.
+/// earlier process has left behind is replaced, where its name may be asked for; one that is just going is waited for.
 pub(super) fn attach(
     netlink: &mut Netlink,
     program: &OwnedFd,
@@ -102,11 +102,6 @@ fn make_way(
         // Gone meanwhile.
         return Ok(());
     };
-    let occupied = |name: String| XdpError::Occupied {
-        interface: interface.to_owned(),
-        name,
-        id,
-    };
     let name = match bpf::name_of(id) {
         Ok(name) => name,
         Err(error) => match error.raw_os_error() {
@@ -116,12 +111,21 @@ fn make_way(
                 std::thread::sleep(DETACH_PAUSE);
                 return Ok(());
             }
-            Some(libc::EPERM) => return Err(occupied("its name may not be asked for".into())),
+            Some(libc::EPERM) => {
+                return Err(XdpError::OccupiedByUnknown {
+                    interface: interface.to_owned(),
+                    id,
+                });
+            }
             _ => return Err(what()(error)),
         },
     };
     if name != bpf::PROGRAM_NAME {
-        return Err(occupied(String::from_utf8_lossy(&name).into_owned()));
+        return Err(XdpError::Occupied {
+            interface: interface.to_owned(),
+            name: String::from_utf8_lossy(&name).into_owned(),
+            id,
+        });
     }
     if tries > DETACH_TRIES {
         return Err(XdpError::InUse(interface.to_owned()));

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cyclone_pmem::Region;
 use cyclone_pmem::pool::Pool;
@@ -34,6 +35,8 @@ const MOST_OWN: u32 = 1024;
 const LEAST_FRAMES: u32 = 64;
 /// Frames of a pool of the driver's own.
 const OWN_POOL_FRAMES: u64 = 8192;
+/// Between two tries to lock memory that the kernel is just giving up.
+const LOCKED_PAUSE: Duration = Duration::from_millis(10);
 /// The kernel's own "operation not supported", as cards' drivers answer it.
 const ENOTSUPP: i32 = 524;
 /// Longest datagram over IP, bytes, whatever the interface says.
@@ -344,13 +347,20 @@ impl XdpDriver {
             zero_copy: true,
             multi_buffer: !options.single_buffer,
         };
+        let (mut has_begun_anew, mut patience) = (false, BUSY_TRIES);
         loop {
             let opened = XdpDriver::open_as(address, pool, options, ports.max(1), may);
             match (&opened, may.zero_copy, may.multi_buffer) {
                 (Err(XdpError::Unequal { .. }), true, _) => may.zero_copy = false,
                 (Err(XdpError::Unequal { .. }), false, true) => may.multi_buffer = false,
+                // The kernel gives up the memory of what was closed a little later.
+                (Err(XdpError::LockedMemory { .. }), ..) if has_begun_anew && patience > 0 => {
+                    patience -= 1;
+                    std::thread::sleep(LOCKED_PAUSE);
+                }
                 _ => return opened,
             }
+            has_begun_anew = true;
         }
     }
 
@@ -543,11 +553,9 @@ fn memory(
     ip: IpAddr,
     options: &XdpOptions,
 ) -> Result<(Pool, OwnedFd, Umem, bool), XdpError> {
-    let what = || {
-        |source: io::Error| match source.raw_os_error() {
-            Some(libc::ENOBUFS) => XdpError::LockedMemory { source },
-            _ => XdpError::of("register memory for packets")(source),
-        }
+    let refused = |source: io::Error| match source.raw_os_error() {
+        Some(libc::ENOBUFS) => XdpError::LockedMemory { source },
+        _ => XdpError::of("register memory for packets")(source),
     };
     if let Ok(theirs) = umem(pool, ip) {
         match register(&theirs) {
@@ -555,11 +563,11 @@ fn memory(
             // Memory of a kind that cannot be pinned: a file on a disk, fs-DAX.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EFAULT | libc::EOPNOTSUPP)) => {
             }
-            Err(error) => return Err(what()(error)),
+            Err(error) => return Err(refused(error)),
         }
     }
     let pool = own_pool(options.frame_bytes()?)?;
     let ours = umem(&pool, ip)?;
-    let fd = register(&ours).map_err(what())?;
+    let fd = register(&ours).map_err(refused)?;
     Ok((pool, fd, ours, true))
 }

@@ -3,7 +3,7 @@
 //! The kernel resolves neighbours (ARP, neighbour discovery) and knows the routes; here its answers are kept for a
 //! second. A datagram whose next hop is not known yet is handed to the kernel's own UDP socket, which both delivers it
 //! and makes the kernel look for the neighbour. Once that is known the kernel is told whenever it is used and nobody has made sure
-//! of it lately: so it notices when a neighbour is gone or has another address, and no datagram has to go by it.
+//! of it lately: so it notices when a neighbour is gone or has another address, and no datagram has to go by it while others follow.
 //!
 //! A thread asks, and whoever sends goes on with what it knows: the kernel answers within microseconds, but for as long as somebody
 //! changes the network's configuration (makes an interface, resets a card) not at all, and until 6.17 it has whoever asks wait.
@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,7 +26,7 @@ const KEPT: Duration = Duration::from_secs(1);
 const OVERDUE: Duration = Duration::from_secs(10);
 /// How soon a neighbour that is being looked for is asked about again.
 const SOON: Duration = Duration::from_millis(10);
-/// Destinations kept; beyond, those without a way of ours are asked about again.
+/// Destinations kept. Beyond, those without a way of ours are forgotten; all, if these are less than a quarter.
 const MOST_WAYS: usize = 16_384;
 /// Questions that wait for the thread; beyond, they are put again with the next datagram.
 const MOST_QUESTIONS: usize = 1024;
@@ -165,7 +166,7 @@ impl Routes {
     /// Makes room: strangers that are nowhere give way to those that are somewhere.
     fn forget(&mut self) {
         self.ways.retain(|_, way| way.straight.is_some());
-        if self.ways.len() >= MOST_WAYS {
+        if self.ways.len() >= MOST_WAYS / 4 * 3 {
             self.ways.clear();
         }
     }
@@ -175,20 +176,25 @@ impl Routes {
 struct Asker {
     /// Until the end.
     questions: Option<SyncSender<(usize, SocketAddr)>>,
+    has_ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Asker {
     fn start(mut kernel: Kernel) -> io::Result<Asker> {
         let (questions, put) = sync_channel::<(usize, SocketAddr)>(MOST_QUESTIONS);
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&has_ended);
         let answering = move || {
-            for (port, to) in put {
+            // Nobody waits for the answers to what is left at the end.
+            for (port, to) in put.iter().take_while(|_| !ends.load(Ordering::Relaxed)) {
                 kernel.answer(port, to);
             }
         };
         let thread = thread::Builder::new().name("cyclone-routes".to_owned());
         Ok(Asker {
             questions: Some(questions),
+            has_ended,
             thread: Some(thread.spawn(answering)?),
         })
     }
@@ -202,6 +208,7 @@ impl Asker {
 
 impl Drop for Asker {
     fn drop(&mut self) {
+        self.has_ended.store(true, Ordering::Relaxed);
         self.questions = None;
         if let Some(thread) = self.thread.take() {
             // It has nothing to say that anybody could use.

@@ -17,7 +17,7 @@ use crate::netlab::{Lab, NodeOptions, RunAs};
 const UDP: Step = bursts("UDP + bursts", "udp");
 const XDP: Step = bursts("AF_XDP + bursts", "xdp");
 
-/// What is compared; pairs of which one is divided by the other follow each other.
+/// What is compared: the single requests of both drivers one after the other, and the packed ones.
 const DRIVERS: [Step; 7] = [
     STEPS[0],
     STEPS[1],
