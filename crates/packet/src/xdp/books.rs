@@ -144,7 +144,8 @@ impl Books {
 
     fn refill(&mut self, pool: &Pool, socket: &Socket, most: u32) -> bool {
         // Where frames are few those that come back go to the queue that has given them away, not to whoever looks first.
-        let most = match pool.free() > self.share {
+        let has_room = self.share >= self.own_wanted + self.offer || pool.free() > self.share;
+        let most = match has_room {
             true => most,
             false => most.min(self.share.saturating_sub(self.own_taken + self.offered)),
         };
