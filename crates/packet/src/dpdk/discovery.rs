@@ -130,24 +130,9 @@ fn group_of(ip: Ipv6Addr) -> (Mac, Ipv6Addr) {
 /// The address of this link that goes with an Ethernet address (RFC 4291, appendix A).
 fn link_local(mac: Mac) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac;
-    Ipv6Addr::from([
-        0xfe,
-        0x80,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        a ^ 2,
-        b,
-        c,
-        0xff,
-        0xfe,
-        d,
-        e,
-        f,
-    ])
+    let pairs = [[a ^ 2, b], [c, 0xff], [0xfe, d], [e, f]];
+    let [a, b, c, d] = pairs.map(u16::from_be_bytes);
+    Ipv6Addr::new(0xfe80, 0, 0, 0, a, b, c, d)
 }
 
 /// Says that we listen to the group that is asked for our address. `None` over IPv4, where questions go to everybody.
@@ -379,7 +364,7 @@ mod tests {
             is_about_groups(&said) && !is_about_groups(&asked) && !is_about_groups(&said[..62])
         );
         let (from, to) = (ip6_at(&said, 22).unwrap(), ip6_at(&said, 38).unwrap());
-        assert!(from.is_unicast_link_local());
+        assert_eq!(from, "fe80::ff:fe00:1".parse::<Ipv6Addr>().unwrap());
         assert_eq!(checksum(from, to, &said[62..]), 0);
         assert_eq!(usize::from(said[19]), said.len() - 54);
     }

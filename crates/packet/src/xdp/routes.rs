@@ -228,12 +228,11 @@ struct Kernel {
 
 impl Kernel {
     fn answer(&mut self, port: usize, to: SocketAddr) {
-        let Some((local, _)) = self.ports.get(port) else {
+        let Some((local, answers)) = self.ports.get(port).cloned() else {
             return;
         };
-        let answer = self.ask(*local, to);
         // A port that has gone needs none.
-        let _ = self.ports[port].1.send((to, answer));
+        let _ = answers.send((to, self.ask(local, to)));
     }
 
     fn ask(&mut self, mut from: SocketAddr, to: SocketAddr) -> Answer {
