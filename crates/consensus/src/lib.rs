@@ -41,7 +41,9 @@ pub use flash::FlashStatus;
 pub use gang::{Decision, GangBook};
 pub use group::Group;
 pub use message::{EncodedMessage, OutMessage};
-pub use outbox::{Ahead, Committed, LeaderChange, Outbox, Ready, persist_all, persist_all_ahead};
+pub use outbox::{
+    Ahead, Committed, LeaderChange, Outbox, Outboxes, Ready, persist_all, persist_all_ahead,
+};
 pub use readback::{Pieces, ReadBack, Shown};
 pub use status::{PeerState, PeerStatus, Role, Status};
 

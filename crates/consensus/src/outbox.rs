@@ -11,6 +11,7 @@ use cyclone_wire::raftmsg::SnapshotMeta;
 use cyclone_wire::ring::HardState;
 use raft::eraftpb::{Entry, Message, MessageType};
 use raft::{Ready as RaftReady, StateRole};
+use smallvec::SmallVec;
 
 use crate::error::ConsensusError;
 use crate::flash::Behind;
@@ -90,9 +91,7 @@ impl Ready<'_> {
 
 /// [`Ready::persist`] for several groups, whose rings wait for their memory together. Answers in their order, each under its
 /// caller's name; one's failure is its own.
-pub fn persist_all<'g, N>(
-    readies: impl Iterator<Item = (N, Ready<'g>)>,
-) -> Vec<(N, Result<Outbox, ConsensusError>)> {
+pub fn persist_all<'g, N>(readies: impl Iterator<Item = (N, Ready<'g>)>) -> Outboxes<N> {
     Several::begin(readies).settle()
 }
 
@@ -102,14 +101,17 @@ pub fn persist_all<'g, N>(
 pub fn persist_all_ahead<'g, N>(
     readies: impl Iterator<Item = (N, Ready<'g>)>,
     send: impl FnOnce(&[Ahead<'_>]),
-) -> Vec<(N, Result<Outbox, ConsensusError>)> {
+) -> Outboxes<N> {
     let mut several = Several::begin(readies);
     several.run_ahead(send);
     several.settle()
 }
 
+/// What each group gave, under its caller's name; most hosts have one.
+pub type Outboxes<N> = SmallVec<[(N, Result<Outbox, ConsensusError>); 1]>;
+
 /// Groups in the middle of a step, under their caller's names.
-struct Several<'g, N>(Vec<(N, Begun<'g>)>);
+struct Several<'g, N>(SmallVec<[(N, Begun<'g>); 1]>);
 
 impl<'g, N> Several<'g, N> {
     /// Writes what is to be persisted.
@@ -124,15 +126,19 @@ impl<'g, N> Several<'g, N> {
     fn run_ahead(&mut self, send: impl FnOnce(&[Ahead<'_>])) {
         if !self.0.is_empty() && self.0.iter().all(|(_, begun)| begun.runs_ahead()) {
             let begun = self.0.iter_mut();
-            let ahead: Vec<Ahead<'_>> = begun.map(|(_, begun)| begun.ahead()).collect();
+            let ahead: SmallVec<[Ahead<'_>; 1]> = begun.map(|(_, begun)| begun.ahead()).collect();
             send(&ahead);
         }
     }
 
     /// Waits for the memory, and gives what may leave after that.
-    fn settle(mut self) -> Vec<(N, Result<Outbox, ConsensusError>)> {
-        let open = self.0.iter_mut().map(|(_, begun)| begun.open()).collect();
-        let durable: Vec<Result<Persisted, ConsensusError>> = persist_all_rings(open).collect();
+    fn settle(mut self) -> Outboxes<N> {
+        if self.0.is_empty() {
+            return Outboxes::new();
+        }
+        let open = self.0.iter_mut().map(|(_, begun)| begun.open());
+        let open: SmallVec<[_; 1]> = open.collect();
+        let durable: SmallVec<[_; 1]> = persist_all_rings(open).collect();
         let groups = self.0.into_iter().zip(durable);
         groups
             .map(|((name, begun), durable)| (name, begun.finish(durable)))
@@ -328,7 +334,7 @@ impl Group {
                 "staged payloads do not match the entries",
             ));
         }
-        let mut new = Vec::with_capacity(entries.len());
+        let mut new: SmallVec<[NewEntry<'_>; 4]> = SmallVec::with_capacity(entries.len());
         for (entry, staged) in entries.iter().zip(self.staging.iter()) {
             if entry.term != staged.term {
                 return Err(ConsensusError::Internal(

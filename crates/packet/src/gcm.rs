@@ -21,14 +21,14 @@ impl Ghash {
         Ghash(Polyval::new(&key.into()))
     }
 
-    fn update(&mut self, blocks: &[Block]) {
-        for blocks in blocks.chunks(16) {
-            let mut reversed = [Array([0; 16]); 16];
-            for (reversed, block) in reversed.iter_mut().zip(blocks) {
-                *reversed = reverse(block);
-            }
-            self.0.update(&reversed[..blocks.len()]);
+    /// Whole blocks, [`GATHERED_BYTES`] at most.
+    fn update(&mut self, bytes: &[u8]) {
+        let mut reversed = [Array([0; 16]); GATHERED_BYTES / 16];
+        let (blocks, _) = bytes.as_chunks();
+        for (reversed, block) in reversed.iter_mut().zip(blocks) {
+            *reversed = reverse(block);
         }
+        self.0.update(&reversed[..blocks.len()]);
     }
 
     fn finalize(self) -> u128 {
@@ -36,7 +36,7 @@ impl Ghash {
     }
 }
 
-fn reverse(block: &Block) -> Block {
+fn reverse(block: &[u8; 16]) -> Block {
     Array(std::array::from_fn(|at| block[15 - at]))
 }
 
@@ -46,41 +46,66 @@ pub struct Gcm {
     ghash: Ghash,
 }
 
+/// What is gathered before it is taken in: most messages are whole by then, and go in one piece.
+const GATHERED_BYTES: usize = 128;
+
 /// A GHASH under way: slices of any length, as if they were one.
 struct Stream {
     ghash: Ghash,
-    held: [u8; 16],
+    held: [u8; GATHERED_BYTES],
     fill: usize,
     bytes: u64,
 }
 
 impl Stream {
-    fn update(&mut self, mut data: &[u8]) {
-        self.bytes += data.len() as u64;
-        if self.fill > 0 {
-            let n = data.len().min(16 - self.fill);
-            self.held[self.fill..self.fill + n].copy_from_slice(&data[..n]);
-            self.fill += n;
-            data = &data[n..];
-            if self.fill < 16 {
-                return;
-            }
-            self.ghash.update(&[Array(self.held)]);
-            self.fill = 0;
+    fn new(ghash: Ghash) -> Stream {
+        Stream {
+            ghash,
+            held: [0; GATHERED_BYTES],
+            fill: 0,
+            bytes: 0,
         }
-        let (blocks, tail) = Array::slice_as_chunks(data);
-        self.ghash.update(blocks);
-        self.held[..tail.len()].copy_from_slice(tail);
-        self.fill = tail.len();
+    }
+
+    #[inline]
+    fn update(&mut self, data: &[u8]) {
+        self.bytes += data.len() as u64;
+        match data.len() <= GATHERED_BYTES - self.fill {
+            true => self.hold(data),
+            false => self.update_beyond(data),
+        }
+    }
+
+    /// With more than there is room for.
+    fn update_beyond(&mut self, data: &[u8]) {
+        // From where it is, but for what ends a block that has been begun.
+        let (begun, rest) = data.split_at(self.fill.next_multiple_of(16) - self.fill);
+        self.hold(begun);
+        self.take_in();
+        let (pieces, rest) = rest.as_chunks::<GATHERED_BYTES>();
+        for piece in pieces {
+            self.ghash.update(piece);
+        }
+        self.hold(rest);
+    }
+
+    /// Of no more than there is room for.
+    fn hold(&mut self, data: &[u8]) {
+        self.held[self.fill..self.fill + data.len()].copy_from_slice(data);
+        self.fill += data.len();
+    }
+
+    /// Takes in what is held, whole blocks.
+    fn take_in(&mut self) {
+        self.ghash.update(&self.held[..self.fill]);
+        self.fill = 0;
     }
 
     /// Pads with zeros to a whole block and returns the bytes counted since the last call.
     fn pad(&mut self) -> u64 {
-        if self.fill > 0 {
-            self.held[self.fill..].fill(0);
-            self.ghash.update(&[Array(self.held)]);
-            self.fill = 0;
-        }
+        let whole = self.fill.next_multiple_of(16);
+        self.held[self.fill..whole].fill(0);
+        self.fill = whole;
         std::mem::take(&mut self.bytes)
     }
 }
@@ -104,22 +129,16 @@ impl Gcm {
         aad: impl IntoIterator<Item = &'a [u8]>,
         ciphertext: &[u8],
     ) -> [u8; 16] {
-        let mut stream = Stream {
-            ghash: self.ghash.clone(),
-            held: [0; 16],
-            fill: 0,
-            bytes: 0,
-        };
+        let mut stream = Stream::new(self.ghash.clone());
         for part in aad {
             stream.update(part);
         }
         let aad_bytes = stream.pad();
         stream.update(ciphertext);
         let text_bytes = stream.pad();
-        let mut lengths = [0; 16];
-        lengths[..8].copy_from_slice(&(aad_bytes * 8).to_be_bytes());
-        lengths[8..].copy_from_slice(&(text_bytes * 8).to_be_bytes());
-        stream.ghash.update(&[Array(lengths)]);
+        let lengths = u128::from(aad_bytes * 8) << 64 | u128::from(text_bytes * 8);
+        stream.update(&lengths.to_be_bytes());
+        stream.take_in();
         let mut mask = Array(counter_block(nonce, 1));
         self.cipher.encrypt_block(&mut mask);
         let tag = stream.ghash.finalize() ^ u128::from_le_bytes(mask.into());

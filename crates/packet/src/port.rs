@@ -460,20 +460,20 @@ impl Port {
             self.stats.replayed += 1;
             return;
         }
-        let covered = &first[..COVERED_BYTES];
+        let covered: [u8; COVERED_BYTES] = field(first, 0);
         let tag = field(first, COVERED_BYTES);
         let nonce = nonce_of(header.seq);
-        let payload = datagram.slice(DATA_BYTES..datagram.len());
+        let payload = datagram.tail(DATA_BYTES);
         let payload_bytes = payload.len();
         let good = match self.security {
             Security::Off => true,
             Security::Authenticated => {
-                let parts = std::iter::once(covered).chain(payload.segments());
+                let parts = std::iter::once(&covered[..]).chain(payload.segments());
                 assoc.receive.verify(&nonce, parts, &[], &tag)
             }
             Security::Encrypted => {
                 let text = open::in_one_piece(&payload);
-                assoc.receive.verify(&nonce, [covered], &text, &tag)
+                assoc.receive.verify(&nonce, [&covered[..]], &text, &tag)
             }
         };
         if !good && !planted::has(Bug::TagNotChecked) {
@@ -527,7 +527,6 @@ impl Port {
                 payload
             }
         };
-        drop(datagram);
         let body = if header.count == 1 {
             piece
         } else {

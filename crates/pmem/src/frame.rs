@@ -154,6 +154,13 @@ impl Frame {
         part
     }
 
+    /// Lets go of the first bytes of it.
+    pub(crate) fn skip(&mut self, count: usize) {
+        debug_assert!(count <= self.len as usize);
+        self.offset += count as u32;
+        self.len -= count as u32;
+    }
+
     /// Starts writing the bytes back to memory; durable after the same thread's [`Pool::fence`].
     #[inline]
     pub fn flush(&self) {

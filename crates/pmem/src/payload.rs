@@ -23,10 +23,22 @@ pub enum Segment {
 
 impl Segment {
     /// The bytes.
+    #[inline]
     pub fn as_slice(&self) -> &[u8] {
         match self {
             Segment::Bytes { buffer, start, end } => &buffer[*start..*end],
             Segment::Frame(frame) => frame,
+        }
+    }
+
+    /// Lets go of the first bytes, of which there are more.
+    fn skip(&mut self, count: usize) {
+        match self {
+            Segment::Bytes { start, end, .. } => {
+                debug_assert!(*start + count < *end);
+                *start += count;
+            }
+            Segment::Frame(frame) => frame.skip(count),
         }
     }
 
@@ -183,6 +195,12 @@ impl Payload {
             "{range:?} outside a rope of {} bytes",
             self.len
         );
+        if let (Segments::One(only), false) = (&self.segments, range.is_empty()) {
+            return Payload {
+                len: range.len(),
+                segments: Segments::One(only.slice(range)),
+            };
+        }
         let mut part = Payload::new();
         let mut at = 0;
         for segment in self.parts() {
@@ -205,8 +223,37 @@ impl Payload {
         part
     }
 
+    /// The rope from `offset` on: [`Payload::slice`] for those who need no more of it.
+    ///
+    /// # Panics
+    /// When it is shorter than that.
+    pub fn tail(mut self, offset: usize) -> Payload {
+        match &mut self.segments {
+            Segments::One(only) if offset < self.len => {
+                only.skip(offset);
+                self.len -= offset;
+                self
+            }
+            _ => self.slice(offset..self.len),
+        }
+    }
+
     /// Copies bytes from `offset` on into `into`; `false`, and nothing copied, when the rope is too short.
+    #[inline]
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> bool {
+        let Segments::One(only) = &self.segments else {
+            return self.gather_at(offset, into);
+        };
+        let from = only.as_slice().get(offset..);
+        let Some(from) = from.and_then(|from| from.get(..into.len())) else {
+            return false;
+        };
+        into.copy_from_slice(from);
+        true
+    }
+
+    /// [`Payload::read_at`] of any number of segments.
+    fn gather_at(&self, offset: usize, into: &mut [u8]) -> bool {
         if offset
             .checked_add(into.len())
             .is_none_or(|end| end > self.len)

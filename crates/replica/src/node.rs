@@ -486,7 +486,10 @@ impl Node {
         for offer in messages.iter().filter(offers) {
             self.offering(offer.to);
         }
-        self.outgoing.append(&mut messages);
+        match self.outgoing.is_empty() {
+            true => self.outgoing = messages,
+            false => self.outgoing.append(&mut messages),
+        }
     }
 
     /// Takes back what the worker threads have finished.

@@ -5,6 +5,7 @@ use std::io;
 
 use cyclone_consensus::{Ahead, Group, OutMessage};
 use cyclone_packet::{Outgoing, Peer, Port};
+use smallvec::SmallVec;
 
 use crate::node::{Node, NodeError};
 
@@ -53,7 +54,7 @@ impl<'a> Shared<'a> {
     }
 
     /// Appends all pieces in their order.
-    fn put<'s>(&'s self, parts: &mut Vec<&'s [u8]>) {
+    fn put<'s>(&'s self, parts: &mut SmallVec<[&'s [u8]; 8]>) {
         let mut from = 0;
         for (at, piece) in &self.lying {
             parts.extend([&self.copied[from..*at], piece]);
@@ -70,7 +71,9 @@ pub(crate) fn drop_superseded(messages: &mut Vec<OutMessage>) {
         if messages[at].is_superseded_by(&messages[at + 1..]) {
             continue;
         }
-        messages.swap(kept, at);
+        if kept < at {
+            messages.swap(kept, at);
+        }
         kept += 1;
     }
     messages.truncate(kept);
@@ -84,11 +87,13 @@ pub(crate) fn burst<'a>(
     messages: impl Iterator<Item = (u64, &'a Group, &'a OutMessage)>,
 ) -> io::Result<()> {
     let limit = port.chunk_bytes();
-    let mut shared: Vec<Shared<'_>> = Vec::new();
+    let mut shared: SmallVec<[Shared<'_>; 2]> = SmallVec::new();
     let (mut prefix, mut payloads) = (Vec::new(), Vec::new());
     for (to, group, message) in messages {
         prefix.clear();
         payloads.clear();
+        // With what is copied behind it, nearly always.
+        prefix.reserve(2 * COPIED_BYTES);
         group.encode_into(message, &mut prefix, &mut payloads);
         let bytes = prefix.len() + payloads.iter().map(|piece| piece.len()).sum::<usize>();
         let last = shared.iter().rposition(|shared| shared.to == to);
@@ -99,7 +104,7 @@ pub(crate) fn burst<'a>(
         });
         shared[open].add(&mut prefix, &payloads, bytes);
     }
-    let mut parts: Vec<&[u8]> = Vec::with_capacity(shared.iter().map(Shared::count).sum());
+    let mut parts: SmallVec<[&[u8]; 8]> = SmallVec::new();
     shared.iter().for_each(|one| one.put(&mut parts));
     let mut rest = &parts[..];
     let take = |shared: &Shared<'_>| {
@@ -110,7 +115,7 @@ pub(crate) fn burst<'a>(
             parts,
         }
     };
-    let burst: Vec<Outgoing<'_>> = shared.iter().map(take).collect();
+    let burst: SmallVec<[Outgoing<'_>; 2]> = shared.iter().map(take).collect();
     port.send(now_us, &burst)?;
     Ok(())
 }

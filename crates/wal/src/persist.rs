@@ -137,10 +137,11 @@ fn witness((ring, _): Open<'_>) -> Persisted {
 
 /// Makes batches of several rings durable, each as [`Ring::persist`] does, with as many fences as one of them takes.
 /// Those that could not be written stay as they are.
-pub fn persist_all<E>(
-    mut written: Vec<Result<(&mut Ring, Written), E>>,
+pub fn persist_all<'r, E: 'r>(
+    mut written: impl AsMut<[Result<(&'r mut Ring, Written), E>]>
+    + IntoIterator<Item = Result<(&'r mut Ring, Written), E>>,
 ) -> impl Iterator<Item = Result<Persisted, E>> {
-    settle(&mut written);
+    settle(written.as_mut());
     written.into_iter().map(|one| one.map(witness))
 }
 

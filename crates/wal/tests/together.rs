@@ -78,7 +78,7 @@ fn write<'r>(ring: &'r mut Ring, op: &Op) -> Result<(&'r mut Ring, Written), Rin
 
 fn together(rings: &mut [Ring; 2], ops: &[Op; 2]) -> Vec<Result<Persisted, RingError>> {
     let written = rings.iter_mut().zip(ops).map(|(ring, op)| write(ring, op));
-    persist_all(written.collect()).collect()
+    persist_all(written.collect::<Vec<_>>()).collect()
 }
 
 fn alone(rings: &mut [Ring; 2], ops: &[Op; 2]) {

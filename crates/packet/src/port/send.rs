@@ -1,5 +1,7 @@
 //! The sending half: messages to fragments to one burst.
 
+use smallvec::{SmallVec, smallvec};
+
 use super::*;
 
 /// More slices than this in one datagram are copied together: the kernel takes 1024.
@@ -57,12 +59,15 @@ struct Plan {
     last: bool,
 }
 
+/// A burst's slices. Of one to each follower they need no memory of their own.
+type Slices<'a> = SmallVec<[&'a [u8]; 16]>;
+
 /// What became of a burst.
 pub(super) struct Burst {
     /// Messages whose last datagram went out.
     pub(super) sent: usize,
     /// The sequence number of each message's first datagram.
-    pub(super) bases: Vec<Option<u64>>,
+    pub(super) bases: SmallVec<[Option<u64>; 4]>,
     /// Of those that found their queue full.
     pub(super) left: Vec<Left>,
 }
@@ -84,7 +89,7 @@ impl Port {
     /// # Errors
     /// The driver is unusable.
     pub fn send(&mut self, now_us: u64, messages: &[Outgoing<'_>]) -> io::Result<usize> {
-        let mut routed: Vec<Piece<'_>> = Vec::with_capacity(messages.len());
+        let mut routed: SmallVec<[Piece<'_>; 4]> = SmallVec::with_capacity(messages.len());
         let mut queued = 0;
         for message in messages {
             let len: usize = message.parts.iter().map(|p| p.len()).sum();
@@ -181,13 +186,13 @@ impl Port {
         outbox.headers.clear();
         outbox.scratch.clear();
         outbox.plans.clear();
-        let mut slices: Vec<&[u8]> = Vec::with_capacity(4 * messages.len() + control.len());
+        let mut slices: Slices<'_> = SmallVec::with_capacity(4 * messages.len() + control.len());
         for id in std::mem::take(&mut self.greet) {
             if let Some(assoc) = self.assocs.get_mut(&id) {
                 seal(assoc, id, self.security, None, &mut outbox, &mut slices);
             }
         }
-        let mut bases = vec![None; messages.len()];
+        let mut bases = smallvec![None; messages.len()];
         for (at, piece) in messages.iter().enumerate() {
             let id = piece.assoc;
             let Some(assoc) = self.assocs.get_mut(&id) else {
@@ -217,7 +222,8 @@ impl Port {
         }
         let first_control = slices.len();
         slices.extend(control.iter().map(|c| &c.bytes[..c.len]));
-        let mut datagrams: Vec<Datagram<'_>> = Vec::with_capacity(control.len() + plans.len());
+        let mut datagrams: SmallVec<[Datagram<'_>; 4]> =
+            SmallVec::with_capacity(control.len() + plans.len());
         for (i, c) in control.iter().enumerate() {
             let at = first_control + i;
             datagrams.push(Datagram {
@@ -256,6 +262,8 @@ impl Port {
             }
             self.stats.messages_sent += burst.sent as u64;
         }
+        drop(datagrams);
+        drop(slices);
         self.outbox = outbox;
         self.note_unsent(now_us);
         taken.map(|_| burst)
@@ -270,7 +278,7 @@ fn seal<'a>(
     security: Security,
     message: Option<(usize, &Piece<'a>)>,
     outbox: &mut Outbox,
-    slices: &mut Vec<&'a [u8]>,
+    slices: &mut Slices<'a>,
 ) -> (u64, usize) {
     let empty = Piece::whole(id, &[], 0);
     let (place, piece) = message.map_or((None, &empty), |(at, piece)| (Some(at), piece));

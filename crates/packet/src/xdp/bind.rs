@@ -58,6 +58,8 @@ pub(super) fn ways(wanted: Wanted) -> Vec<Way> {
 
 /// Frames offered for each queue at most, as far as that gives each port enough.
 const MOST_OFFERED: u32 = 2048;
+/// The fewest that are offered while a loop takes its packets quickly: as many as come in some hundred microseconds.
+pub(super) const LEAST_OFFERED: u32 = 512;
 /// Entries of a port's receive ring at least.
 const LEAST_RING: u32 = 16;
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cyclone_pmem::pool::{Frame, FrameMut, Pool};
+use cyclone_pmem::{LINE_BYTES, prefetch};
 
 use super::queue::QueueOptions;
 use super::socket::{Descriptor, QueueRings, Socket, offset_of};
@@ -26,8 +27,54 @@ const LEAST_SHARE: u32 = 16;
 /// Of few frames this part is for headers.
 const OWN_PART: u32 = 3;
 
+/// Frames that may be missing of those to receive into before some are offered.
+const FEW: u32 = 32;
+
+/// Of a received piece, what is fetched ahead: most messages are not longer, and what is, the CPU sees being read in order.
+const FETCHED_BYTES: usize = 320;
+
 /// A piece of a received packet: its frame, where it begins there, its length.
 pub(super) type Piece = (FrameMut, usize, usize);
+
+/// How many frames are offered to receive into. While they go round quickly a few hundred stay in the CPUs' caches, where thousands
+/// do not; when a look finds many packets the loop has been away, and all are offered again.
+struct Depth {
+    now: u32,
+    most: u32,
+    least: u32,
+    /// Packets since it was last thought about, and the most that a look found among them.
+    seen: u32,
+    longest: u32,
+}
+
+/// Packets after which fewer frames may be offered.
+const CALM: u32 = 8192;
+
+impl Depth {
+    fn new(most: u32, least: u32) -> Depth {
+        Depth {
+            now: most,
+            most,
+            least,
+            seen: 0,
+            longest: 0,
+        }
+    }
+
+    fn note(&mut self, found: u32) {
+        self.seen += found;
+        self.longest = self.longest.max(found);
+        if found > self.now / 2 {
+            self.now = self.most;
+        } else if self.seen < CALM {
+            return;
+        } else if self.longest <= self.now / 4 {
+            // At a quarter a look's find has room four times over.
+            self.now = (4 * self.longest).clamp(self.least, self.now);
+        }
+        (self.seen, self.longest) = (0, 0);
+    }
+}
 
 /// The books of one receive queue.
 pub(super) struct Books {
@@ -41,8 +88,8 @@ pub(super) struct Books {
     pub(super) frame_bytes: u64,
     /// Frames that it has whatever the others do, of both kinds; more while the pool has as many.
     share: u32,
-    /// Frames to keep with the kernel to receive into.
-    offer: u32,
+    /// Frames to keep with the kernel to receive into, and those that it has.
+    offer: Depth,
     offered: u32,
     /// Pieces of packets that the kernel has to send.
     pieces: u32,
@@ -51,8 +98,8 @@ pub(super) struct Books {
 /// The same, for all sockets of the queue.
 pub(super) struct Shared {
     books: Mutex<Books>,
-    /// The pool had too few frames for the queue's share.
-    is_short: AtomicBool,
+    /// Frames are to be taken from the pool as soon as there is nothing else to do.
+    lacks_some: AtomicBool,
     /// It has frames to send from.
     is_sending: AtomicBool,
 }
@@ -61,7 +108,7 @@ impl Shared {
     pub(super) fn new(books: Books) -> Shared {
         Shared {
             books: Mutex::new(books),
-            is_short: AtomicBool::new(false),
+            lacks_some: AtomicBool::new(false),
             is_sending: AtomicBool::new(false),
         }
     }
@@ -88,19 +135,30 @@ impl Shared {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn is_short(&self) -> bool {
-        self.is_short.load(Ordering::Relaxed)
+    /// Whether the kernel lacks frames that there may be.
+    pub(super) fn lacks_some(&self) -> bool {
+        self.lacks_some.load(Ordering::Relaxed)
     }
 
     /// One of the sockets goes, and has brought what it had: somebody else is to offer the frames that are missing now.
     pub(super) fn note_gone(&self, books: &Books) {
-        self.is_short.store(true, Ordering::Relaxed);
+        self.lacks_some.store(true, Ordering::Relaxed);
         self.is_sending.store(books.pieces > 0, Ordering::Relaxed);
     }
 
     /// Offers the kernel as many frames as it should have, and takes some for headers if any are missing; false when the pool had too few
-    /// for its share. `socket`: any of the queue's.
-    pub(super) fn refill(&self, books: &mut Books, pool: &Pool, socket: &Socket) -> bool {
+    /// for its share. `socket`: any of the queue's. If it is not `due`, later.
+    pub(super) fn refill_if(
+        &self,
+        due: bool,
+        books: &mut Books,
+        pool: &Pool,
+        socket: &Socket,
+    ) -> bool {
+        if !due {
+            self.lacks_some.store(true, Ordering::Relaxed);
+            return true;
+        }
         self.refill_with(books, pool, socket, u32::MAX)
     }
 
@@ -113,7 +171,7 @@ impl Shared {
         most: u32,
     ) -> bool {
         let full = books.refill(pool, socket, most);
-        self.is_short.store(!full, Ordering::Relaxed);
+        self.lacks_some.store(!full, Ordering::Relaxed);
         full
     }
 
@@ -136,22 +194,39 @@ impl Books {
             own_taken: 0,
             share: options.first.max(LEAST_SHARE),
             frame_bytes: u64::from(pool.frame_bytes()),
-            offer: options.offer,
+            offer: Depth::new(options.offer, options.least_offer),
             offered: 0,
             pieces: 0,
         }
     }
 
+    /// Frames that it has, or the kernel.
+    pub(super) fn kept(&self) -> u32 {
+        self.own_taken + self.offered
+    }
+
+    /// Whether frames are to be offered although there is something to do. A few at once cost little more than one.
+    pub(super) fn lacks_many(&self) -> bool {
+        let offer = self.offer.now;
+        let few = FEW.min(offer / 4);
+        offer.saturating_sub(self.offered) > few || self.own_taken < self.own_wanted
+    }
+
+    /// So many packets were found at once.
+    pub(super) fn note_found(&mut self, packets: u32) {
+        self.offer.note(packets);
+    }
+
     fn refill(&mut self, pool: &Pool, socket: &Socket, most: u32) -> bool {
         // Where frames are few those that come back go to the queue that has given them away, not to whoever looks first.
-        let has_room = self.share >= self.own_wanted + self.offer || pool.free() > self.share;
+        let has_room = self.share >= self.own_wanted + self.offer.most || pool.free() > self.share;
         let most = match has_room {
             true => most,
             false => most.min(self.share.saturating_sub(self.own_taken + self.offered)),
         };
         let most = most - self.take_own(pool, most);
         let fill = &mut self.rings.fill;
-        let wanted = self.offer.saturating_sub(self.offered);
+        let wanted = self.offer.now.saturating_sub(self.offered);
         let room = wanted.min(fill.usable(wanted));
         let mut given = 0;
         while given < room.min(most) {
@@ -186,6 +261,17 @@ impl Books {
         let taken = (self.own.len() - before) as u32;
         self.own_taken += taken;
         taken
+    }
+
+    /// Has the CPU fetch the first lines of a piece that was received.
+    pub(super) fn prefetch(&self, piece: Descriptor) {
+        let offset = offset_of(piece.address);
+        let (number, within) = (offset / self.frame_bytes, offset % self.frame_bytes);
+        if let Some(Held::Receiving(frame)) = self.held.get(number as usize) {
+            let bytes = frame.get(within as usize..).unwrap_or_default();
+            let first = bytes.len().min(piece.len as usize).min(FETCHED_BYTES);
+            bytes[..first].iter().step_by(LINE_BYTES).for_each(prefetch);
+        }
     }
 
     /// Adds a piece to the packet being received.
@@ -260,5 +346,43 @@ impl Books {
     pub(super) fn sending(&self) -> usize {
         let sending = |held: &&Held| matches!(held, Held::Own(..) | Held::Lent(..));
         self.held.iter().filter(sending).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fewer_frames_are_offered_while_all_goes_quickly() {
+        let mut depth = Depth::new(2048, 512);
+        let calm = |depth: &mut Depth, found: u32| {
+            (0..CALM.div_ceil(found)).for_each(|_| depth.note(found));
+            depth.now
+        };
+        assert_eq!(calm(&mut depth, 1), 512);
+        assert_eq!(calm(&mut depth, 1), 512);
+        // More than half of them at once: the loop was away.
+        depth.note(256);
+        assert_eq!(depth.now, 512);
+        depth.note(257);
+        assert_eq!(depth.now, 2048);
+        // As many as what is found four times over.
+        assert_eq!(calm(&mut depth, 300), 1200);
+        assert_eq!(calm(&mut depth, 301), 1200);
+        depth.note(601);
+        assert_eq!(depth.now, 2048);
+        assert_eq!(calm(&mut depth, 513), 2048);
+        // A single such look is enough to stay.
+        depth.note(600);
+        assert_eq!(calm(&mut depth, 1), 2048);
+        assert_eq!(calm(&mut depth, 1), 512);
+    }
+
+    #[test]
+    fn a_queue_that_is_to_have_all_its_frames_has_them() {
+        let mut depth = Depth::new(300, 300);
+        (0..3 * CALM).for_each(|_| depth.note(1));
+        assert_eq!(depth.now, 300);
     }
 }

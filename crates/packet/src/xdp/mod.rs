@@ -232,10 +232,13 @@ impl Driver for XdpDriver {
             true => KERNEL_BURST.min(max.div_ceil(4)),
             false => 0,
         };
-        let count = self.queues.len();
-        self.first = (self.first + 1) % count;
-        for turn in 0..count {
-            let queue = &mut self.queues[(self.first + turn) % count];
+        self.first += 1;
+        if self.first >= self.queues.len() {
+            self.first = 0;
+        }
+        // From that one on, round to it again.
+        let (after, ahead) = self.queues.split_at_mut(self.first);
+        for queue in ahead.iter_mut().chain(after) {
             let left = max - kept - (out.len() - before);
             let frames = &self.pool;
             let received = queue.receive(frames, out, left, &mut self.stats);

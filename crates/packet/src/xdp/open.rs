@@ -201,6 +201,11 @@ impl Shared<'_> {
             multi_buffer: self.multi_buffer,
             own: (self.share / 8).clamp(8, MOST_OWN),
             offer: self.offer.frames,
+            least_offer: match socket.is_zero_copy() || self.queues.len() > 1 {
+                // A card takes what it is offered ahead; of several ports one that stands still may have them all.
+                true => self.offer.frames,
+                false => self.offer.frames.min(bind::LEAST_OFFERED),
+            },
             // The log may have most of the pool: then a queue leaves the next ones their part.
             first: self.pool.free() / self.queues_left.max(1),
             port: self.port,

@@ -76,8 +76,8 @@ pub(crate) struct Queue {
     in_step: bool,
     /// Descriptors put into the send ring since the last flush.
     fresh: u32,
-    /// Frames that its books keep, if it is the first of its queue.
-    kept: u32,
+    /// The first of its queue.
+    is_first: bool,
     /// Datagrams received so far.
     received: u64,
     /// The packet being received, and the one being sent.
@@ -96,8 +96,9 @@ pub(crate) struct QueueOptions {
     pub(crate) multi_buffer: bool,
     /// Frames to take for headers.
     pub(crate) own: u32,
-    /// Frames to offer to the kernel.
+    /// Frames to offer to the kernel, and the fewest while all goes quickly.
     pub(crate) offer: u32,
+    pub(crate) least_offer: u32,
     /// Frames to begin with at most, of both; the rest when the pool has them.
     pub(crate) first: u32,
     /// Our UDP port.
@@ -119,7 +120,7 @@ impl Queue {
         let shared = Shared::new(Books::new(rings, pool, options));
         shared.refill_with(&mut shared.lock(), pool, &socket, options.first);
         let mut queue = Queue::over(socket, Arc::new(shared), options);
-        queue.kept = options.own + options.offer;
+        queue.is_first = true;
         queue
     }
 
@@ -143,7 +144,7 @@ impl Queue {
             zero_copy,
             in_step: !zero_copy,
             fresh: 0,
-            kept: 0,
+            is_first: false,
             received: 0,
             pieces: Vec::new(),
             descriptors: Vec::with_capacity(MOST_PIECES),
@@ -177,13 +178,19 @@ impl Queue {
     ) -> usize {
         // Looked at anew: a look has perhaps seen less than a descriptor tells of that is readable now.
         let mut there = self.socket.rx.usable(u32::MAX);
-        if (there == 0 || max == 0) && !self.shared.is_short() {
+        if (there == 0 || max == 0) && !self.shared.lacks_some() {
             if self.zero_copy {
                 self.shared.wake_card(&self.socket);
             }
             return 0;
         }
         let mut books = self.shared.lock();
+        // They come from the sender's caches, or from memory: all at once, not one line after the other as each is read.
+        for ahead in 0..there.min(max as u32) {
+            books.prefetch(self.socket.rx.peek(ahead));
+        }
+        books.note_found(there);
+        let is_due = there == 0 || books.lacks_many();
         let mut count = 0;
         while there > 0 && count < max {
             there -= 1;
@@ -200,7 +207,10 @@ impl Queue {
             }
         }
         self.socket.rx.publish();
-        if !self.shared.refill(&mut books, pool, &self.socket) {
+        if !self
+            .shared
+            .refill_if(is_due, &mut books, pool, &self.socket)
+        {
             stats.pool_empty += 1;
         }
         stats.receive_calls += u64::from(count > 0);
@@ -210,7 +220,7 @@ impl Queue {
 
     /// No packet is there, the kernel lacks no frames, and nothing waits to be sent.
     pub(crate) fn finds_nothing(&mut self) -> bool {
-        self.socket.rx.usable(1) == 0 && !self.shared.is_short() && !self.has_unsent()
+        self.socket.rx.usable(1) == 0 && !self.shared.lacks_some() && !self.has_unsent()
     }
 
     /// Takes back the frames that have been sent.
@@ -227,6 +237,10 @@ impl Queue {
         stats: &mut DriverStats,
     ) -> Pushed {
         let total: usize = parts.iter().map(|part| part.len()).sum();
+        let is_short = parts.iter().all(|part| part.len() < LEND_BYTES);
+        if is_short && template.len() + total <= self.chunk_bytes {
+            return self.push_copied(template, parts, total, stats);
+        }
         // If everything had to be copied.
         let most_own = (total + template.len()).div_ceil(self.chunk_bytes) + 1;
         let mut books = self.shared.lock();
@@ -283,11 +297,52 @@ impl Queue {
         Pushed::Yes
     }
 
+    /// The same of a datagram that is copied behind its headers, and fits there: most are.
+    fn push_copied(
+        &mut self,
+        template: &Template,
+        parts: &[&[u8]],
+        total: usize,
+        stats: &mut DriverStats,
+    ) -> Pushed {
+        let mut books = self.shared.lock();
+        if self.socket.tx.usable(1) == 0 || books.own.is_empty() {
+            books.complete();
+        }
+        if self.socket.tx.usable(1) == 0 {
+            return Pushed::Full;
+        }
+        let Some(mut frame) = books.own.pop() else {
+            return Pushed::Full;
+        };
+        let into = &mut frame[..template.len() + total];
+        template.write(parts, into);
+        let mut at = template.len();
+        for part in parts {
+            into[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        let number = frame.number();
+        books.held[number as usize] = Held::Own(frame, 1);
+        stats.copied_bytes += total as u64;
+        self.shared.note_sending(&mut books, 1);
+        self.fresh += 1;
+        self.socket.tx.put(Descriptor {
+            address: u64::from(number) * books.frame_bytes,
+            len: at as u32,
+            options: 0,
+        });
+        Pushed::Yes
+    }
+
     /// Sends what was pushed: one system call for a burst, as far as the kernel takes it.
     ///
     /// # Errors
     /// When the socket is unusable.
     pub(crate) fn flush(&mut self, stats: &mut DriverStats) -> io::Result<()> {
+        if !self.has_unsent() {
+            return Ok(());
+        }
         self.socket.tx.publish();
         let mut pending = self.socket.tx.pending();
         let mut tries = 0;
@@ -355,9 +410,12 @@ impl Queue {
         }
     }
 
-    /// Frames for headers, and offered to receive into; counted once for all that share them.
+    /// Frames for headers, and to receive into; counted once for all that share them.
     pub(crate) fn frames_kept(&self) -> u32 {
-        self.kept
+        match self.is_first {
+            true => self.shared.lock().kept(),
+            false => 0,
+        }
     }
 
     /// Datagrams received since the start.

@@ -118,8 +118,13 @@ impl<T: Copy> Ring<T> {
     }
 
     /// Entries handed over and not yet taken by the other side (producer).
+    #[inline]
     pub(crate) fn pending(&mut self) -> u32 {
-        self.size - self.usable(self.size)
+        // What it is known to have taken it has not given back.
+        match self.mine == self.theirs {
+            true => 0,
+            false => self.size - self.usable(self.size),
+        }
     }
 
     /// The next entry; the caller knows that one is usable.
@@ -129,6 +134,14 @@ impl<T: Copy> Ring<T> {
         self.mine = self.mine.wrapping_add(1);
         // SAFETY: masked, so within the entries; the other side leaves usable entries alone. Volatile, since the memory
         // is shared with the kernel.
+        unsafe { self.entries.add(at as usize).read_volatile() }
+    }
+
+    /// The entry that is so many behind the next one; the caller knows that it is usable.
+    #[inline]
+    pub(crate) fn peek(&self, behind: u32) -> T {
+        let at = self.mine.wrapping_add(behind) & (self.size - 1);
+        // SAFETY: as for `take`.
         unsafe { self.entries.add(at as usize).read_volatile() }
     }
 

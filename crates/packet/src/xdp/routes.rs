@@ -17,6 +17,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+use foldhash::fast::RandomState;
+
 use super::netlink::{Link, Netlink};
 use crate::headers::Template;
 
@@ -84,7 +86,7 @@ impl Answer {
 
 /// The ways from our interfaces and one port.
 pub(crate) struct Routes {
-    ways: HashMap<SocketAddr, Way>,
+    ways: HashMap<SocketAddr, Way, RandomState>,
     asker: Arc<Asker>,
     /// The port's place among those that the thread asks for.
     port: usize,
@@ -118,7 +120,7 @@ impl Routes {
             .into_iter()
             .enumerate()
             .map(|(port, answers)| Routes {
-                ways: HashMap::new(),
+                ways: HashMap::default(),
                 asker: Arc::clone(&asker),
                 port,
                 answers,

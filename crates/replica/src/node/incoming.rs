@@ -62,7 +62,7 @@ impl Node {
             self.counters.malformed += 1;
             return;
         }
-        let rest = body.slice(1..body.len());
+        let rest = body.tail(1);
         match (from, class[0]) {
             (Peer::Node(node), envelope::RAFT) => self.raft_messages(node, &rest),
             (Peer::Node(node), envelope::SNAPSHOT_FETCH) => self.snapshot_fetch(node, &rest),
@@ -89,12 +89,12 @@ impl Node {
                 self.counters.malformed += 1;
                 return;
             };
-            self.raft_message(from, &body.slice(place.start + 4..place.end));
+            self.raft_message(from, body.slice(place.start + 4..place.end));
         }
     }
 
-    fn raft_message(&mut self, from: u64, bytes: &Payload) {
-        let Ok((message, payload_at)) = raft_message(bytes) else {
+    fn raft_message(&mut self, from: u64, bytes: Payload) {
+        let Ok((message, payload_at)) = raft_message(&bytes) else {
             self.counters.malformed += 1;
             return;
         };
@@ -120,8 +120,7 @@ impl Node {
             self.offered_snapshot(message);
             return;
         }
-        let payloads = bytes.slice(payload_at..bytes.len());
-        match log.group.step(message, payloads) {
+        match log.group.step(message, bytes.tail(payload_at)) {
             Ok(()) => {}
             Err(StepError::Full { .. }) => self.counters.dropped_full += 1,
             Err(error) => {

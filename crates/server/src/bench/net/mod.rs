@@ -395,9 +395,10 @@ impl Run<'_> {
             measure_ms: match (self.common.quick, waiting) {
                 // Whoever is counted is slow.
                 (_, Waiting::Counting) => 8000,
-                (true, _) => 1000,
                 // More rounds instead.
-                (false, Waiting::Never) => 1500,
+                (true, Waiting::Never) => 700,
+                (false, Waiting::Never) => 1000,
+                (true, Waiting::Blocks) => 1000,
                 (false, Waiting::Blocks) => 3000,
             },
             seed: self.common.seed,

@@ -2,7 +2,7 @@
 //! followers and the client in turn; neither ever blocks.
 //!
 //! Requests come one to a datagram, as from clients that know nothing of each other, except where the name says "packed". Drivers
-//! take turns, and a ratio is the median of the rounds' quotients. Turns in which the host took much of the machine are repeated.
+//! take turns, and a ratio is that of their medians. Turns in which the host took much of the machine are repeated.
 
 use anyhow::{Context, Result};
 use cyclone_bench::cpu::Usage;
@@ -65,10 +65,9 @@ impl Run<'_> {
             return Ok(());
         }
         let mut table = Table::new(&["round", "driver", "p50_us", "p99_us"]);
-        let mut ratios = Vec::new();
-        for round in 0..if self.common.quick { 5 } else { 15 } {
-            let mut p50_us = Vec::new();
-            for driver in drivers {
+        let mut p50_us: [Vec<f64>; 2] = Default::default();
+        for round in 0..if self.common.quick { 9 } else { 21 } {
+            for (driver, p50_us) in drivers.into_iter().zip(&mut p50_us) {
                 let options = self.alternating(driver);
                 let point = self.left_alone(lab, &options, driver, 0, 1)?;
                 p50_us.push(point.seen.p50_us);
@@ -80,13 +79,12 @@ impl Run<'_> {
                 ]);
                 self.report.row(&table);
             }
-            ratios.push(p50_us[1] / p50_us[0]);
         }
         self.report.table("net-unloaded", &table)?;
-        let ratio = Spread::of(ratios);
+        let (ratio, rounds) = of_medians(&p50_us[1], &p50_us[0]);
         let what = "pinned, unloaded p50, AF_XDP / UDP";
-        let verdict = Verdict::at_most(what, ratio.median, 0.6);
-        self.report.verdict(verdict.note(range(ratio)));
+        let verdict = Verdict::at_most(what, ratio, 0.6);
+        self.report.verdict(verdict.note(range(rounds)));
         Ok(())
     }
 
@@ -135,7 +133,7 @@ impl Run<'_> {
 
     fn drivers(&mut self, lab: &Lab) -> Result<Vec<Point>> {
         let (rounds, loads): (usize, &[usize]) = match self.common.quick {
-            true => (2, &[1, 256]),
+            true => (3, &[1, 256]),
             false => (5, &[1, 64, 256, 1024]),
         };
         let extra = DPDK.into_iter().filter(|_| cfg!(feature = "dpdk"));
@@ -257,27 +255,33 @@ impl Run<'_> {
             ("AF_XDP + bursts, packed", "TCP", Some(8.0)),
             ("AF_XDP + bursts", "TCP", None),
         ] {
-            let pairs = of(one).iter().zip(of(other));
-            let ratios: Vec<f64> = pairs.map(|(one, other)| one / other).collect();
-            if ratios.is_empty() {
+            let (peaks, others) = (of(one), of(other));
+            if peaks.is_empty() || others.is_empty() {
                 continue;
             }
-            let ratio = Spread::of(ratios);
+            let (ratio, rounds) = of_medians(peaks, others);
             let what = format!("pinned, peak, {one} / {other}");
             match goal {
                 Some(least) => {
-                    let verdict = Verdict::at_least(what, ratio.median, least);
-                    let note = format!("the goal's; {}", range(ratio));
+                    let verdict = Verdict::at_least(what, ratio, least);
+                    let note = format!("the goal's; {}", range(rounds));
                     self.report.verdict(verdict.note(note));
                 }
                 None => self.report.say(&format!(
-                    "     {what}: {:.3} (no goal) – {}",
-                    ratio.median,
-                    range(ratio)
+                    "     {what}: {ratio:.3} (no goal) – {}",
+                    range(rounds)
                 )),
             }
         }
     }
+}
+
+/// The quotient of two drivers' medians, and the rounds' own: a host that moves its guests' CPUs between two points of a round is in
+/// the quotient of such a round, and less in that of all rounds' medians.
+fn of_medians(ones: &[f64], others: &[f64]) -> (f64, Spread) {
+    let median = |of: &[f64]| Spread::of(of.iter().copied()).median;
+    let quotients = ones.iter().zip(others).map(|(one, other)| one / other);
+    (median(ones) / median(others), Spread::of(quotients))
 }
 
 fn range(of_rounds: Spread) -> String {
