@@ -9,9 +9,13 @@ const MESSAGE_BYTES: usize = 8000;
 pub(crate) const MESSAGE_REQUESTS: usize = 32;
 /// Bytes that a message adds to a request, at most: envelope, item, session tag.
 pub(crate) const OVERHEAD_BYTES: usize = 64;
-/// Message buffers kept for reuse, and their largest size.
+/// Message buffers kept for reuse, and their largest size; of small ones, a burst's of single requests.
 const SPARE: usize = 64;
 const SPARE_BYTES: usize = 64 << 10;
+const SMALL_SPARE: usize = 1024;
+const SMALL_BYTES: usize = 512;
+/// What a new buffer has room for.
+const FIRST_BYTES: usize = 256;
 
 /// Buffers of messages sent, for new ones.
 #[derive(Default)]
@@ -19,7 +23,8 @@ pub(crate) struct Buffers(Vec<Vec<u8>>);
 
 impl Buffers {
     pub(crate) fn recycle(&mut self, mut message: Vec<u8>) {
-        if self.0.len() < SPARE && message.capacity() <= SPARE_BYTES {
+        let (kept, bytes) = (self.0.len(), message.capacity());
+        if (kept < SPARE && bytes <= SPARE_BYTES) || (kept < SMALL_SPARE && bytes <= SMALL_BYTES) {
             message.clear();
             self.0.push(message);
         }
@@ -84,7 +89,8 @@ impl Pack {
             self.count = 0;
         }
         if self.count == 0 {
-            self.message = buffers.0.pop().unwrap_or_default();
+            let spare = buffers.0.pop();
+            self.message = spare.unwrap_or_else(|| Vec::with_capacity(FIRST_BYTES));
             self.message.push(envelope::CLIENT_REQUEST);
         }
         self.count += 1;

@@ -146,11 +146,11 @@ impl XdpDriver {
             return Ok(went);
         };
         let (queue, stats) = (&mut self.queues[way], &mut self.stats);
-        let mut pushed = queue.push(&self.pool, &template, datagram.parts, stats);
+        let mut pushed = queue.push(&self.pool, template, datagram.parts, stats);
         if pushed == Pushed::Full {
             // The kernel may take what is there and give its frames back.
             queue.flush(stats)?;
-            pushed = queue.push(&self.pool, &template, datagram.parts, stats);
+            pushed = queue.push(&self.pool, template, datagram.parts, stats);
         }
         match pushed {
             Pushed::Yes => stats.sent += 1,
@@ -182,6 +182,7 @@ impl Driver for XdpDriver {
     /// ([`Driver::skipped`]). Only those skipped at the end are not among the taken.
     fn send(&mut self, datagrams: &[Datagram<'_>]) -> io::Result<usize> {
         let now = Instant::now();
+        self.routes.hear(now);
         self.full.fill(false);
         self.skipped.clear();
         let mut taken: usize = 0;

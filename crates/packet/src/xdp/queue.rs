@@ -190,7 +190,7 @@ impl Queue {
             books.prefetch(self.socket.rx.peek(ahead));
         }
         books.note_found(there);
-        let is_due = there == 0 || books.lacks_many();
+        let is_idle = there == 0;
         let mut count = 0;
         while there > 0 && count < max {
             there -= 1;
@@ -207,10 +207,9 @@ impl Queue {
             }
         }
         self.socket.rx.publish();
-        if !self
-            .shared
-            .refill_if(is_due, &mut books, pool, &self.socket)
-        {
+        let is_due = is_idle || books.lacks_many();
+        let shared = &self.shared;
+        if !shared.refill_if(is_due, &mut books, pool, &self.socket) {
             stats.pool_empty += 1;
         }
         stats.receive_calls += u64::from(count > 0);

@@ -56,12 +56,12 @@ impl Way {
         }
     }
 
-    fn straight_for(&self, now: Instant, bytes: usize) -> Option<(usize, Template)> {
-        let (_, template) = self.straight.as_ref()?;
+    fn straight_for(&self, now: Instant, bytes: usize) -> Option<(usize, &Template)> {
+        let (card, template) = self.straight.as_ref()?;
         let fits = self
             .mtu
             .is_none_or(|mtu| template.packet_bytes(bytes) <= mtu);
-        self.straight.filter(|_| fits && now < self.until + OVERDUE)
+        (fits && now < self.until + OVERDUE).then_some((*card, template))
     }
 }
 
@@ -128,6 +128,13 @@ impl Routes {
         Ok(routes.collect())
     }
 
+    /// Takes in what the kernel has answered since.
+    pub(crate) fn hear(&mut self, now: Instant) {
+        while let Ok((to, answer)) = self.answers.try_recv() {
+            self.learn(now, to, answer);
+        }
+    }
+
     /// The interface and the headers for a datagram of so many bytes; `None`: by the kernel, which also cuts what is too long for a router on
     /// the way.
     pub(crate) fn find(
@@ -135,10 +142,7 @@ impl Routes {
         now: Instant,
         to: SocketAddr,
         bytes: usize,
-    ) -> Option<(usize, Template)> {
-        while let Ok((to, answer)) = self.answers.try_recv() {
-            self.learn(now, to, answer);
-        }
+    ) -> Option<(usize, &Template)> {
         if self.ways.len() >= MOST_WAYS && !self.ways.contains_key(&to) {
             self.forget();
         }

@@ -1,12 +1,12 @@
 //! SETs by the native client from one thread, pipelined.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use cyclone_client::{Client, ClientConfig, Completion};
 use cyclone_wire::command::{Condition, Operation};
 use cyclone_wire::reply::Reply;
+use rustc_hash::FxHashMap;
 
 use super::{Load, Measured, Sequence, histogram};
 use crate::cluster::LocalCluster;
@@ -33,7 +33,8 @@ pub fn run(
     let mut sequence = Sequence(load.seed);
     let value = vec![b'v'; load.value_bytes];
     let mut latency_ns = histogram()?;
-    let mut sent: HashMap<u64, Instant> = HashMap::with_capacity(2 * load.inflight);
+    let mut sent: FxHashMap<u64, Instant> = FxHashMap::default();
+    sent.reserve(2 * load.inflight);
     let mut done = Vec::new();
     let begun = Instant::now();
     let measure_from = begun + load.warm_up;
