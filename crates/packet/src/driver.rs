@@ -177,8 +177,13 @@ pub trait Driver: Send {
         None
     }
 
-    /// Frames that this driver keeps of the pool it was given; over DPDK at most, as its device takes them.
+    /// Frames that this driver keeps now of the pool it was given; over DPDK at most, as its device takes them.
     fn frames_kept(&self) -> u32 {
+        0
+    }
+
+    /// Frames of those that it does without for a time. Nobody who can help it takes them: it will want them when it has most to do.
+    fn frames_owed(&self) -> u32 {
         0
     }
 

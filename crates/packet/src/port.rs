@@ -309,7 +309,7 @@ impl Port {
         if !inbox.is_empty() {
             // Frames held elsewhere (in the log, say) must never stop this port from receiving what would free
             // them, so when few are left messages are copied out and their frames go round again.
-            let low = (self.pool.free() as usize) < self.pool_reserve;
+            let low = self.frames_to_spare() == 0;
             for (from, datagram) in inbox.drain(..) {
                 self.receive(now_us, from, datagram, low, out);
             }
@@ -363,10 +363,15 @@ impl Port {
 
     /// Share of the frames that are in use, of those that may be before messages are copied out of theirs; 0 to 1.
     pub fn frames_used(&self) -> f64 {
-        let kept = self.driver.frames_kept() as usize;
-        let all = (self.pool.count() as usize).saturating_sub(kept + self.pool_reserve);
-        let free = (self.pool.free() as usize).saturating_sub(self.pool_reserve);
-        1.0 - (free as f64 / all.max(1) as f64).min(1.0)
+        let kept = self.driver.frames_kept() + self.driver.frames_owed();
+        let all = (self.pool.count() as usize).saturating_sub(kept as usize + self.pool_reserve);
+        1.0 - (self.frames_to_spare() as f64 / all.max(1) as f64).min(1.0)
+    }
+
+    /// Free frames beyond the reserve and what the driver will want again.
+    fn frames_to_spare(&self) -> usize {
+        let spoken_for = self.pool_reserve + self.driver.frames_owed() as usize;
+        (self.pool.free() as usize).saturating_sub(spoken_for)
     }
 
     /// What the driver is, for people.

@@ -1,7 +1,7 @@
 //! Which frames the kernel has of a receive queue, and why. The queue's sockets share its fill and completion rings, and so these books: a frame that one of
 //! them has sent may come back to another.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cyclone_pmem::pool::{Frame, FrameMut, Pool};
@@ -74,6 +74,11 @@ impl Depth {
         }
         (self.seen, self.longest) = (0, 0);
     }
+
+    /// Frames that are done without, where so many are offered.
+    fn owed(&self, offered: u32) -> u32 {
+        self.most.saturating_sub(offered.max(self.now))
+    }
 }
 
 /// The books of one receive queue.
@@ -100,6 +105,8 @@ pub(super) struct Shared {
     books: Mutex<Books>,
     /// Frames are to be taken from the pool as soon as there is nothing else to do.
     lacks_some: AtomicBool,
+    /// Frames that the queue does without while it goes quickly, and will want again.
+    owed: AtomicU32,
     /// It has frames to send from.
     is_sending: AtomicBool,
 }
@@ -109,6 +116,7 @@ impl Shared {
         Shared {
             books: Mutex::new(books),
             lacks_some: AtomicBool::new(false),
+            owed: AtomicU32::new(0),
             is_sending: AtomicBool::new(false),
         }
     }
@@ -140,6 +148,10 @@ impl Shared {
         self.lacks_some.load(Ordering::Relaxed)
     }
 
+    pub(super) fn owed(&self) -> u32 {
+        self.owed.load(Ordering::Relaxed)
+    }
+
     /// One of the sockets goes, and has brought what it had: somebody else is to offer the frames that are missing now.
     pub(super) fn note_gone(&self, books: &Books) {
         self.lacks_some.store(true, Ordering::Relaxed);
@@ -155,11 +167,16 @@ impl Shared {
         pool: &Pool,
         socket: &Socket,
     ) -> bool {
-        if !due {
-            self.lacks_some.store(true, Ordering::Relaxed);
-            return true;
-        }
-        self.refill_with(books, pool, socket, u32::MAX)
+        let full = match due {
+            true => self.refill_with(books, pool, socket, u32::MAX),
+            false => {
+                self.lacks_some.store(true, Ordering::Relaxed);
+                true
+            }
+        };
+        self.owed
+            .store(books.offer.owed(books.offered), Ordering::Relaxed);
+        full
     }
 
     /// The same, with so many frames at most.
@@ -205,11 +222,13 @@ impl Books {
         self.own_taken + self.offered
     }
 
-    /// Whether frames are to be offered although there is something to do. A few at once cost little more than one.
+    /// Whether frames are to be offered although there is something to do. Where many are, a few at once cost little more than one.
     pub(super) fn lacks_many(&self) -> bool {
-        let offer = self.offer.now;
-        let few = FEW.min(offer / 4);
-        offer.saturating_sub(self.offered) > few || self.own_taken < self.own_wanted
+        let Depth {
+            now, most, least, ..
+        } = self.offer;
+        let few = if least < most { FEW } else { 0 };
+        now.saturating_sub(self.offered) > few || self.own_taken < self.own_wanted
     }
 
     /// So many packets were found at once.
@@ -362,11 +381,17 @@ mod tests {
         };
         assert_eq!(calm(&mut depth, 1), 512);
         assert_eq!(calm(&mut depth, 1), 512);
+        // Those that the kernel still has are not done without, nor those that are missing just now.
+        assert_eq!(
+            [2048, 600, 512, 480].map(|it| depth.owed(it)),
+            [0, 1448, 1536, 1536]
+        );
         // More than half of them at once: the loop was away.
         depth.note(256);
         assert_eq!(depth.now, 512);
         depth.note(257);
         assert_eq!(depth.now, 2048);
+        assert_eq!(depth.owed(512), 0);
         // As many as what is found four times over.
         assert_eq!(calm(&mut depth, 300), 1200);
         assert_eq!(calm(&mut depth, 301), 1200);

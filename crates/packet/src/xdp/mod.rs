@@ -298,6 +298,10 @@ impl Driver for XdpDriver {
         self.queues.iter().map(Queue::frames_kept).sum()
     }
 
+    fn frames_owed(&self) -> u32 {
+        self.queues.iter().map(Queue::frames_owed).sum()
+    }
+
     fn describe(&self) -> String {
         self.description.clone()
     }

@@ -207,7 +207,7 @@ impl Queue {
             }
         }
         self.socket.rx.publish();
-        let is_due = is_idle || books.lacks_many();
+        let is_due = is_idle || count == 0 || books.lacks_many();
         let shared = &self.shared;
         if !shared.refill_if(is_due, &mut books, pool, &self.socket) {
             stats.pool_empty += 1;
@@ -413,6 +413,14 @@ impl Queue {
     pub(crate) fn frames_kept(&self) -> u32 {
         match self.is_first {
             true => self.shared.lock().kept(),
+            false => 0,
+        }
+    }
+
+    /// Frames that it does without for a time; counted as often.
+    pub(crate) fn frames_owed(&self) -> u32 {
+        match self.is_first {
+            true => self.shared.owed(),
             false => 0,
         }
     }
