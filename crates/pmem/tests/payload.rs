@@ -96,3 +96,43 @@ proptest! {
         prop_assert!(!rope.read_at(usize::MAX, &mut [0]));
     }
 }
+
+/// Ropes of no, one and several pieces, in frames and on the heap: their tails are their slices to the end, and share what they show.
+#[test]
+fn a_tail_is_the_slice_to_the_end() {
+    let pool = pool();
+    let ropes = || {
+        let framed = Payload::from(framed(&pool, b"frame"));
+        let mut several = framed.clone();
+        several.push_bytes(b", heap");
+        [
+            Payload::new(),
+            Payload::from_vec(b"heap".to_vec()),
+            framed,
+            several,
+        ]
+    };
+    for rope in ropes() {
+        let bytes = rope.to_vec();
+        for offset in 0..=bytes.len() {
+            let tail = rope.clone().tail(offset);
+            assert_eq!(tail.to_vec(), bytes[offset..]);
+            assert_eq!(tail.len(), bytes.len() - offset);
+            // A tail's own parts and tails count from its beginning.
+            assert_eq!(tail.slice(0..tail.len()).to_vec(), bytes[offset..]);
+            let mut first = [0; 2];
+            let there = tail.read_at(0, &mut first);
+            assert_eq!(there, tail.len() >= 2);
+            assert!(!there || first == bytes[offset..offset + 2]);
+            assert!(tail.read_at(tail.len(), &mut []));
+            assert!(!tail.read_at(usize::MAX, &mut first));
+        }
+    }
+    assert_eq!(pool.free(), 64, "all frames are back");
+}
+
+#[test]
+#[should_panic = "outside a rope of 3 bytes"]
+fn a_tail_does_not_begin_behind_the_end() {
+    let _ = Payload::from_vec(vec![1, 2, 3]).tail(4);
+}
