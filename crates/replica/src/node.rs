@@ -486,10 +486,7 @@ impl Node {
         for offer in messages.iter().filter(offers) {
             self.offering(offer.to);
         }
-        match self.outgoing.is_empty() {
-            true => self.outgoing = messages,
-            false => self.outgoing.append(&mut messages),
-        }
+        self.outgoing.append(&mut messages);
     }
 
     /// Takes back what the worker threads have finished.
