@@ -142,6 +142,7 @@ impl Frame {
     ///
     /// # Panics
     /// When the range leaves it.
+    #[inline]
     pub fn slice(&self, range: Range<usize>) -> Frame {
         assert!(
             range.start <= range.end && range.end <= self.len as usize,
@@ -155,6 +156,7 @@ impl Frame {
     }
 
     /// Lets go of the first bytes of it.
+    #[inline]
     pub(crate) fn skip(&mut self, count: usize) {
         debug_assert!(count <= self.len as usize);
         self.offset += count as u32;

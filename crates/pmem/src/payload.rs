@@ -95,6 +95,7 @@ impl Segments {
 
 impl Payload {
     /// An empty rope.
+    #[inline]
     pub fn new() -> Payload {
         Payload::default()
     }
@@ -149,26 +150,31 @@ impl Payload {
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are no bytes.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The pieces as byte slices, in order; none is empty.
+    #[inline]
     pub fn segments(&self) -> impl ExactSizeIterator<Item = &[u8]> + Clone {
         self.parts().iter().map(Segment::as_slice)
     }
 
     /// The pieces themselves.
+    #[inline]
     pub fn parts(&self) -> &[Segment] {
         self.segments.as_slice()
     }
 
     /// All bytes, if they lie in one piece.
+    #[inline]
     pub fn contiguous(&self) -> Option<&[u8]> {
         match self.parts() {
             [] => Some(&[]),
@@ -227,6 +233,7 @@ impl Payload {
     ///
     /// # Panics
     /// When it is shorter than that.
+    #[inline]
     pub fn tail(mut self, offset: usize) -> Payload {
         match &mut self.segments {
             Segments::One(only) if offset < self.len => {

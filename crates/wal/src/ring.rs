@@ -238,6 +238,7 @@ impl<'a> EntryView<'a> {
     }
 
     /// The payload, piece by piece.
+    #[inline]
     pub fn segments(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let (ring, meta) = (self.ring, self.meta);
         let whole = (meta.parts.is_none() && meta.len > 0).then(|| {
@@ -351,16 +352,19 @@ impl Ring {
     }
 
     /// Index of the first entry, present or to come.
+    #[inline]
     pub fn first_index(&self) -> u64 {
         self.anchor.first
     }
 
     /// Index of the last entry; one before the first when there is none.
+    #[inline]
     pub fn last_index(&self) -> u64 {
         self.anchor.first + self.metas.len() as u64 - 1
     }
 
     /// The term of an entry, or of the one before the first.
+    #[inline]
     pub fn term(&self, index: u64) -> Option<u64> {
         if index.checked_add(1) == Some(self.anchor.first) {
             return Some(self.anchor.prev_term);
@@ -369,16 +373,19 @@ impl Ring {
     }
 
     /// Payload bytes of an entry.
+    #[inline]
     pub fn payload_len(&self, index: u64) -> Option<u32> {
         self.meta(index).map(|meta| meta.len)
     }
 
     /// Bytes that an entry's record takes in the ring, without what stays in frames.
+    #[inline]
     pub fn record_bytes(&self, index: u64) -> Option<u64> {
         self.meta(index).map(|meta| meta.bytes)
     }
 
     /// An entry.
+    #[inline]
     pub fn entry(&self, index: u64) -> Option<EntryView<'_>> {
         self.meta(index).map(|meta| EntryView {
             index,
@@ -390,12 +397,14 @@ impl Ring {
         })
     }
 
+    #[inline]
     pub(crate) fn meta(&self, index: u64) -> Option<&Meta> {
         self.metas
             .get(usize::try_from(index.checked_sub(self.anchor.first)?).ok()?)
     }
 
     /// The hard state as last made durable.
+    #[inline]
     pub fn hard_state(&self) -> &HardState {
         &self.hard_state
     }

@@ -265,15 +265,13 @@ impl Books {
         given == room || self.own_taken + self.offered >= self.share
     }
 
-    /// Takes frames of the pool for headers, if some are missing: where the queue has few, a part of them, so that most are left to receive
-    /// into. Answers how many.
+    /// Takes frames of the pool for headers, if some are missing, `most` at most. Answers how many.
     fn take_own(&mut self, pool: &Pool, most: u32) -> u32 {
         let missing = self.own_wanted - self.own_taken;
         if missing == 0 {
             return 0;
         }
-        let all = pool.free().min(most) + self.own_taken + self.offered;
-        let part = (all / OWN_PART).saturating_sub(self.own_taken);
+        let part = own_part(self.own_taken, self.offered, pool.free().min(most));
         let before = self.own.len();
         self.own
             .extend((0..missing.min(part)).map_while(|_| pool.alloc()));
@@ -368,6 +366,13 @@ impl Books {
     }
 }
 
+/// How many of the frames that there are to have go to headers: where a queue has few, a part of all of them, so that most are left to
+/// receive into. `taken`, `offered`: those it has already.
+fn own_part(taken: u32, offered: u32, to_have: u32) -> u32 {
+    let all = to_have + taken + offered;
+    (all / OWN_PART).saturating_sub(taken).min(to_have)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -409,5 +414,15 @@ mod tests {
         let mut depth = Depth::new(300, 300);
         (0..3 * CALM).for_each(|_| depth.note(1));
         assert_eq!(depth.now, 300);
+    }
+
+    #[test]
+    fn headers_get_a_part_of_what_there_is_and_no_more() {
+        assert_eq!(own_part(0, 0, 300), 100);
+        assert_eq!(own_part(100, 200, 300), 100);
+        assert_eq!(own_part(100, 100, 30), 0);
+        // What is offered came by frames that others gave back meanwhile: there is nothing left to take.
+        assert_eq!(own_part(10, 500, 0), 0);
+        assert_eq!(own_part(10, 500, 7), 7);
     }
 }

@@ -176,7 +176,7 @@ impl Moving<'_> {
         if !message.entries.is_empty() {
             self.turn.active_us = self.now.steady_us;
         }
-        let payloads = bytes.slice(payload_at..bytes.len());
+        let payloads = bytes.tail(payload_at);
         match self.log().group.step(message, payloads) {
             Ok(()) => {}
             Err(StepError::Full { .. }) => self.turn.counters.dropped_full += 1,
