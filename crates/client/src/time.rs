@@ -2,6 +2,9 @@
 
 use crate::request::Kind;
 
+/// Longer than any program runs, and short enough to be added to any time.
+const FOR_EVER_US: u64 = u64::MAX >> 2;
+
 /// Smoothed response time, as TCP keeps it (RFC 6298).
 #[derive(Default)]
 pub(crate) struct ResponseTime {
@@ -25,10 +28,11 @@ impl ResponseTime {
     }
 
     /// Time after which an answer is missing: `least_us` up to 16 times that, and twice as long after each of the first
-    /// three attempts that had no answer.
+    /// three attempts that had no answer. Never so long that a clock could not reach its end.
     pub(crate) fn patience_us(&self, least_us: u64, timeouts: u32) -> u64 {
         let bounded_us = self.usual_us().clamp(least_us, least_us.saturating_mul(16));
-        bounded_us.saturating_mul(1 << timeouts.min(3))
+        let patience_us = bounded_us.saturating_mul(1 << timeouts.min(3));
+        patience_us.min(FOR_EVER_US)
     }
 }
 
@@ -88,6 +92,7 @@ mod tests {
         assert_eq!(time.patience_us(1000, 9), 8 * time.patience_us(1000, 0));
         (0..100).for_each(|_| time.sample(1_000_000));
         assert_eq!(time.patience_us(1000, 0), 16_000);
+        assert_eq!(time.patience_us(u64::MAX, 9), FOR_EVER_US);
     }
 
     #[test]

@@ -146,6 +146,12 @@ pub trait Driver: Send {
         max: usize,
     ) -> io::Result<usize>;
 
+    /// Whether the last `recv` may have left something there that no descriptor tells of again: no frame was free, say. The host calls
+    /// again soon without being told.
+    fn has_unreceived(&self) -> bool {
+        false
+    }
+
     /// Descriptors that become readable when `recv` may have something.
     fn fds(&self) -> Vec<RawFd>;
 

@@ -42,6 +42,8 @@ const MIN_DATAGRAM: usize = 512;
 /// How soon a driver is called again that has not sent all it took, and how soon at least if that does not help, µs.
 const UNSENT_US: u64 = 100;
 const MOST_UNSENT_US: u64 = 10_000;
+/// How soon to look again for what the driver has left there.
+const UNRECEIVED_US: u64 = 1_000;
 /// How often partial messages are checked for age, µs.
 const PARTIAL_SWEEP_US: u64 = 250_000;
 /// How often clients are checked for idleness, µs.
@@ -191,6 +193,8 @@ pub struct Port {
     /// When the driver is to be called again for what it has not sent yet.
     unsent_us: Option<u64>,
     unsent_wait_us: u64,
+    /// When it is to be called again for what it has left there.
+    unreceived_us: Option<u64>,
     stats: PortStats,
 }
 
@@ -269,6 +273,7 @@ impl Port {
             timer_us: u64::MAX,
             unsent_us: None,
             unsent_wait_us: UNSENT_US,
+            unreceived_us: None,
             stats,
         })
     }
@@ -306,6 +311,8 @@ impl Port {
     pub fn poll(&mut self, now_us: u64, out: &mut Vec<Message>) -> io::Result<usize> {
         let mut inbox = std::mem::take(&mut self.inbox);
         let received = self.driver.recv(&self.pool, &mut inbox, POLL_BURST);
+        let again = self.driver.has_unreceived();
+        self.unreceived_us = again.then_some(now_us + UNRECEIVED_US);
         if !inbox.is_empty() {
             // Frames held elsewhere (in the log, say) must never stop this port from receiving what would free
             // them, so when few are left messages are copied out and their frames go round again.
@@ -352,7 +359,7 @@ impl Port {
     /// When to call [`Port::poll`] at the latest even if nothing arrives, on the clock of `now_us`.
     pub fn next_timeout(&self) -> Option<u64> {
         let timer = (self.timer_us != u64::MAX).then_some(self.timer_us);
-        let others = [self.backlog.retry_us, self.unsent_us];
+        let others = [self.backlog.retry_us, self.unsent_us, self.unreceived_us];
         timer.into_iter().chain(others.into_iter().flatten()).min()
     }
 

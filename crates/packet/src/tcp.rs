@@ -76,6 +76,7 @@ pub struct TcpDriver {
     backlog: Vec<SocketAddr>,
     next_token: u64,
     clock: u64,
+    has_unreceived: bool,
     stats: DriverStats,
 }
 
@@ -114,6 +115,7 @@ impl TcpDriver {
             backlog: Vec::new(),
             next_token: LISTENER + 1,
             clock: 0,
+            has_unreceived: false,
             stats: DriverStats::default(),
         };
         driver.watch(
@@ -426,6 +428,7 @@ impl Driver for TcpDriver {
     ) -> io::Result<usize> {
         let before = out.len();
         let end = before + max;
+        self.has_unreceived = false;
         for address in std::mem::take(&mut self.backlog) {
             if !self.parse(address, pool, out, end) {
                 self.drop_connection(address);
@@ -474,7 +477,14 @@ impl Driver for TcpDriver {
                 self.drop_connection(address);
             }
         }
+        // What a connection still has, of a datagram that is not whole yet, or connections beyond these.
+        let may_have_more = n > 0 && out.len() == before;
+        self.has_unreceived = may_have_more || !self.backlog.is_empty();
         Ok(out.len() - before)
+    }
+
+    fn has_unreceived(&self) -> bool {
+        self.has_unreceived
     }
 
     fn fds(&self) -> Vec<RawFd> {

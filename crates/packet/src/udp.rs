@@ -51,6 +51,7 @@ pub struct UdpDriver {
     send: sys::Burst,
     /// Frames for the next receive call.
     waiting: Vec<FrameMut>,
+    has_unreceived: bool,
     stats: DriverStats,
 }
 
@@ -75,6 +76,7 @@ impl UdpDriver {
             receive: sys::Burst::new(),
             send: sys::Burst::new(),
             waiting: Vec::with_capacity(RECEIVE_BURST),
+            has_unreceived: false,
             stats: DriverStats::default(),
         })
     }
@@ -95,6 +97,7 @@ impl UdpDriver {
         }
         if self.waiting.is_empty() {
             self.stats.pool_empty += 1;
+            self.has_unreceived = true;
             return Ok((0, 0));
         }
         let buffers = self
@@ -169,6 +172,7 @@ impl Driver for UdpDriver {
         out: &mut Vec<(SocketAddr, Payload)>,
         max: usize,
     ) -> io::Result<usize> {
+        self.has_unreceived = false;
         // A call that found nothing but datagrams cut short would look like an empty socket.
         for _ in 0..CUT_BURSTS {
             let (taken, good) = self.receive_burst(pool, out, max)?;
@@ -176,7 +180,12 @@ impl Driver for UdpDriver {
                 return Ok(good);
             }
         }
+        self.has_unreceived = true;
         Ok(0)
+    }
+
+    fn has_unreceived(&self) -> bool {
+        self.has_unreceived
     }
 
     fn fds(&self) -> Vec<RawFd> {

@@ -272,6 +272,45 @@ fn datagrams_longer_than_a_frame_are_counted() {
 }
 
 /// Prints what a small message costs beside the system calls: `cargo test --release -- --ignored --nocapture cost`.
+/// A descriptor tells of what has arrived once. What could not be taken then, because all frames were elsewhere, is looked for again.
+#[test]
+fn what_found_no_frame_is_asked_for_again() {
+    for (name, bind) in DRIVERS {
+        let clock = Clock(Instant::now());
+        let pool = pool(256, 2048);
+        let mut a = Port::new(bind(&pool), pool.clone(), node_config(1, 1)).unwrap();
+        let mut b = make(bind, 2048, node_config(2, 2));
+        a.add_node(2, b.local_addr());
+        b.add_node(1, a.local_addr());
+        let held: Vec<_> = std::iter::from_fn(|| pool.alloc()).collect();
+        let message = Outgoing {
+            to: Peer::Node(1),
+            parts: &[b"a message"],
+        };
+        b.send(clock.now_us(), &[message]).unwrap();
+
+        let (mut got, mut back) = (Vec::new(), Vec::new());
+        let start = Instant::now();
+        while a.driver_stats().pool_empty == 0 {
+            a.poll(clock.now_us(), &mut got).unwrap();
+            b.poll(clock.now_us(), &mut back).unwrap();
+            assert!(start.elapsed() < Duration::from_secs(10), "{name}");
+        }
+        let now_us = clock.now_us();
+        assert_eq!(a.poll(now_us, &mut got).unwrap(), 0);
+        let due_us = a.next_timeout().expect("it wants to be called");
+        assert!(due_us <= now_us + 1_000, "{name}: {due_us} {now_us}");
+
+        drop(held);
+        wait(&clock, &mut a, &mut b, 1);
+        while a.poll(clock.now_us(), &mut got).unwrap() > 0 {}
+        let now_us = clock.now_us();
+        a.poll(now_us, &mut got).unwrap();
+        let due_us = a.next_timeout().unwrap_or(u64::MAX);
+        assert!(due_us > now_us + 1_000, "{name}: {due_us} {now_us}");
+    }
+}
+
 #[test]
 #[ignore = "a measurement"]
 fn cost_of_a_small_message() {

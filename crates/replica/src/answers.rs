@@ -225,7 +225,7 @@ impl Node {
     }
 
     /// A key's time has come by the clock, and the log does not know: an empty command brings it the time, and the read waits for it.
-    fn move_clock(&mut self, log: Option<usize>, read: Read) {
+    fn move_clock(&mut self, log: Option<usize>, mut read: Read) {
         let Some(log) = log.filter(|log| self.logs[*log].group.is_leader()) else {
             let leader = self.logs[0].group.leader();
             self.answers.push((read.origin, Outcome::NotLeader(leader)));
@@ -234,6 +234,8 @@ impl Node {
         self.write_own(log, Operation::Noop);
         let physical = &mut self.logs[log];
         let barrier = physical.barrier();
+        // It takes the time anew: should the clock be set back before the command is stamped, the log would never come to this one.
+        read.now_ms = 0;
         physical.reads.wait_for(barrier, read);
     }
 

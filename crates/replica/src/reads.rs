@@ -9,8 +9,10 @@ use cyclone_wire::planted::{self, Bug};
 use crate::lease::Lease;
 use crate::requests::Origin;
 
-/// A round without an answer for this long is asked again: datagrams get lost.
+/// Without an answer for this long another round is asked: datagrams get lost. Twice as long each time in a row, up to [`MOST_DOUBLINGS`]
+/// times: the replicas may just be far apart.
 const ROUND_TIMEOUT_US: u64 = 25_000;
+const MOST_DOUBLINGS: u32 = 6;
 
 /// What a read rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +60,8 @@ pub(crate) struct Reads {
     next_context: u64,
     new: Vec<Read>,
     asked: VecDeque<Round>,
+    /// Rounds asked in a row because there was no answer.
+    repeated: u32,
     /// Confirmed; waiting for the state machine to reach the index.
     confirmed: VecDeque<(u64, Read)>,
     /// Hoping for the lease.
@@ -75,6 +79,7 @@ impl Reads {
             next_context: salt << 32,
             new: Vec::new(),
             asked: VecDeque::new(),
+            repeated: 0,
             confirmed: VecDeque::new(),
             leased: Vec::new(),
             weak: VecDeque::new(),
@@ -133,21 +138,22 @@ impl Reads {
         late
     }
 
-    /// Starts a round for the new reads, and again for rounds that got no answer. `ask` is given the context and
-    /// says whether the round could be started.
+    /// Starts a round for the new reads, and another one where the last got no answer: it may be lost. Those before it count all the same
+    /// when an answer comes after all, or confirm what the new one has confirmed. `ask` is given the context and says whether the round
+    /// could be started.
     pub(crate) fn ask(&mut self, now_us: u64, term: u64, mut ask: impl FnMut(u64) -> bool) {
-        let late = |round: &Round| now_us.saturating_sub(round.asked_us) >= ROUND_TIMEOUT_US;
-        while self.asked.front().is_some_and(late) {
-            if let Some(round) = self.asked.pop_front() {
-                self.new.extend(round.reads);
-            }
-        }
-        if self.new.is_empty() {
+        let patience_us = ROUND_TIMEOUT_US << self.repeated;
+        let late = |round: &Round| now_us.saturating_sub(round.asked_us) >= patience_us;
+        let is_late = self.asked.back().is_some_and(late);
+        if self.new.is_empty() && !is_late {
             return;
         }
         let context = self.next_context;
         if ask(context) {
             self.next_context += 1;
+            if is_late {
+                self.repeated = MOST_DOUBLINGS.min(self.repeated + 1);
+            }
             self.asked.push_back(Round {
                 context,
                 term,
@@ -162,6 +168,7 @@ impl Reads {
         let Some(position) = self.asked.iter().position(|round| round.context == context) else {
             return;
         };
+        self.repeated = 0;
         // A confirmed round confirms the earlier ones: they were asked before it.
         for round in self.asked.drain(..=position) {
             // Those before it were not asked later than they were.
@@ -203,7 +210,7 @@ impl Reads {
         failed.extend(self.confirmed.drain(..).map(|(_, read)| read));
         failed.append(&mut self.leased);
         failed.extend(self.weak.drain(..).map(|(_, read)| read));
-        self.waiting = 0;
+        (self.waiting, self.repeated) = (0, 0);
         failed
     }
 
@@ -318,24 +325,61 @@ mod tests {
         assert_eq!(reads.len(), 0);
     }
 
-    #[test]
-    fn a_lost_round_is_asked_again_under_a_new_context() {
-        let mut reads = Reads::new(1);
-        reads.submit(read(0));
+    /// Asks at these times; answers the contexts.
+    fn asked(reads: &mut Reads, times_us: &[u64]) -> Vec<u64> {
         let mut asked = Vec::new();
-        for now_us in [0, ROUND_TIMEOUT_US - 1, ROUND_TIMEOUT_US] {
-            reads.ask(now_us, 1, |context| {
+        for now_us in times_us {
+            reads.ask(*now_us, 1, |context| {
                 asked.push(context);
                 true
             });
         }
+        asked
+    }
+
+    #[test]
+    fn a_lost_round_is_asked_again_under_a_new_context() {
+        let mut reads = Reads::new(1);
+        reads.submit(read(0));
+        let asked = asked(&mut reads, &[0, ROUND_TIMEOUT_US - 1, ROUND_TIMEOUT_US]);
         assert_eq!(asked.len(), 2);
-        reads.confirm(asked[0], 3);
-        assert!(
-            reads.take(3).is_none(),
-            "the lost round's late answer counts for nothing"
-        );
+        assert_ne!(asked[0], asked[1]);
         reads.confirm(asked[1], 3);
         assert!(reads.take(3).is_some());
+        assert_eq!(reads.len(), 0);
+    }
+
+    #[test]
+    fn rounds_that_take_longer_than_that_count() {
+        let mut reads = Reads::new(1);
+        reads.submit(read(0));
+        let first = asked(&mut reads, &[0, ROUND_TIMEOUT_US]);
+        reads.submit(read(1));
+        let second = asked(&mut reads, &[ROUND_TIMEOUT_US + 1]);
+        reads.confirm(first[0], 3);
+        assert_eq!(reads.take(9).map(|read| read.barrier), Some(0));
+        assert!(reads.take(9).is_none(), "asked for after that round");
+        reads.confirm(first[1], 4);
+        assert!(reads.take(9).is_none(), "and after the repeated one");
+        reads.confirm(second[0], 5);
+        assert!(reads.take(4).is_none());
+        assert_eq!(reads.take(5).map(|read| read.barrier), Some(1));
+        assert_eq!(reads.len(), 0);
+    }
+
+    #[test]
+    fn who_does_not_answer_is_asked_less_and_less() {
+        let mut reads = Reads::new(1);
+        reads.submit(read(0));
+        let every_ms: Vec<u64> = (0..10_000).map(|ms| ms * 1_000).collect();
+        let contexts = asked(&mut reads, &every_ms);
+        // At 0, 25, 75, 175, 375, 775, 1575, 3175, 4775, 6375, 7975 and 9575 ms.
+        assert_eq!(contexts.len(), 12);
+        assert_eq!(reads.len(), 1, "the read waits once");
+        reads.confirm(contexts[11], 3);
+        assert!(reads.take(3).is_some());
+        reads.submit(read(0));
+        let times = [10_000_000, 10_000_000 + ROUND_TIMEOUT_US];
+        assert_eq!(asked(&mut reads, &times).len(), 2, "soon again");
     }
 }

@@ -23,7 +23,7 @@ pub(super) enum Held {
 }
 
 /// Frames that a queue is to have, however few there are.
-const LEAST_SHARE: u32 = 16;
+const LEAST_SHARE: u32 = 32;
 /// Of few frames this part is for headers.
 const OWN_PART: u32 = 3;
 

@@ -98,14 +98,21 @@ fn make_way(
     tries: u32,
 ) -> Result<(), XdpError> {
     let what = || XdpError::of("look at the attached XDP program");
+    // Gone meanwhile, unless the kernel goes on to refuse for a reason of its own, a program of the bond above, say.
+    let gone = || match tries > DETACH_TRIES {
+        true => Err(XdpError::InUse(interface.to_owned())),
+        false => {
+            std::thread::sleep(DETACH_PAUSE);
+            Ok(())
+        }
+    };
     let Some((id, in_driver)) = netlink.link(link.index).map_err(what())?.program else {
-        // Gone meanwhile.
-        return Ok(());
+        return gone();
     };
     let name = match bpf::name_of(id) {
         Ok(name) => name,
         Err(error) => match error.raw_os_error() {
-            Some(libc::ENOENT) => return Ok(()),
+            Some(libc::ENOENT) => return gone(),
             // To ask for it takes CAP_SYS_ADMIN, which is not needed for anything else. It may be ours, and just going.
             Some(libc::EPERM) if tries <= DETACH_TRIES => {
                 std::thread::sleep(DETACH_PAUSE);

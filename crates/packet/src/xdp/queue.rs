@@ -373,7 +373,7 @@ impl Queue {
         };
         match error.raw_os_error() {
             Some(libc::EAGAIN) => Ok(Woken::Again),
-            Some(libc::EBUSY | libc::ENOBUFS | libc::EINTR) => Ok(Woken::Busy),
+            Some(libc::EBUSY | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => Ok(Woken::Busy),
             // A packet that the kernel refused; it has gone on behind it.
             Some(libc::EOVERFLOW | libc::EINVAL) => {
                 stats.send_errors += 1;
