@@ -46,6 +46,8 @@ pub(crate) struct Fetching {
     /// Every piece before this one is done.
     pub(crate) done_before: usize,
     pub(crate) heard_us: u64,
+    /// How long a piece may take until it is asked for again.
+    pub(crate) patience_us: u64,
     pub(crate) installing: bool,
 }
 
@@ -180,6 +182,7 @@ mod tests {
             pieces: vec![list],
             done_before: 0,
             heard_us: 0,
+            patience_us: 1,
             installing: false,
         };
         assert!(fetching.take_list(&encode_list(&[1], files)));

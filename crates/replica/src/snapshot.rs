@@ -20,8 +20,9 @@ use crate::fetching::{Fetching, Piece, PieceState};
 use crate::node::{Done as NodeDone, Node, NodeError};
 use crate::physical::PhysicalLog;
 
-/// A request without an answer for this long is sent again.
+/// A request without an answer for this long is sent again; twice as long where nothing at all has come meanwhile, up to the second.
 const PIECE_TIMEOUT_US: u64 = 60_000;
+const MOST_PIECE_TIMEOUT_US: u64 = 1_000_000;
 /// A leader that answers nothing for this long is given up on.
 const LEADER_TIMEOUT_US: u64 = 1_500_000;
 
@@ -246,6 +247,7 @@ impl Node {
             pieces: vec![list],
             done_before: 0,
             heard_us: now_us,
+            patience_us: PIECE_TIMEOUT_US,
             installing: false,
         });
         self.fetch_upkeep(now_us);
@@ -282,10 +284,17 @@ impl Node {
         }
         let mut requests = Vec::new();
         let (id, from) = (fetching.id, fetching.from);
+        let (patience_us, heard_us) = (fetching.patience_us, fetching.heard_us);
+        let mut is_far = false;
         for piece in fetching.window() {
             let due = match piece.state {
                 PieceState::Wanted => true,
-                PieceState::Asked(asked_us) => now_us.saturating_sub(asked_us) > PIECE_TIMEOUT_US,
+                PieceState::Asked(asked_us) => {
+                    let is_late = now_us.saturating_sub(asked_us) > patience_us;
+                    // Nor has anything else come since: the leader may just be far away.
+                    is_far |= is_late && heard_us < asked_us;
+                    is_late
+                }
                 PieceState::Writing | PieceState::Done => false,
             };
             if due {
@@ -297,6 +306,9 @@ impl Node {
                     length: piece.length,
                 });
             }
+        }
+        if is_far {
+            fetching.patience_us = MOST_PIECE_TIMEOUT_US.min(2 * patience_us);
         }
         for request in requests {
             let mut bytes = Vec::new();
