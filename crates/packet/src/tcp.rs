@@ -449,8 +449,9 @@ impl Driver for TcpDriver {
         };
         if n < 0 {
             let e = io::Error::last_os_error();
+            self.has_unreceived = true;
             return if e.kind() == io::ErrorKind::Interrupted {
-                Ok(0)
+                Ok(out.len() - before)
             } else {
                 Err(e)
             };

@@ -22,7 +22,7 @@ use crate::physical::PhysicalLog;
 
 /// A request without an answer for this long is sent again; twice as long where nothing at all has come meanwhile, up to the second.
 const PIECE_TIMEOUT_US: u64 = 60_000;
-const MOST_PIECE_TIMEOUT_US: u64 = 1_000_000;
+const MOST_PIECE_TIMEOUT_US: u64 = 500_000;
 /// A leader that answers nothing for this long is given up on.
 const LEADER_TIMEOUT_US: u64 = 1_500_000;
 

@@ -93,6 +93,12 @@ pub enum XdpError {
         "another Cyclone process uses AF_XDP on interface {0}; each needs an interface of its own"
     )]
     InUse(String),
+    /// The kernel takes no program there, and shows none.
+    #[error(
+        "the kernel refuses an XDP program on interface {0}, although none is attached to it: if it is part of a bond or team \
+         that has one, take that off (ip link set dev BOND xdp off), or use --transport udp"
+    )]
+    Refused(String),
     /// Several ports where the kernel cannot keep them apart.
     #[error(
         "{ports} ports on interface {interface} need Linux 6.15 or later, since its driver runs no XDP programs; \
@@ -180,9 +186,10 @@ impl From<XdpError> for io::Error {
         let kind = match &error {
             XdpError::NoRight { .. } => io::ErrorKind::PermissionDenied,
             XdpError::NoInterface(_) => io::ErrorKind::NotFound,
-            XdpError::InUse(_) | XdpError::Occupied { .. } | XdpError::OccupiedByUnknown { .. } => {
-                io::ErrorKind::ResourceBusy
-            }
+            XdpError::InUse(_)
+            | XdpError::Refused(_)
+            | XdpError::Occupied { .. }
+            | XdpError::OccupiedByUnknown { .. } => io::ErrorKind::ResourceBusy,
             XdpError::NoSupport { .. } | XdpError::OldKernel { .. } => io::ErrorKind::Unsupported,
             _ => io::ErrorKind::Other,
         };

@@ -100,7 +100,7 @@ fn make_way(
     let what = || XdpError::of("look at the attached XDP program");
     // Gone meanwhile, unless the kernel goes on to refuse for a reason of its own, a program of the bond above, say.
     let gone = || match tries > DETACH_TRIES {
-        true => Err(XdpError::InUse(interface.to_owned())),
+        true => Err(XdpError::Refused(interface.to_owned())),
         false => {
             std::thread::sleep(DETACH_PAUSE);
             Ok(())
