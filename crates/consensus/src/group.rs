@@ -174,6 +174,12 @@ impl Group {
         self.raw.raft.state == StateRole::Leader
     }
 
+    /// Whether this replica asks for votes.
+    pub fn is_candidate(&self) -> bool {
+        let state = self.raw.raft.state;
+        matches!(state, StateRole::Candidate | StateRole::PreCandidate)
+    }
+
     /// The leader, if known.
     pub fn leader(&self) -> Option<u64> {
         Some(self.raw.raft.leader_id).filter(|id| *id != raft::INVALID_ID)

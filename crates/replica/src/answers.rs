@@ -18,12 +18,19 @@ use crate::logset::LogSet;
 use crate::node::{Node, NodeError};
 use crate::reads::{How, Read};
 use crate::requests::{Origin, Outcome, Ticket};
-use crate::slow::SlowRead;
+use crate::slow::{Reign, SlowRead};
 
 /// How long a weak read waits for the entries it must see, in microseconds; then it is refused as "busy".
 pub(crate) const WEAK_WAIT_US: u64 = 500_000;
 /// Expired keys removed by one entry.
 const SWEEP_LIMIT: u32 = 256;
+
+/// Whether a read sees keys expire by the wall clock, which the log's clock has to reach first. Others go by the log's time: a key may show a
+/// moment longer than it should, on all replicas alike. What walks through all keys does: some key or other expires at each moment, and
+/// the log's clock would be behind each time.
+pub(crate) fn goes_by_the_clock(query: &Query<'_>, how: How) -> bool {
+    !matches!(how, How::Weak { .. }) && cyclone_store::names_its_keys(query)
+}
 
 /// A read under a lease that was answered by the store and is not told yet.
 pub(crate) struct Unchecked {
@@ -117,8 +124,13 @@ impl Node {
         let Ok(query) = Query::decode(&read.query) else {
             return Ok(());
         };
-        // Others go by the log's time: a key may show a moment longer than it should, on all replicas alike.
-        if log.is_some() && !matches!(read.how, How::Weak { .. }) && read.now_ms == 0 {
+        let is_bound = !matches!(read.how, How::Weak { .. });
+        if is_bound && self.snapshots.is_installing() {
+            // The store may be taken back at any moment.
+            self.answers.push((read.origin, Outcome::Busy));
+            return Ok(());
+        }
+        if log.is_some() && read.now_ms == 0 && goes_by_the_clock(&query, read.how) {
             read.now_ms = self.now.wall_ms;
         }
         let answer = match self.slow.portion(self.now.steady_us).is_spent() {
@@ -132,9 +144,8 @@ impl Node {
             }
             Err(ApplyError::WouldBlock) => {
                 // It may take so long that another leader's checkpoint is there, which holds less of one of the logs.
-                let is_bound = !matches!(read.how, How::Weak { .. });
-                let terms = is_bound.then(|| self.terms());
-                self.read_slowly(SlowRead { log, read, terms });
+                let reign = is_bound.then(|| self.reign());
+                self.read_slowly(SlowRead { log, read, reign });
             }
             Err(ApplyError::ClockBehind) => self.move_clock(log, read),
             Err(ApplyError::NoSpace(_)) => self.answers.push((read.origin, Outcome::Busy)),
@@ -143,29 +154,36 @@ impl Node {
         Ok(())
     }
 
-    fn terms(&self) -> Vec<u64> {
-        self.logs.iter().map(|log| log.group.term()).collect()
+    pub(crate) fn reign(&self) -> Reign {
+        Reign {
+            terms: self.logs.iter().map(|log| log.group.term()).collect(),
+            installed: self.counters.snapshots_installed,
+        }
     }
 
-    /// Takes back a read that a worker has carried out. `terms`: those in which this replica led all logs when it was asked. If it has led them
-    /// until now, no other leader's entry has been applied that the worker may have seen: in one log, without what was
-    /// acknowledged before it in another.
+    /// Whether this replica is what it was then, for a read of this log alone or of all.
+    pub(crate) fn is_still(&self, reign: &Reign, log: Option<usize>) -> bool {
+        let now = self.reign();
+        let leads = match log {
+            Some(log) => {
+                self.logs[log].group.is_leader() && now.terms.get(log) == reign.terms.get(log)
+            }
+            None => self.leads() && now.terms == reign.terms,
+        };
+        leads && now.installed == reign.installed && !self.snapshots.is_installing()
+    }
+
+    /// Takes back a read that a worker has carried out. If this replica has led since it was asked, no other leader's entry has been applied that
+    /// the worker may have seen: in one log, without what was acknowledged before it in another.
     pub(crate) fn read_done(
         &mut self,
         log: Option<usize>,
         read: Read,
-        terms: Option<&[u64]>,
+        reign: Option<&Reign>,
         result: Result<Reply, ApplyError>,
     ) -> Result<(), NodeError> {
         self.slow_read_done();
-        let leads_since = |terms: &[u64]| match log {
-            Some(log) => {
-                let group = &self.logs[log].group;
-                group.is_leader() && terms.get(log) == Some(&group.term())
-            }
-            None => self.leads() && self.terms() == terms,
-        };
-        if terms.is_some_and(|terms| !leads_since(terms)) {
+        if reign.is_some_and(|reign| !self.is_still(reign, log)) {
             let refusal = self.check_leadership().err().unwrap_or(Outcome::Busy);
             self.answers.push((read.origin, refusal));
             return Ok(());

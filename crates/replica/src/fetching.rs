@@ -1,31 +1,52 @@
-//! A checkpoint on its way here: who offers it, what it consists of, which pieces have come.
+//! A checkpoint on its way here: who offers it, what it consists of, which pieces are asked for and have come.
 
+mod pace;
+
+use std::collections::VecDeque;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch, decode_list};
 use cyclone_wire::raftmsg::RaftMessage;
 
-/// Bytes asked for in one request.
-const PIECE_BYTES: u32 = 64 << 10;
-/// Requests outstanding at once: with [`PIECE_BYTES`] well below what a socket buffers.
-const WINDOW: usize = 8;
+use self::pace::Pace;
+
+/// The most bytes of the list of files.
+const LIST_BYTES: u32 = 1 << 20;
+/// A leader that answers nothing for this long is given up on.
+const LEADER_TIMEOUT_US: u64 = 5_000_000;
+/// How often a leader is told that its checkpoint is in use, where nothing is asked for.
+const TELL_US: u64 = 500_000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PieceState {
+enum State {
     Wanted,
-    Asked(u64),
+    /// Since when, by which question, and how many later ones were answered.
+    Asked {
+        at_us: u64,
+        question: u64,
+        answered_since: u32,
+    },
+    /// A worker writes it down.
     Writing,
-    Done,
 }
 
-pub(crate) struct Piece {
-    pub(crate) file: u32,
-    pub(crate) offset: u64,
-    pub(crate) length: u32,
-    pub(crate) state: PieceState,
+/// A piece that is under way. File 0 is the list of files.
+struct Piece {
+    file: u32,
+    bytes: Range<u64>,
+    state: State,
+    /// How often it was asked for.
+    asks: u32,
+}
+
+impl Piece {
+    fn len(&self) -> u32 {
+        (self.bytes.end - self.bytes.start) as u32
+    }
 }
 
 /// A checkpoint being fetched.
@@ -40,18 +61,54 @@ pub(crate) struct Fetching {
     pub(crate) number: u64,
     pub(crate) id: u64,
     pub(crate) directory: PathBuf,
-    /// Names of files 1, 2, …; learnt from file 0.
+    /// Names and lengths of files 1, 2, …; learnt from file 0.
     pub(crate) files: Vec<(String, u64)>,
-    pub(crate) pieces: Vec<Piece>,
-    /// Every piece before this one is done.
-    pub(crate) done_before: usize,
-    pub(crate) heard_us: u64,
-    /// How long a piece may take until it is asked for again.
-    pub(crate) patience_us: u64,
+    /// In order: what is asked for, or being written down.
+    pieces: VecDeque<Piece>,
+    /// Where the next piece begins; `None` until it is known that there is room for all.
+    next: Option<(u32, u64)>,
+    pace: Pace,
+    /// When something last came, and when something was last written down.
+    heard_us: u64,
+    written_us: u64,
     pub(crate) installing: bool,
+    /// When the leader last heard that its checkpoint is in use.
+    told_us: u64,
 }
 
 impl Fetching {
+    /// Begins with the list of files.
+    pub(crate) fn new(
+        offer: RaftMessage,
+        id: u64,
+        number: u64,
+        directory: PathBuf,
+        now_us: u64,
+    ) -> Fetching {
+        let list = Piece {
+            file: 0,
+            bytes: 0..u64::from(LIST_BYTES),
+            state: State::Wanted,
+            asks: 0,
+        };
+        Fetching {
+            from: offer.from,
+            offers: vec![offer],
+            applied: Vec::new(),
+            number,
+            id,
+            directory,
+            files: Vec::new(),
+            pieces: VecDeque::from([list]),
+            next: None,
+            pace: Pace::new(),
+            heard_us: now_us,
+            written_us: now_us,
+            installing: false,
+            told_us: now_us,
+        }
+    }
+
     /// Another log's leader offers the same checkpoint, or the same one again in a later term.
     pub(crate) fn take_offer(&mut self, offer: RaftMessage) {
         match self.offers.iter_mut().find(|known| known.log == offer.log) {
@@ -61,21 +118,20 @@ impl Fetching {
         }
     }
 
-    /// The pieces to be asked for, or on their way: the first ones that are not done.
-    pub(crate) fn window(&mut self) -> &mut [Piece] {
-        let done = |piece: &Piece| piece.state == PieceState::Done;
-        while self.pieces.get(self.done_before).is_some_and(done) {
-            self.done_before += 1;
-        }
-        let end = self.pieces.len().min(self.done_before + WINDOW);
-        &mut self.pieces[self.done_before..end]
+    /// Whether a replica that has applied so much of a log lacks what the checkpoint holds of it.
+    pub(crate) fn is_lacked(&self, mut applied: impl FnMut(u16) -> u64) -> bool {
+        let mut offered = self.offers.iter().filter_map(|offer| {
+            let index = offer.snapshot.as_ref()?.index;
+            Some((offer.log, index))
+        });
+        offered.any(|(log, index)| applied(log) < index)
     }
 
-    /// Where the piece is that `is` knows, if it may be on its way. The others are too many to be looked at for each that comes.
-    pub(crate) fn find(&self, is: impl FnMut(&Piece) -> bool) -> Option<usize> {
-        let ahead = &self.pieces[self.done_before..];
-        let position = ahead.iter().take(WINDOW).position(is)?;
-        Some(self.done_before + position)
+    /// Whether the leader has been silent for too long. What is being written down is not for it to answer.
+    pub(crate) fn is_forsaken(&self, now_us: u64) -> bool {
+        let is_asked = |piece: &Piece| matches!(piece.state, State::Asked { .. });
+        let silent_us = now_us.saturating_sub(self.heard_us.max(self.written_us));
+        self.pieces.iter().any(is_asked) && silent_us > LEADER_TIMEOUT_US
     }
 
     /// Bytes of all files.
@@ -110,27 +166,212 @@ impl Fetching {
         if files.is_empty() || !files.iter().all(|(name, _)| plain(name)) {
             return false;
         }
-        self.pieces[0].state = PieceState::Done;
         self.files = files;
+        self.pieces.clear();
         true
     }
 
-    /// What is to be asked for, once there is room for all that the list names.
-    pub(crate) fn cut_files(&mut self) {
-        for (number, (_, length)) in self.files.iter().enumerate() {
-            let mut offset = 0;
-            while offset < *length {
-                let piece = u64::from(PIECE_BYTES).min(length - offset) as u32;
-                let state = PieceState::Wanted;
-                self.pieces.push(Piece {
-                    file: number as u32 + 1,
-                    offset,
-                    length: piece,
-                    state,
-                });
-                offset += u64::from(piece);
+    /// There is room for all that the list names: it is asked for from here on.
+    pub(crate) fn begin_files(&mut self) {
+        self.next = Some(self.place(1, 0));
+    }
+
+    /// The first place from here on where a file has bytes; behind all files if there is none.
+    fn place(&self, file: u32, offset: u64) -> (u32, u64) {
+        let (mut file, mut offset) = (file, offset);
+        while self
+            .files
+            .get(file as usize - 1)
+            .is_some_and(|(_, length)| offset >= *length)
+        {
+            (file, offset) = (file + 1, 0);
+        }
+        (file, offset)
+    }
+
+    /// Whether all pieces have come and are written down, but for so many.
+    pub(crate) fn is_whole(&self, missing: usize) -> bool {
+        let is_at_end = self
+            .next
+            .is_some_and(|(file, _)| file as usize > self.files.len());
+        is_at_end && self.pieces.len() <= missing
+    }
+
+    /// The next piece that was never asked for.
+    fn cut(&mut self) -> Option<Piece> {
+        let (file, start) = self.next?;
+        let (_, length) = self.files.get(file as usize - 1)?;
+        let end = length
+            .min(&(start + u64::from(self.pace.piece_bytes())))
+            .to_owned();
+        self.next = Some(self.place(file, end));
+        Some(Piece {
+            file,
+            bytes: start..end,
+            state: State::Wanted,
+            asks: 0,
+        })
+    }
+
+    /// What is lost is wanted again, in smaller pieces if that is the pace now.
+    fn want_lost(&mut self, now_us: u64) {
+        let patience_us = self.pace.patience_us();
+        let mut at = 0;
+        while let Some(piece) = self.pieces.get_mut(at) {
+            at += 1;
+            let State::Asked {
+                at_us,
+                question,
+                answered_since,
+            } = piece.state
+            else {
+                continue;
+            };
+            let is_late = now_us.saturating_sub(at_us) > patience_us;
+            if !is_late && !Pace::is_overtaken(answered_since) {
+                continue;
+            }
+            piece.state = State::Wanted;
+            self.pace
+                .lost(question, !Pace::is_overtaken(answered_since));
+            // The list is one piece, whatever it is.
+            let most = u64::from(self.pace.piece_bytes());
+            while let Some(piece) = self.pieces.get_mut(at - 1)
+                && piece.file > 0
+                && u64::from(piece.len()) > most
+            {
+                let middle = piece.bytes.start + most;
+                let rest = Piece {
+                    file: piece.file,
+                    bytes: middle..piece.bytes.end,
+                    state: State::Wanted,
+                    asks: piece.asks,
+                };
+                piece.bytes.end = middle;
+                self.pieces.insert(at, rest);
+                at += 1;
             }
         }
+    }
+
+    /// What is to be asked for now.
+    pub(crate) fn requests(&mut self, now_us: u64) -> Vec<SnapshotFetch> {
+        self.want_lost(now_us);
+        let is_under_way = |piece: &&Piece| piece.state != State::Wanted;
+        let mut under_way: u64 = self
+            .pieces
+            .iter()
+            .filter(is_under_way)
+            .map(|it| u64::from(it.len()))
+            .sum();
+        let mut requests = Vec::new();
+        let mut at = 0;
+        loop {
+            if at == self.pieces.len() {
+                if !self.pace.has_room(under_way, self.pace.piece_bytes()) {
+                    break;
+                }
+                let Some(piece) = self.cut() else { break };
+                self.pieces.push_back(piece);
+            }
+            let piece = &mut self.pieces[at];
+            at += 1;
+            if piece.state != State::Wanted {
+                continue;
+            }
+            if !self.pace.has_room(under_way, piece.len()) {
+                break;
+            }
+            piece.state = State::Asked {
+                at_us: now_us,
+                question: self.pace.ask(),
+                answered_since: 0,
+            };
+            piece.asks += 1;
+            under_way += u64::from(piece.len());
+            requests.push(SnapshotFetch {
+                id: self.id,
+                file: piece.file,
+                offset: piece.bytes.start,
+                length: piece.len(),
+            });
+            self.told_us = now_us;
+        }
+        requests
+    }
+
+    /// Who asks for nothing because all that came is being written down or installed still uses the checkpoint: what to say now and
+    /// then. The answer counts for nothing.
+    pub(crate) fn still_used(&mut self, now_us: u64) -> Option<SnapshotFetch> {
+        let is_due = self.next.is_some() && now_us.saturating_sub(self.told_us) >= TELL_US;
+        is_due.then(|| {
+            self.told_us = now_us;
+            SnapshotFetch {
+                id: self.id,
+                file: 1,
+                offset: 0,
+                length: 1,
+            }
+        })
+    }
+
+    /// Something of this checkpoint has come; answers whether anybody waits for it. The pieces that it holds whole are to be written down;
+    /// what was asked for by a larger piece's question, too.
+    pub(crate) fn came(&mut self, chunk: &SnapshotChunk, now_us: u64) -> bool {
+        self.heard_us = now_us;
+        let is_list = chunk.file == 0;
+        let end = chunk.offset.saturating_add(chunk.bytes.len() as u64);
+        let file = self.files.get((chunk.file as usize).wrapping_sub(1));
+        if !is_list && file.is_none_or(|(_, length)| end > *length) {
+            return false;
+        }
+        let mut newest = None;
+        let mut bytes = 0;
+        let mut trip_us = None;
+        for piece in &mut self.pieces {
+            let is_in = chunk.offset <= piece.bytes.start && piece.bytes.end <= end;
+            if piece.file != chunk.file || !(is_in || is_list) || piece.state == State::Writing {
+                continue;
+            }
+            if let State::Asked {
+                at_us, question, ..
+            } = piece.state
+            {
+                newest = newest.max(Some(question));
+                if piece.asks == 1 {
+                    trip_us = Some(now_us.saturating_sub(at_us));
+                }
+            }
+            bytes += piece.len();
+            piece.state = State::Writing;
+        }
+        if bytes == 0 {
+            return false;
+        }
+        let came = chunk.bytes.len().min(bytes as usize) as u32;
+        self.pace.came(came, trip_us);
+        for piece in &mut self.pieces {
+            if let State::Asked {
+                question,
+                answered_since,
+                ..
+            } = &mut piece.state
+                && newest.is_some_and(|newest| *question < newest)
+            {
+                *answered_since += 1;
+            }
+        }
+        true
+    }
+
+    /// These bytes of a file are written down.
+    pub(crate) fn written(&mut self, file: u32, bytes: &Range<u64>, now_us: u64) {
+        self.written_us = now_us;
+        let is_done = |piece: &Piece| {
+            let is_in = bytes.start <= piece.bytes.start && piece.bytes.end <= bytes.end;
+            piece.file == file && is_in && piece.state == State::Writing
+        };
+        self.pieces.retain(|piece| !is_done(piece));
     }
 }
 
@@ -159,77 +400,4 @@ pub(crate) fn read_piece(path: &Path, fetch: &SnapshotFetch, total: u64) -> Snap
 }
 
 #[cfg(test)]
-mod tests {
-    use cyclone_wire::envelope::encode_list;
-
-    use super::*;
-
-    fn fetching(files: &[(String, u64)]) -> Fetching {
-        let list = Piece {
-            file: 0,
-            offset: 0,
-            length: 1 << 20,
-            state: PieceState::Asked(0),
-        };
-        let mut fetching = Fetching {
-            offers: Vec::new(),
-            from: 1,
-            applied: Vec::new(),
-            number: 1,
-            id: 1,
-            directory: PathBuf::new(),
-            files: Vec::new(),
-            pieces: vec![list],
-            done_before: 0,
-            heard_us: 0,
-            patience_us: 1,
-            installing: false,
-        };
-        assert!(fetching.take_list(&encode_list(&[1], files)));
-        assert_eq!(fetching.pieces.len(), 1, "nothing yet, however much it is");
-        fetching.cut_files();
-        fetching
-    }
-
-    /// A checkpoint of 128 GB: whatever comes of it, and in whatever order, is found without a look at all of it.
-    #[test]
-    fn each_piece_is_found_among_few() {
-        const PIECES: u64 = 2_000_000;
-        let length = u64::from(PIECE_BYTES) * PIECES;
-        let mut fetching = fetching(&[("one".to_owned(), length)]);
-        assert_eq!(fetching.total_bytes(), length);
-        let (mut came, mut round) = (0, 0);
-        while !fetching.window().is_empty() {
-            let mut asked = Vec::new();
-            for piece in fetching.window() {
-                if piece.state == PieceState::Wanted {
-                    piece.state = PieceState::Asked(0);
-                }
-                if matches!(piece.state, PieceState::Asked(_)) {
-                    asked.push((piece.file, piece.offset));
-                }
-            }
-            // Now and then the first gets lost, or they come in another order.
-            round += 1;
-            match round % 3 {
-                0 => asked.reverse(),
-                1 if asked.len() > 1 => drop(asked.remove(0)),
-                _ => {}
-            }
-            for place in asked {
-                let mut looks = 0;
-                let found = fetching.find(|piece| {
-                    looks += 1;
-                    (piece.file, piece.offset) == place
-                });
-                assert!(looks <= WINDOW, "{looks} looks at the piece {place:?}");
-                let piece = &mut fetching.pieces[found.expect("it was asked for")];
-                assert!(matches!(piece.state, PieceState::Asked(_)));
-                piece.state = PieceState::Done;
-                came += 1;
-            }
-        }
-        assert_eq!(came, PIECES);
-        assert_eq!(fetching.find(|_| true), None);
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-use cyclone_pmem::{Pool, PoolError, Region, RegionError};
+use cyclone_pmem::{FlushPolicy, Pool, PoolError, Region, RegionError};
 use cyclone_wal::flash::{FlashLog, FlashMode, ThreadedFlash};
 use cyclone_wal::{HardState, Ring, superblock};
 use cyclone_wire::gang::MAX_LOGS;
@@ -134,12 +134,27 @@ fn io_at(path: &Path) -> impl FnOnce(io::Error) -> InspectError {
     }
 }
 
+/// All bytes of a region. A device is mapped: it cannot be read.
+fn image_of(file: &File, path: &Path) -> Result<Vec<u8>, InspectError> {
+    let is_file = file.metadata().map_err(io_at(path))?.is_file();
+    match is_file {
+        true => fs::read(path).map_err(io_at(path)),
+        false => mapped(path),
+    }
+}
+
+fn mapped(path: &Path) -> Result<Vec<u8>, InspectError> {
+    let region = Region::attach(path, FlushPolicy::Auto)?;
+    let area = region.take(0, region.len())?.share();
+    Ok(area.read_vec(0, region.len()))
+}
+
 /// A copy of a region, and whose it is.
 fn copy_region(path: &Path) -> Result<(Region, Owner), InspectError> {
     let file = File::open(path).map_err(io_at(path))?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)
         .map_err(|error| io_at(path)(error.into()))?;
-    let image = fs::read(path).map_err(io_at(path))?;
+    let mut image = image_of(&file, path)?;
     let none = |what: String| InspectError::NoRegion {
         path: path.display().to_string(),
         what,
@@ -155,6 +170,11 @@ fn copy_region(path: &Path) -> Result<(Region, Owner), InspectError> {
             found,
         },
     })?;
+    let is_device = !file.metadata().map_err(io_at(path))?.is_file();
+    if is_device && block.region_bytes < image.len() as u64 {
+        // The region need not have all of it.
+        image.truncate(block.region_bytes as usize);
+    }
     if block.region_bytes != image.len() as u64 {
         return Err(none(format!(
             "it says {} bytes and has {}",
@@ -357,4 +377,21 @@ fn look_at_flash(
     }
     report.levels.push(level);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What devices are read by shows what files are read by.
+    #[test]
+    fn a_mapped_region_has_the_bytes_of_its_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("region");
+        let bytes: Vec<u8> = (0..3 * 4096u32).map(|n| (n % 251) as u8).collect();
+        fs::write(&path, &bytes).expect("written");
+        let file = File::open(&path).expect("opened");
+        assert_eq!(image_of(&file, &path).expect("read"), bytes);
+        assert_eq!(mapped(&path).expect("mapped"), bytes);
+    }
 }

@@ -6,13 +6,16 @@ use std::collections::HashMap;
 use crate::logset::LogSet;
 use crate::node::{Node, NodeError};
 use crate::reads::{How, Read};
-use crate::requests::Origin;
+use crate::requests::{Origin, Outcome};
+use crate::slow::Reign;
 
 struct Joined {
     origin: Origin,
     query: Vec<u8>,
     /// Logs that are not there yet.
     left: usize,
+    /// When it came.
+    reign: Reign,
 }
 
 /// The reads over several logs that wait.
@@ -35,6 +38,7 @@ impl Node {
             origin,
             query,
             left,
+            reign: self.reign(),
         };
         self.joined.waiting.insert(number, joined);
         for log in logs.iter() {
@@ -59,9 +63,12 @@ impl Node {
         let Some(joined) = self.joined.waiting.remove(&number) else {
             return Ok(());
         };
-        // One log may have a new leader already, whose entries this replica applies: what it was told later than this
-        // read must not be seen without what others were told in between.
-        if let Err(refusal) = self.check_leadership() {
+        // One log may have a new leader already, or have had one for a moment, whose entries this replica applies: what it was told later than
+        // this read must not be seen without what others were told in between.
+        let is_bound = !matches!(read.how, How::Weak { .. });
+        let is_over = is_bound && !self.is_still(&joined.reign, None);
+        let refused = self.check_leadership().err();
+        if let Some(refusal) = refused.or(is_over.then_some(Outcome::Busy)) {
             self.answers.push((joined.origin, refusal));
             return Ok(());
         }

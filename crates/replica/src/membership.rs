@@ -17,6 +17,7 @@
 //! Ids are never used again: the record keeps the highest one given. A replica that the record has left out is told so when it speaks
 //! to others, and is silent from then on.
 
+mod marks;
 mod request;
 mod wiped;
 
@@ -29,6 +30,7 @@ use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::Members;
 use cyclone_wire::reply::Reply;
 
+use self::marks::Marks;
 use crate::config::{Config, Member};
 use crate::node::Node;
 use crate::physical::PhysicalLog;
@@ -52,8 +54,7 @@ pub(crate) struct Membership {
     /// A later record than the store has, told by another replica.
     told: Option<Record>,
     list: Vec<Member>,
-    /// Per log how far it was committed when it was last looked at.
-    committed: Vec<u64>,
+    committed: Marks,
     /// When a record was last proposed, and which.
     proposed: (u64, u64),
     strangers: Vec<u64>,
@@ -103,7 +104,7 @@ impl Membership {
             record: None,
             told: None,
             list: config.members.clone(),
-            committed: Vec::new(),
+            committed: Marks::default(),
             proposed: (0, 0),
             strangers: Vec::new(),
             next_tell_us: 0,
@@ -294,7 +295,8 @@ impl Node {
 
     /// A learner that is to vote has what was committed a moment ago, in every log.
     fn check_caught_up(&self, id: u64) -> Result<(), MemberError> {
-        for (log, committed) in self.logs.iter().zip(&self.membership.committed) {
+        let marks = &self.membership.committed.before;
+        for (log, committed) in self.logs.iter().zip(marks) {
             let peers = log.group.status().peers;
             let has = |peer: &cyclone_consensus::PeerStatus| {
                 peer.id == id && peer.recent_active && peer.matched >= *committed
@@ -303,7 +305,7 @@ impl Node {
                 return Err(MemberError::Behind { id, log: log.id });
             }
         }
-        match self.membership.committed.len() == self.logs.len() {
+        match marks.len() == self.logs.len() {
             true => Ok(()),
             false => Err(MemberError::Behind { id, log: 0 }),
         }
@@ -360,7 +362,10 @@ impl Node {
             self.carry_on();
         }
         let committed = self.logs.iter().map(|log| log.group.commit());
-        self.membership.committed = committed.collect();
+        let committed = committed.collect();
+        self.membership
+            .committed
+            .note(self.now.steady_us, committed);
         self.tell_strangers();
         changing(self) != before
     }

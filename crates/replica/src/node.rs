@@ -35,7 +35,7 @@ use crate::physical::PhysicalLog;
 use crate::reads::{How, Read};
 use crate::requests::{BatchBuilder, Origin, Outcome, Ticket};
 use crate::send::{self, drop_superseded};
-use crate::slow::SlowReads;
+use crate::slow::{Reign, SlowReads};
 use crate::snapshot::{SNAPSHOTS, Snapshots};
 use crate::status::Counters;
 use crate::ticking::Ticking;
@@ -68,7 +68,7 @@ pub(crate) enum Done {
         log: Option<usize>,
         read: Read,
         /// Of all logs when it was asked, where no other leader's entries may be seen meanwhile.
-        terms: Option<Vec<u64>>,
+        reign: Option<Reign>,
         result: Result<Reply, ApplyError>,
     },
     /// A directory that nobody needs any more is gone.
@@ -103,6 +103,8 @@ pub struct Node {
     pub(crate) logs: Vec<PhysicalLog>,
     pub(crate) gangs: Gangs,
     pub(crate) colocation: Colocation,
+    /// To whom a replica that stops hands over.
+    pub(crate) successor: Option<u64>,
     pub(crate) joined: JoinedReads,
     /// Where the logs ended now and then: the sum of their last indexes, and each.
     pub(crate) marks: VecDeque<(u64, Vec<u64>)>,
@@ -195,6 +197,7 @@ impl Node {
             started_us: 0,
             gangs: Gangs::new(config.id, salt, &terms),
             colocation: Colocation::new(config.id, logs.len(), election_ticks),
+            successor: None,
             joined: JoinedReads::default(),
             marks: VecDeque::new(),
             marks_terms: 0,
@@ -521,9 +524,9 @@ impl Node {
                 Done::Read {
                     log,
                     read,
-                    terms,
+                    reign,
                     result,
-                } => self.read_done(log, read, terms.as_deref(), result)?,
+                } => self.read_done(log, read, reign.as_ref(), result)?,
                 Done::Digest { ticket, result } => self.digest_done(ticket, result)?,
                 Done::Flushed(result) => self.flushed(result)?,
                 Done::Snapshot(done) => self.snapshot_done(done)?,
@@ -553,6 +556,7 @@ impl Node {
             // What was proposed is durable when the step is over, as everything is.
             self.advance()?;
         }
+        self.keep_resigning();
         self.keep_in_touch()?;
         self.check_memory()?;
         self.note_caught_up();

@@ -124,7 +124,7 @@ impl Reactor {
             if stop.load(Ordering::Relaxed) {
                 let until = *leaving_until.get_or_insert_with(|| {
                     node.resign();
-                    now.steady_us + 500_000
+                    now.steady_us + node.handover_us()
                 });
                 if !node.leads_any() || now.steady_us >= until {
                     drop(crew);

@@ -46,13 +46,23 @@ impl Portion {
     }
 }
 
+/// What this replica was when a read was let to the store. As long as it still is, the store holds nothing of another leader's, and all
+/// that this one had applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reign {
+    /// Of all logs.
+    pub(crate) terms: Vec<u64>,
+    /// How many checkpoints it had installed: each may have taken the store back.
+    pub(crate) installed: u64,
+}
+
 /// A read for a worker.
 pub(crate) struct SlowRead {
     /// The one log that it is about, if it is one.
     pub(crate) log: Option<usize>,
     pub(crate) read: Read,
-    /// Of all logs when it was asked, where no other leader's entries may be seen meanwhile.
-    pub(crate) terms: Option<Vec<u64>>,
+    /// When it was asked, where that matters.
+    pub(crate) reign: Option<Reign>,
 }
 
 /// What a worker does for a client.
@@ -100,7 +110,7 @@ impl Job {
                 ticket,
                 result: store.digest(),
             },
-            Job::Read(SlowRead { log, read, terms }) => {
+            Job::Read(SlowRead { log, read, reign }) => {
                 let result = match Query::decode(&read.query) {
                     Ok(query) => store.query_at(&query, read.now_ms, Mode::Blocking),
                     // It was decoded when it was taken in.
@@ -109,7 +119,7 @@ impl Job {
                 Done::Read {
                     log,
                     read,
-                    terms,
+                    reign,
                     result,
                 }
             }
@@ -294,7 +304,7 @@ mod tests {
         Job::Read(SlowRead {
             log: None,
             read: Read::new(Origin::Local(ticket), query, 0, How::Index),
-            terms: None,
+            reign: None,
         })
     }
 

@@ -5,6 +5,7 @@ mod offering;
 
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,15 +17,9 @@ use cyclone_wire::envelope::{SnapshotChunk, SnapshotFetch};
 use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::RaftMessage;
 
-use crate::fetching::{Fetching, Piece, PieceState};
+use crate::fetching::Fetching;
 use crate::node::{Done as NodeDone, Node, NodeError};
 use crate::physical::PhysicalLog;
-
-/// A request without an answer for this long is sent again; twice as long where nothing at all has come meanwhile, up to the second.
-const PIECE_TIMEOUT_US: u64 = 60_000;
-const MOST_PIECE_TIMEOUT_US: u64 = 500_000;
-/// A leader that answers nothing for this long is given up on.
-const LEADER_TIMEOUT_US: u64 = 1_500_000;
 
 /// Directory of checkpoints below a node's data; what a start finds there is removed.
 pub(crate) const SNAPSHOTS: &str = "snapshots";
@@ -48,7 +43,8 @@ pub(crate) enum Done {
     },
     Written {
         fetch: u64,
-        piece: usize,
+        file: u32,
+        bytes: Range<u64>,
         result: io::Result<()>,
     },
     Installed {
@@ -69,6 +65,9 @@ pub(crate) struct Snapshots {
     not_before_us: u64,
     /// Fetches given up since the last one that was installed.
     given_up: u32,
+    /// Checkpoints that could not be made since the last one that could, and when the next may be tried.
+    failed_to_make: u32,
+    make_not_before_us: u64,
     next_id: u64,
     /// Directories discarded so far.
     pub(crate) discarded: u64,
@@ -89,6 +88,8 @@ impl Snapshots {
             fetches: 0,
             not_before_us: 0,
             given_up: 0,
+            failed_to_make: 0,
+            make_not_before_us: 0,
             next_id: salt << 16,
             discarded: 0,
         })
@@ -230,26 +231,8 @@ impl Node {
         }
         let from = offer.from;
         tracing::info!(from, index = meta.index, "fetching a checkpoint");
-        let list = Piece {
-            file: 0,
-            offset: 0,
-            length: 1 << 20,
-            state: PieceState::Wanted,
-        };
-        self.snapshots.fetching = Some(Fetching {
-            offers: vec![offer],
-            from,
-            applied: Vec::new(),
-            number,
-            id: meta.id,
-            directory,
-            files: Vec::new(),
-            pieces: vec![list],
-            done_before: 0,
-            heard_us: now_us,
-            patience_us: PIECE_TIMEOUT_US,
-            installing: false,
-        });
+        let fetching = Fetching::new(offer, meta.id, number, directory, now_us);
+        self.snapshots.fetching = Some(fetching);
         self.fetch_upkeep(now_us);
     }
 
@@ -269,48 +252,40 @@ impl Node {
         self.abandon_fetch();
     }
 
-    /// Follower: keeps the window of requests full; asks again for what got lost.
+    /// Whether this replica has come to lead, or has got by now what the checkpoint holds: it would take the store back.
+    fn is_of_no_use_now(&self) -> bool {
+        let applied = |log: u16| self.logs[usize::from(log)].applied;
+        let fetching = self.snapshots.fetching.as_ref();
+        fetching.is_some_and(|fetching| {
+            !fetching.installing && (self.leads_any() || !fetching.is_lacked(applied))
+        })
+    }
+
+    /// Follower: asks for what is next, and again for what got lost.
     fn fetch_upkeep(&mut self, now_us: u64) {
-        let Some(fetching) = self
-            .snapshots
-            .fetching
-            .as_mut()
-            .filter(|fetching| !fetching.installing)
-        else {
-            return;
-        };
-        if now_us.saturating_sub(fetching.heard_us) > LEADER_TIMEOUT_US {
+        if self.is_of_no_use_now() {
+            tracing::info!(
+                "a checkpoint is no longer needed: the log has come from another leader"
+            );
             return self.abandon_fetch();
         }
-        let mut requests = Vec::new();
-        let (id, from) = (fetching.id, fetching.from);
-        let (patience_us, heard_us) = (fetching.patience_us, fetching.heard_us);
-        let mut is_far = false;
-        for piece in fetching.window() {
-            let due = match piece.state {
-                PieceState::Wanted => true,
-                PieceState::Asked(asked_us) => {
-                    let is_late = now_us.saturating_sub(asked_us) > patience_us;
-                    // Nor has anything else come since: the leader may just be far away.
-                    is_far |= is_late && heard_us < asked_us;
-                    is_late
-                }
-                PieceState::Writing | PieceState::Done => false,
-            };
-            if due {
-                piece.state = PieceState::Asked(now_us);
-                requests.push(SnapshotFetch {
-                    id,
-                    file: piece.file,
-                    offset: piece.offset,
-                    length: piece.length,
-                });
-            }
+        let Some(fetching) = &mut self.snapshots.fetching else {
+            return;
+        };
+        let from = fetching.from;
+        if !fetching.installing && fetching.is_forsaken(now_us) {
+            tracing::warn!(
+                from,
+                "a checkpoint is fetched from a node that is silent; what came of it is thrown away"
+            );
+            return self.abandon_fetch();
         }
-        if is_far {
-            fetching.patience_us = MOST_PIECE_TIMEOUT_US.min(2 * patience_us);
-        }
-        for request in requests {
+        let requests = match fetching.installing {
+            true => Vec::new(),
+            false => fetching.requests(now_us),
+        };
+        let told = fetching.still_used(now_us);
+        for request in requests.iter().chain(&told) {
             let mut bytes = Vec::new();
             request.encode(&mut bytes);
             self.send_to(from, &bytes);
@@ -333,12 +308,7 @@ impl Node {
         if chunk.total == 0 && chunk.bytes.is_empty() && !fetching.is_empty_file(chunk.file) {
             return self.abandon_fetch();
         }
-        fetching.heard_us = now_us;
-        let wanted = |piece: &Piece| piece.file == chunk.file && piece.offset == chunk.offset;
-        let Some(position) = fetching.find(wanted) else {
-            return;
-        };
-        if !matches!(fetching.pieces[position].state, PieceState::Asked(_)) {
+        if !fetching.came(&chunk, now_us) {
             return;
         }
         if chunk.file == 0 {
@@ -354,15 +324,10 @@ impl Node {
                 return self.give_up_fetching(&reason);
             }
             if let Some(fetching) = &mut self.snapshots.fetching {
-                fetching.cut_files();
+                fetching.begin_files();
             }
             return self.fetch_upkeep(now_us);
         }
-        if chunk.bytes.len() != fetching.pieces[position].length as usize {
-            self.counters.malformed += 1;
-            return;
-        }
-        fetching.pieces[position].state = PieceState::Writing;
         let number = fetching.number;
         let path = fetching
             .directory
@@ -376,7 +341,8 @@ impl Node {
             let result = open.and_then(|file| file.write_all_at(&chunk.bytes, chunk.offset));
             Done::Written {
                 fetch: number,
-                piece: position,
+                file: chunk.file,
+                bytes: chunk.offset..chunk.offset + chunk.bytes.len() as u64,
                 result,
             }
         });
@@ -416,9 +382,7 @@ impl Node {
             return;
         };
         let missing = usize::from(planted::has(Bug::PieceMissing));
-        let whole =
-            !fetching.files.is_empty() && fetching.done_before + missing >= fetching.pieces.len();
-        if !whole || fetching.installing || applying {
+        if !fetching.is_whole(missing) || fetching.installing || applying {
             return;
         }
         if !self.would_fit() {
@@ -447,9 +411,18 @@ impl Node {
             } => {
                 self.snapshots.making = false;
                 match result {
-                    Ok((meta, files)) => self.offer(id, directory, files, &meta),
+                    Ok((meta, files)) => {
+                        self.snapshots.failed_to_make = 0;
+                        self.offer(id, directory, files, &meta);
+                    }
                     Err(error) => {
-                        tracing::warn!(error, "no checkpoint could be made");
+                        // Each try holds the logs and flushes them: not as often as followers ask.
+                        let snapshots = &mut self.snapshots;
+                        snapshots.failed_to_make = snapshots.failed_to_make.saturating_add(1);
+                        let pause_us = pause_us(snapshots.failed_to_make);
+                        snapshots.make_not_before_us = now_us + pause_us;
+                        let pause_s = pause_us / 1_000_000;
+                        tracing::warn!(error, pause_s, "no checkpoint could be made");
                         self.discard(&directory);
                     }
                 }
@@ -457,20 +430,16 @@ impl Node {
             Done::Piece { to, chunk } => self.send_chunk(to, &chunk),
             Done::Written {
                 fetch,
-                piece,
+                file,
+                bytes,
                 result,
             } => {
-                let fetching = self
-                    .snapshots
-                    .fetching
-                    .as_mut()
-                    .filter(|fetching| fetching.number == fetch);
-                let Some(piece) = fetching.and_then(|fetching| fetching.pieces.get_mut(piece))
-                else {
+                let fetching = self.snapshots.fetching.as_mut();
+                let Some(fetching) = fetching.filter(|fetching| fetching.number == fetch) else {
                     return Ok(());
                 };
                 match result {
-                    Ok(()) => piece.state = PieceState::Done,
+                    Ok(()) => fetching.written(file, &bytes, now_us),
                     Err(error) => self.give_up_fetching(&error),
                 }
                 self.fetch_upkeep(now_us);

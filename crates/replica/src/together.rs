@@ -62,22 +62,52 @@ impl Node {
         }
     }
 
-    /// Hands leadership of all logs over, for good: the replica is about to stop.
+    /// Hands leadership of all logs over, for good: the replica is about to stop. It goes on trying for as long as it leads.
     pub fn resign(&mut self) {
         self.colocation.leave();
-        self.hand_over();
+        self.keep_resigning();
+    }
+
+    /// How long a handover may take: it is an election, and may have to be begun again.
+    pub(crate) fn handover_us(&self) -> u64 {
+        const LEAST_US: u64 = 500_000;
+        LEAST_US.max(2 * self.config.election.as_micros() as u64)
+    }
+
+    /// What tells a successor may get lost, or nobody may be known to listen just then.
+    pub(crate) fn keep_resigning(&mut self) {
+        if !self.colocation.is_leaving() || !self.leads_any() {
+            return;
+        }
+        // Another one would end the handover that is under way.
+        let peers = self.logs[0].group.status().peers;
+        let listens = |id: &u64| {
+            peers
+                .iter()
+                .any(|peer| peer.id == *id && peer.recent_active)
+        };
+        self.successor = self
+            .successor
+            .filter(listens)
+            .or_else(|| self.best_successor());
+        if let Some(successor) = self.successor {
+            self.hand_over_to(successor);
+        }
     }
 
     /// Hands leadership of all logs to the follower that has most of log 0.
     pub(crate) fn hand_over(&mut self) {
-        let peers = self.logs[0].group.status().peers;
-        let best = peers
-            .iter()
-            .filter(|peer| peer.recent_active && self.votes_everywhere(peer.id))
-            .max_by_key(|peer| peer.matched);
-        if let Some(best) = best {
-            self.hand_over_to(best.id);
+        if let Some(best) = self.best_successor() {
+            self.hand_over_to(best);
         }
+    }
+
+    fn best_successor(&self) -> Option<u64> {
+        let peers = self.logs[0].group.status().peers;
+        let able = peers
+            .iter()
+            .filter(|peer| peer.recent_active && self.votes_everywhere(peer.id));
+        able.max_by_key(|peer| peer.matched).map(|peer| peer.id)
     }
 
     /// Hands leadership of all logs to this replica.
@@ -109,6 +139,7 @@ fn view(log: &PhysicalLog) -> LogView {
         leads: group.is_leader(),
         leader: group.leader(),
         silent: group.leader_is_silent(),
+        candidate: group.is_candidate(),
         ready,
     }
 }

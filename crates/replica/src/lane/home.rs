@@ -207,7 +207,7 @@ impl Node {
                 }
             }
             // It may be executed; where that is done it is taken again.
-            Up::Read(read) => self.logs[log].reads.wait_for(0, read),
+            Up::Read(index, read) => self.logs[log].reads.wait_for(index, read),
             Up::Outcome(origin, outcome) => self.answers.push((origin, outcome)),
             Up::Apply(job) => self.apply_elsewhere(log, job),
             Up::Post(message) => self.post(vec![message]),

@@ -11,7 +11,7 @@ use cyclone_wire::envelope;
 use cyclone_wire::raftmsg::RaftKind;
 
 use super::{Lane, Request, Turn, Up};
-use crate::answers::WEAK_WAIT_US;
+use crate::answers::{WEAK_WAIT_US, goes_by_the_clock};
 use crate::intake::{Intake, Longest};
 use crate::logset::LogSet;
 use crate::node::{BACKLOG, NodeError, Now, STEP_REQUESTS};
@@ -303,10 +303,12 @@ impl Moving<'_> {
             let answers_here = !matches!(read.origin, Origin::Joined(_)) && read.how != How::Lease;
             let query = Query::decode(&read.query);
             let (true, Ok(query)) = (answers_here && !portion.is_spent(), query) else {
-                self.lane.letters.push(Up::Read(read));
+                self.lane
+                    .letters
+                    .push(Up::Read(self.turn.log.applied, read));
                 continue;
             };
-            if read.now_ms == 0 && read.how == How::Index {
+            if read.now_ms == 0 && goes_by_the_clock(&query, read.how) {
                 read.now_ms = self.now.wall_ms;
             }
             match self
@@ -319,7 +321,9 @@ impl Moving<'_> {
                     self.end(read.origin, Outcome::Done(reply));
                 }
                 Err(ApplyError::WouldBlock | ApplyError::ClockBehind) => {
-                    self.lane.letters.push(Up::Read(read));
+                    self.lane
+                        .letters
+                        .push(Up::Read(self.turn.log.applied, read));
                 }
                 Err(error) => return Err(error.into()),
             }

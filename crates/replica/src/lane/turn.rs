@@ -196,8 +196,8 @@ pub(crate) enum Up {
         mode: ReadMode,
         terms: Vec<u64>,
     },
-    /// A read of this log that its loop does not answer; it may be executed.
-    Read(Read),
+    /// A read of this log that its loop does not answer; it may be executed where so much is applied.
+    Read(u64, Read),
     /// What became of requests that came through other doors.
     Outcome(Origin, Outcome),
     /// Entries that the store would not take without waiting.

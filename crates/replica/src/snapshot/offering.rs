@@ -12,7 +12,7 @@ use crate::fetching::read_piece;
 /// A checkpoint that nobody has asked for in this time is removed.
 const IDLE_US: u64 = 10_000_000;
 /// A follower that asks for nothing for this long has given up; Raft probes it again.
-const FOLLOWER_TIMEOUT_US: u64 = 2_000_000;
+const FOLLOWER_TIMEOUT_US: u64 = 3_000_000;
 
 /// A checkpoint this replica offers to others.
 pub(super) struct Offered {
@@ -53,7 +53,10 @@ impl Node {
         let logs = self.logs.iter_mut();
         let wanting: Vec<bool> = logs.map(|log| log.group.take_wants_snapshot()).collect();
         self.withdraw_outdated(&wanting);
-        if wanting.contains(&true) && !self.snapshots.making && self.snapshots.offered.is_none() {
+        let may_make = !self.snapshots.making
+            && self.snapshots.offered.is_none()
+            && now_us >= self.snapshots.make_not_before_us;
+        if wanting.contains(&true) && may_make {
             self.snapshots.making = true;
             self.snapshots.next_id += 1;
             let id = self.snapshots.next_id;
