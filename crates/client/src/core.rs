@@ -325,7 +325,7 @@ impl ClientCore {
         if request.attempts.last == MAX_ATTEMPTS {
             return false;
         }
-        let attempt = request.attempts.begin();
+        let attempt = request.attempts.begin(now_us);
         request.stage = Stage::Flying;
         request.sent_us = now_us;
         // What is long takes longer on its way.

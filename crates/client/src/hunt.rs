@@ -12,6 +12,8 @@ const SHUN_US: u64 = 100_000;
 /// A node that did not answer when it was asked last, and that another one names as the leader, has so long to show that
 /// it lives, in microseconds, or as long as answers usually take: longer only keeps the client from asking who has taken over.
 const ONCE_MORE_US: u64 = 5_000;
+/// Doublings of the patience with a target while no node at all has answered.
+const MOST_DOUBLINGS: u32 = 5;
 /// Pointers followed in a row without a pause.
 const MAX_HOPS: u32 = 3;
 /// Nodes known at most; pointers to more are not followed.
@@ -84,13 +86,16 @@ impl Hunt {
 
     /// A message goes to the target; `patience_us` to wait for an answer, which usually takes `usual_us` at most.
     pub(crate) fn probe(&mut self, now_us: u64, patience_us: u64, usual_us: u64) {
+        // Where none of them has answered they may all be far away.
+        let rounds = self.nodes.iter().map(|node| node.silences).min();
+        let patience_us = patience_us.saturating_mul(1 << rounds.unwrap_or(0).min(MOST_DOUBLINGS));
         let target = self.nodes.get(self.target);
         let suspect = self.named && target.is_some_and(|node| node.silences > 0);
         let patience_us = match suspect {
             true => patience_us.min(usual_us.max(ONCE_MORE_US)),
             false => patience_us,
         };
-        self.probe_ends_us = Some(now_us + patience_us);
+        self.probe_ends_us = Some(now_us.saturating_add(patience_us));
     }
 
     pub(crate) fn probe_ends_us(&self) -> Option<u64> {
@@ -333,7 +338,11 @@ mod tests {
         hunt.silence(75_200);
         hunt.probe(75_200, 25_000, 100);
         assert_eq!(hunt.target(), Some(1));
-        assert_eq!(hunt.probe_ends_us(), Some(100_200));
+        assert_eq!(
+            hunt.probe_ends_us(),
+            Some(125_200),
+            "all may be far away: each round has twice as long"
+        );
     }
 
     fn addressed(nodes: &[&str]) -> Hunt {

@@ -43,22 +43,32 @@ pub(crate) struct Attempts {
     pub(crate) last: u16,
     /// Attempts without an answer, oldest first; 0: free.
     open: [u16; TRACKED],
+    /// When each of these was sent.
+    sent_us: [u64; TRACKED],
     /// Some attempt can never be settled any more.
     lost_track: bool,
 }
 
 impl Attempts {
     /// Begins another attempt and gives its number.
-    pub(crate) fn begin(&mut self) -> u16 {
+    pub(crate) fn begin(&mut self, now_us: u64) -> u16 {
         self.last += 1;
-        if self.open[0] != 0 && self.open.iter().all(|&open| open != 0) {
+        let free = self.open.iter().position(|&open| open == 0);
+        let place = free.unwrap_or_else(|| {
             self.lost_track = true;
             self.open.rotate_left(1);
-            self.open[TRACKED - 1] = self.last;
-        } else if let Some(free) = self.open.iter_mut().find(|open| **open == 0) {
-            *free = self.last;
-        }
+            self.sent_us.rotate_left(1);
+            TRACKED - 1
+        });
+        (self.open[place], self.sent_us[place]) = (self.last, now_us);
         self.last
+    }
+
+    /// When this attempt was sent; of one that is no longer tracked, before when.
+    pub(crate) fn sent_us(&self, attempt: u16) -> Option<u64> {
+        let mut open = self.open.iter().zip(self.sent_us);
+        let (_, sent_us) = open.find(|(open, _)| **open >= attempt)?;
+        Some(sent_us)
     }
 
     /// This attempt was certainly not executed. `false` if that was known or can no longer be told apart: then
@@ -72,6 +82,7 @@ impl Attempts {
             return false;
         };
         self.open[place..].rotate_left(1);
+        self.sent_us[place..].rotate_left(1);
         self.open[TRACKED - 1] = 0;
         true
     }
@@ -239,8 +250,16 @@ mod tests {
     #[test]
     fn a_repeated_refusal_settles_nothing_else() {
         let mut attempts = Attempts::default();
-        let (first, second) = (attempts.begin(), attempts.begin());
+        let (first, second) = (attempts.begin(10), attempts.begin(20));
+        assert_eq!(
+            (attempts.sent_us(first), attempts.sent_us(second)),
+            (Some(10), Some(20))
+        );
         assert!(attempts.refused(second));
+        assert_eq!(
+            (attempts.sent_us(first), attempts.sent_us(second)),
+            (Some(10), None)
+        );
         assert!(!attempts.refused(second), "heard already");
         assert!(attempts.in_doubt(), "the first may have been executed");
         assert!(attempts.refused(first));
@@ -250,7 +269,8 @@ mod tests {
     #[test]
     fn attempts_beyond_those_tracked_stay_in_doubt() {
         let mut attempts = Attempts::default();
-        let all: Vec<u16> = (0..=TRACKED).map(|_| attempts.begin()).collect();
+        let all: Vec<u16> = (0..=TRACKED).map(|n| attempts.begin(n as u64)).collect();
+        assert_eq!(attempts.sent_us(all[0]), Some(1), "before the second");
         assert!(!attempts.refused(all[0]), "no longer tracked");
         for &attempt in &all[1..] {
             assert!(attempts.refused(attempt));
@@ -261,7 +281,7 @@ mod tests {
     #[test]
     fn an_unknown_attempt_stays_in_doubt() {
         let mut attempts = Attempts::default();
-        let only = attempts.begin();
+        let only = attempts.begin(0);
         assert!(attempts.unknown(only));
         assert!(!attempts.refused(only));
         assert!(attempts.in_doubt());

@@ -565,3 +565,48 @@ fn cost_per_operation() {
         busy.as_nanos() / u128::from(rounds * inflight)
     );
 }
+
+/// Answers that take longer than the client's first patience tell it how long they take: it does not go on asking everybody.
+#[test]
+fn from_far_away_a_request_is_soon_sent_once() {
+    const ONE_WAY_US: u64 = 100_000;
+    let mut stage = Stage::new();
+    let mut under_way = std::collections::BTreeMap::new();
+    let mut number = 0;
+    for operation in 0..8 {
+        stage.incr(b"k");
+        let before = stage.sent;
+        let mut done = Vec::new();
+        while done.is_empty() {
+            for message in stage.transmit() {
+                number += 1;
+                under_way.insert((stage.now_us + ONE_WAY_US, number, true), message);
+            }
+            let next_us = under_way.first_key_value().map_or(u64::MAX, |it| it.0.0);
+            let timeout_us = stage.core.next_timeout_us().unwrap_or(u64::MAX);
+            stage.now_us = next_us.min(timeout_us).max(stage.now_us + 1);
+            while let Some(first) = under_way
+                .first_entry()
+                .filter(|it| it.key().0 <= stage.now_us)
+            {
+                let ((at_us, _, is_question), (node, message)) = first.remove_entry();
+                if is_question {
+                    let answer = stage
+                        .cluster
+                        .receive(node, &message, &mut || Mood::Executes);
+                    number += 1;
+                    under_way.insert((at_us + ONE_WAY_US, number, false), (node, answer));
+                } else {
+                    stage.core.on_message(stage.now_us, node, &message);
+                }
+            }
+            done.extend(stage.core.completions());
+        }
+        assert_eq!(done[0].1, Ok(Reply::Int(operation + 1)));
+        let sent = stage.sent - before;
+        assert!(
+            operation < 3 || sent == 1,
+            "{sent} messages for operation {operation}"
+        );
+    }
+}

@@ -100,11 +100,16 @@ impl ClientCore {
             return;
         }
         let newest = request.attempts.last == attempt;
+        // Each attempt has its number: an answer to an older one says how long answers take as well. Where they take longer than the
+        // patience it is the only kind there is.
+        let took_us =
+            (request.attempts.sent_us(attempt)).map(|sent_us| now_us.saturating_sub(sent_us));
         let refusal = match status {
             Status::Done(reply) => {
-                if newest {
-                    let took_us = now_us.saturating_sub(request.sent_us);
+                if let Some(took_us) = took_us {
                     self.response_time.sample(took_us);
+                }
+                if newest {
                     self.overtaken.done(request.kind, request.sent_us);
                 }
                 self.hunt.found(now_us, node);
@@ -138,6 +143,10 @@ impl ClientCore {
                 return;
             }
             request.last_refusal = why;
+            // One that takes long tells how far away they are; a quick one nothing of how long work takes.
+            if let Some(took_us) = took_us.filter(|us| *us > self.response_time.usual_us()) {
+                self.response_time.sample(took_us);
+            }
             if matches!(why, NotDone::TooLarge | NotDone::Malformed) {
                 if request.kind == Kind::Write && request.attempts.in_doubt() {
                     // To send it again is of no use, and those under way may have been judged otherwise: their answers count, or the deadline.
