@@ -36,9 +36,13 @@ pub struct Limits {
     pub held_bytes: usize,
     /// Partial messages of one association.
     pub per_association: usize,
-    /// How long a partial message is kept, µs.
+    /// How long a partial message is kept of which nothing more comes, µs. One that goes on coming may take [`LONGEST`] times as long:
+    /// a narrow way needs seconds for a large one.
     pub timeout_us: u64,
 }
+
+/// How many times [`Limits::timeout_us`] a message may take, however steadily it comes.
+pub const LONGEST: u64 = 30;
 
 /// Memory that a piece takes or keeps from others: whole frames, or its own bytes, and the bookkeeping.
 fn cost(piece: &Payload, frame_bytes: usize) -> usize {
@@ -77,6 +81,8 @@ struct Partial {
     fragment_bytes: usize,
     held_bytes: usize,
     since_us: u64,
+    /// When its last piece came.
+    heard_us: u64,
     from_node: bool,
     /// By fragment a bit: whether it has come.
     seen: Vec<u64>,
@@ -206,6 +212,7 @@ impl Reassembler {
                     fragment_bytes,
                     held_bytes: 0,
                     since_us: now_us,
+                    heard_us: now_us,
                     from_node,
                     seen: vec![0; words],
                     pieces: Vec::with_capacity(FIRST_PLACES),
@@ -221,6 +228,7 @@ impl Reassembler {
         if !partial.see(header.index) {
             return Outcome::Refused;
         }
+        partial.heard_us = now_us;
         partial.held_bytes += cost;
         self.held_bytes += cost;
         partial.pieces.push((header.index, piece));
@@ -265,14 +273,25 @@ impl Reassembler {
         true
     }
 
-    /// Drops what is too old.
+    /// Drops what nothing more comes of, and what takes too long.
     pub fn expire(&mut self, now_us: u64) {
+        let age_us = |since_us: u64| now_us.saturating_sub(since_us);
+        let timeout_us = self.limits.timeout_us;
+        let mut over = Vec::new();
         for of_node in [false, true] {
-            while let Some(&(_, since_us, key)) = self.ages.range((of_node, 0, (0, 0))..).next()
-                && now_us.saturating_sub(since_us) >= self.limits.timeout_us
-            {
-                self.give_up(key);
+            let ages = self
+                .ages
+                .range((of_node, 0, (0, 0))..=(of_node, u64::MAX, (u64::MAX, u64::MAX)));
+            let old = ages.take_while(|(_, since_us, _)| age_us(*since_us) >= timeout_us);
+            for &(_, since_us, key) in old {
+                let heard_us = self.partials.get(&key).map_or(0, |it| it.heard_us);
+                if age_us(heard_us) >= timeout_us || age_us(since_us) >= LONGEST * timeout_us {
+                    over.push(key);
+                }
             }
+        }
+        for key in over {
+            self.give_up(key);
         }
     }
 
@@ -444,5 +463,59 @@ mod tests {
         assert!(r.partials.keys().all(|key| *key == (6, 0)) && r.len() == 1);
         r.forget(6);
         assert!(r.ages.is_empty() && r.held_bytes == 0);
+    }
+
+    /// A message over a narrow way needs longer than a silent one is kept: it was dropped, sent again, and dropped again.
+    #[test]
+    fn a_message_that_goes_on_coming_is_kept_and_not_for_ever() {
+        let mut r = Reassembler::new(limits(), 2048);
+        for index in 0..4u16 {
+            let now_us = 600 * u64::from(index);
+            let kept = r.add(now_us, &header(1, 0, index, 5, 1500), true, piece(0, 300));
+            assert!(matches!(kept, Outcome::Kept));
+            r.expire(now_us + 599);
+        }
+        let whole = r.add(2400, &header(1, 0, 4, 5, 1500), true, piece(0, 300));
+        assert!(matches!(whole, Outcome::Whole(_)));
+
+        // One that has stopped goes, before others that began earlier and go on.
+        let mut add = |now_us, assoc, index| {
+            let header = header(assoc, 0, index, 13, 3900);
+            assert!(matches!(
+                r.add(now_us, &header, true, piece(0, 300)),
+                Outcome::Kept
+            ));
+            r.expire(now_us);
+            r.partials.keys().map(|key| key.0).collect::<Vec<u64>>()
+        };
+        add(0, 1, 0);
+        add(100, 2, 0);
+        add(900, 1, 1);
+        assert_eq!(add(1100, 1, 2), [1]);
+        // However steadily it comes, there is an end.
+        let steadily = |r: &mut Reassembler, index: u16| {
+            let now_us = 999 * u64::from(index);
+            r.expire(now_us);
+            r.add(
+                now_us,
+                &header(4, 0, index, 40, 12_000),
+                true,
+                piece(0, 300),
+            )
+        };
+        let mut r = Reassembler::new(
+            Limits {
+                max_message: 1 << 20,
+                held_bytes: 1 << 20,
+                ..limits()
+            },
+            2048,
+        );
+        for index in 0..30 {
+            assert!(matches!(steadily(&mut r, index), Outcome::Kept));
+        }
+        assert_eq!((r.len(), r.dropped()), (1, 0));
+        r.expire(LONGEST * 1000);
+        assert_eq!((r.len(), r.dropped()), (0, 1));
     }
 }
