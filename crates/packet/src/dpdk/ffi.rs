@@ -81,6 +81,7 @@ unsafe extern "C" {
     pub(super) fn cy_port_start(port: u16) -> c_int;
     pub(super) fn cy_port_stop(port: u16);
     pub(super) fn cy_hurry();
+    pub(super) fn cy_expect();
     pub(super) fn cy_port_up(port: u16) -> bool;
     pub(super) fn cy_port_close(port: u16, frames: *mut RawFrames, remove: bool);
     pub(super) fn cy_port_dropped(port: u16, missed: *mut u64, damaged: *mut u64);

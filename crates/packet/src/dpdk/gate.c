@@ -23,7 +23,9 @@
 #include "gate.h"
 
 #define KEEPER_WAITS_NS 50000000 /* a server answers one message of a peer's in each round: several per handshake */
-#define KEEPER_HURRIES_NS 5000000 /* while a port looks for its peer: they have to exchange some messages */
+#define KEEPER_HURRIES_NS 5000000 /* while a port connects: they have to exchange some messages */
+#define KEEPER_EXPECTS_NS 20000000 /* while a server's port waits for whoever connects: seven of its rounds, in half a second */
+#define ROUNDS_PER_SECOND(ns) (1000000000u / (ns))
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t errand_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -40,22 +42,34 @@ static bool is_memif(uint16_t port)
 	return rte_eth_dev_info_get(port, &device) == 0 && strcmp(device.driver_name, "net_memif") == 0;
 }
 
-/* Rounds that the keeper will hurry: a port looks for its peer. */
-static unsigned int rounds_to_hurry;
+/* Rounds that the keeper will hurry, and those in which it expects somebody. */
+static unsigned int rounds_to_hurry, rounds_to_expect;
 
 void cy_hurry(void)
 {
-	__atomic_store_n(&rounds_to_hurry, 200, __ATOMIC_RELAXED);
+	__atomic_store_n(&rounds_to_hurry, ROUNDS_PER_SECOND(KEEPER_HURRIES_NS), __ATOMIC_RELAXED);
+}
+
+void cy_expect(void)
+{
+	__atomic_store_n(&rounds_to_expect, ROUNDS_PER_SECOND(KEEPER_EXPECTS_NS), __ATOMIC_RELAXED);
+}
+
+static bool took_one(unsigned int *rounds)
+{
+	unsigned int left = __atomic_load_n(rounds, __ATOMIC_RELAXED);
+
+	if (left == 0)
+		return false;
+	__atomic_store_n(rounds, left - 1, __ATOMIC_RELAXED);
+	return true;
 }
 
 static long keeper_wait(void)
 {
-	unsigned int rounds = __atomic_load_n(&rounds_to_hurry, __ATOMIC_RELAXED);
-
-	if (rounds == 0)
-		return KEEPER_WAITS_NS;
-	__atomic_store_n(&rounds_to_hurry, rounds - 1, __ATOMIC_RELAXED);
-	return KEEPER_HURRIES_NS;
+	if (took_one(&rounds_to_hurry))
+		return KEEPER_HURRIES_NS;
+	return took_one(&rounds_to_expect) ? KEEPER_EXPECTS_NS : KEEPER_WAITS_NS;
 }
 
 static void keep_gate(void *unused)
