@@ -300,7 +300,9 @@ impl Core {
             ChainShape::FanOut => chain.members.len(),
         };
         let fan_out = chain.shape == ChainShape::FanOut;
-        let Some(running) = chain.running.iter_mut().find(|r| r.number == number) else {
+        // Nobody can have run what was not sent yet.
+        let mut sent = chain.running.iter_mut().take(chain.sent);
+        let Some(running) = sent.find(|it| it.number == number) else {
             return;
         };
         running.done.insert(member);

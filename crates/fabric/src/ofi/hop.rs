@@ -29,6 +29,8 @@ impl Core {
         let limit = self.options.max_connections;
         let opened = if self.hops.len() >= limit || self.hops.contains_key(&name) {
             Err(FailureKind::Provider("no room for another chain".into()))
+        } else if member >= MAX_MEMBERS as u64 {
+            Err(FailureKind::Provider("no chain is that long".into()))
         } else {
             self.own_range(key.id, key.token, (0, key.len), Access::WRITE)
                 .and_then(|_| match next {

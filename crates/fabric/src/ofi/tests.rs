@@ -13,6 +13,7 @@ use super::target::remote_key;
 use super::{OfiEndpoint, OfiOptions};
 use crate::endpoint::{Endpoint, FabricError};
 use crate::key::{Access, Token};
+use crate::operation::{ChainOperation, ChainShape};
 
 const PROVIDERS: [&str; 4] = ["shm", "tcp", "net", "sockets"];
 
@@ -195,4 +196,38 @@ fn a_revocation_that_could_not_cut_off_can_be_repeated() {
     target.revoke(&key).expect("cut off");
     let over = target.revoke(&key);
     assert!(matches!(over, Err(FabricError::Unknown(_))), "{over:?}");
+}
+
+/// Whoever is a member of a chain, or may make this endpoint one, says things that cannot be: they are passed over.
+#[test]
+fn a_member_that_answers_too_early_and_one_without_a_place_are_passed_over() {
+    let open = || {
+        let region = Region::anonymous(1 << 16).expect("region");
+        let area = region.take(0, 1 << 16).expect("area").share();
+        OfiEndpoint::open(area, options("tcp"))
+    };
+    let (mut ours, mut theirs) = match (open(), open()) {
+        (Ok(ours), Ok(theirs)) => (ours, theirs),
+        (Err(why), _) | (_, Err(why)) => return eprintln!("libfabric/tcp skipped: {why}"),
+    };
+    let key = theirs
+        .register(0, 4096, Access::ALL, Token(7))
+        .expect("key");
+    let connection = ours.connect(&theirs.address()).expect("a connection");
+    let members = [(connection, key.clone())];
+    let chain = ours.open_chain(ChainShape::Chain, &members).expect("chain");
+    let mut core = ours.shared.lock();
+    let swap = ChainOperation::CompareSwap {
+        offset: 0,
+        old: 0,
+        new: 1,
+        execute: 1,
+    };
+    core.post_chain(chain.0, &swap, 5).expect("posted");
+    let name = core.chains[&chain.0].name;
+    assert_eq!(core.chains[&chain.0].sent, 0, "no link stands yet");
+    core.chain_done(connection.0, [name, 0, 0, 0], &[]);
+    assert_eq!(core.chains[&chain.0].running.len(), 1);
+    core.chain_open(connection.0, name, u64::MAX, &key.encode());
+    assert!(core.hops.is_empty());
 }
