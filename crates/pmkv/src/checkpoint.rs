@@ -52,11 +52,12 @@ pub trait Sink: Send {
     /// The checkpoint is given up.
     fn put(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// That was all: from here on this checkpoint is the newest.
+    /// That was all. Answers whether this checkpoint is the newest from here on; if not yet, it is asked again. Must not wait for a
+    /// disk: the control thread asks.
     ///
     /// # Errors
-    /// It is not.
-    fn finish(&mut self) -> io::Result<()>;
+    /// It is not the newest, and will not be.
+    fn finish(&mut self) -> io::Result<bool>;
 }
 
 /// A checkpoint that was read.
@@ -211,9 +212,22 @@ impl Checkpoint {
     }
 }
 
+/// How far a checkpoint is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// There is more to be written.
+    Writes,
+    /// The sink has everything, and is not done with it.
+    Waits,
+    /// It is the newest.
+    Done,
+}
+
 /// A checkpoint under way.
 pub(crate) struct Writing {
     sink: Box<dyn Sink>,
+    /// The sink has everything.
+    is_whole: bool,
     covered: HashSet<u32>,
     shard: ShardId,
     /// Where the walk of the shard goes on.
@@ -263,6 +277,7 @@ impl Writing {
         sink.put(&bytes)?;
         Ok(Writing {
             sink,
+            is_whole: false,
             covered: committed.into_iter().map(|it| it.0).collect(),
             shard: 0,
             at: Some(0),
@@ -272,11 +287,14 @@ impl Writing {
         })
     }
 
-    /// Walks on; answers whether it is whole.
+    /// Walks on.
     ///
     /// # Errors
     /// The sink's.
-    pub fn step(&mut self, store: &Store) -> io::Result<bool> {
+    pub fn step(&mut self, store: &Store) -> io::Result<Progress> {
+        if self.is_whole {
+            return self.finish();
+        }
         let (heap, mut addresses) = (store.heap(), Vec::new());
         for _ in 0..ROUNDS {
             let Some(shard) = store.shard(self.shard) else {
@@ -287,8 +305,8 @@ impl Writing {
                     .extend_from_slice(&(self.sum as u32).to_le_bytes());
                 seal(&mut self.bytes);
                 self.sink.put(&self.bytes)?;
-                self.sink.finish()?;
-                return Ok(true);
+                self.is_whole = true;
+                return self.finish();
             };
             addresses.clear();
             // As many as are worth asking for ahead.
@@ -321,7 +339,16 @@ impl Writing {
                 self.at = Some(0);
             }
         }
-        Ok(false)
+        Ok(Progress::Writes)
+    }
+
+    fn finish(&mut self) -> io::Result<Progress> {
+        let is_done = self.sink.finish()?;
+        Ok(if is_done {
+            Progress::Done
+        } else {
+            Progress::Waits
+        })
     }
 
     fn write_block(&mut self) -> io::Result<()> {

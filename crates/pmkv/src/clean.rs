@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use cyclone_replication::rowan::posted_and_empty;
-use cyclone_replication::{Owner, Protocol, SegmentState};
+use cyclone_replication::{BackupMemory, Owner, Protocol, SegmentState};
 
 use crate::control::Control;
 use crate::digest::{Found, records_of};
@@ -44,6 +44,14 @@ struct Move<'a> {
     from: u64,
     to: u64,
     entry: Entry<'a>,
+}
+
+/// Segments in use that have received nothing so far.
+pub(crate) fn empty_segments(table: &BackupMemory) -> HashSet<u32> {
+    match table.protocol() {
+        Protocol::Rowan => posted_and_empty(table),
+        _ => HashSet::new(),
+    }
 }
 
 impl Control {
@@ -168,10 +176,7 @@ impl Control {
     /// committed tombstone comes later.
     fn oldest_epoch_but(&self, segment: u32) -> u64 {
         let table = self.table();
-        let empty = match table.protocol() {
-            Protocol::Rowan => posted_and_empty(table),
-            _ => HashSet::new(),
-        };
+        let empty = empty_segments(table);
         let others = table.entries().filter(|(number, entry)| {
             *number != segment && entry.state != SegmentState::Free && !empty.contains(number)
         });

@@ -10,7 +10,8 @@ use cyclone_replication::{
     scan_records, scan_segment,
 };
 
-use crate::checkpoint::{Sink, Start, Writing};
+use crate::checkpoint::{Progress, Sink, Start, Writing};
+use crate::clean::empty_segments;
 use crate::configuration::{KeyHash, ServerId, ShardId};
 use crate::digest::{Digested, Found, index, records_of};
 use crate::entry::{Entry, Kind};
@@ -228,11 +229,15 @@ impl Control {
     pub fn void(&mut self, shards: &[ShardId]) -> Result<Void, ReplicationError> {
         let table = self.backup.table();
         let mut open = BTreeMap::new();
+        // Hundreds may be posted: they need not be read.
+        let empty = empty_segments(table);
         for segment in table.in_order(|entry| entry.state == SegmentState::Using) {
             let (base, mut written) = (table.segment_offset(segment), 0);
-            records_of(table, segment, &mut self.copy, |at, bytes, _| {
-                written = written.max(at - base + bytes.len() as u64);
-            })?;
+            if !empty.contains(&segment) {
+                records_of(table, segment, &mut self.copy, |at, bytes, _| {
+                    written = written.max(at - base + bytes.len() as u64);
+                })?;
+            }
             let epoch = table.entry(segment).map_or(0, |it| it.epoch);
             open.insert(epoch, written);
         }
@@ -319,8 +324,9 @@ impl Control {
             return false;
         };
         match writing.step(&self.store) {
-            Ok(false) => return true,
-            Ok(true) => self.stats.checkpoints += 1,
+            Ok(Progress::Writes) => return true,
+            Ok(Progress::Waits) => return false,
+            Ok(Progress::Done) => self.stats.checkpoints += 1,
             Err(_) => self.stats.checkpoints_failed += 1,
         }
         self.checkpoint = None;
@@ -483,6 +489,8 @@ impl Control {
         if !entry.members().any(is_news) {
             return true;
         }
+        let plain = entry.without_note();
+        let bytes = plain.as_deref().unwrap_or(bytes);
         self.serve_logs();
         let Some(address) = self.log.append(stamp.bits(), bytes) else {
             return false;

@@ -223,6 +223,25 @@ impl<'a> Entry<'a> {
         }))
     }
 
+    /// A tombstone anew, without the epoch that cleaning has noted in it, if it has: epochs count the segments of the memory that
+    /// it lies in, and mean nothing in another.
+    pub fn without_note(&self) -> Option<Vec<u8>> {
+        let is_noted = self.header.kind == Kind::Delete && !self.value.is_empty();
+        is_noted.then(|| {
+            let mut bytes = Vec::with_capacity(HEADER_BYTES + self.key.len());
+            let header = &self.header;
+            encode(
+                Kind::Delete,
+                header.stamp,
+                header.count,
+                self.key,
+                &[],
+                &mut bytes,
+            );
+            bytes
+        })
+    }
+
     /// What a [`Kind::Commit`] entry says.
     pub fn commits(&self) -> impl Iterator<Item = Stamp> + use<'a> {
         let words = self.value.chunks_exact(8);

@@ -13,6 +13,9 @@ use crate::message::{Body, MAX_ENTRIES_BYTES};
 /// Shards that a server asks for at once while it joins.
 const JOINS_AT_ONCE: usize = 4;
 
+/// A giver's other gifts may take so many turns before the next part comes.
+const GIFTS_BEFORE: u64 = 32;
+
 /// An entry counts as so many bytes at least where copies are paced.
 const LEAST_COST: usize = 512;
 
@@ -29,6 +32,8 @@ pub(super) struct Join {
     attempt: u32,
     asked_us: u64,
     came: BTreeSet<u32>,
+    /// How long a part takes at the pace that copies are made at, the longest that came.
+    part_us: u64,
     is_whole: bool,
     /// All of it is written down, too.
     is_here: bool,
@@ -191,13 +196,18 @@ impl Node {
             return;
         }
         self.step_gifts();
+        // What comes would not be taken: each new attempt has everything sent from the beginning.
+        if !self.unadopted.has_room() {
+            return;
+        }
         let mut ask = Vec::new();
         let unfinished = self.joins.iter_mut().filter(|(_, join)| !join.is_whole);
         for (&shard, join) in unfinished.take(JOINS_AT_ONCE) {
             if join.attempt == 0 && now_us < self.join_due_us {
                 break;
             }
-            let is_late = now_us.saturating_sub(join.asked_us) >= patience_us(join.attempt);
+            let patience_us = patience_us(join.attempt).max(GIFTS_BEFORE * join.part_us);
+            let is_late = now_us.saturating_sub(join.asked_us) >= patience_us;
             if join.attempt == 0 || is_late {
                 join.attempt += 1;
                 join.asked_us = now_us;
@@ -225,7 +235,8 @@ impl Node {
         {
             return;
         }
-        self.gifts.retain(|it| !is_same(it));
+        let before = self.gifts.iter().position(is_same);
+        let before = before.and_then(|at| Some((at, self.gifts.remove(at)?)));
         let Some(it) = self.store.shard(shard) else {
             return;
         };
@@ -247,7 +258,10 @@ impl Node {
             return;
         }
         self.send_parts(&mut gift, first, false);
-        self.gifts.push_back(gift);
+        // Who asks again before its turn came keeps its place: it would never be at the front.
+        let waits = before.filter(|(_, before)| before.next == 0);
+        let at = waits.map_or(self.gifts.len(), |(at, _)| at);
+        self.gifts.insert(at, gift);
     }
 
     /// Sends the next stretch of a shard.
@@ -323,6 +337,7 @@ impl Node {
         }
         join.came.insert(part);
         join.asked_us = self.now_us;
+        join.part_us = join.part_us.max(takes_us);
         // The last part is the one that knows how many there are. They come in order, or not at all.
         join.is_whole |= parts > 0 && join.came.len() as u32 == parts;
         self.join_due_us = self.join_due_us.max(self.now_us) + takes_us;

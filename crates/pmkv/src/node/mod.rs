@@ -68,16 +68,19 @@ impl SharedControl {
         control
     }
 
-    /// Begins to write a checkpoint of the indexes, unless one is under way.
+    /// Begins to write a checkpoint of the indexes into what `open` answers, unless one is under way.
     ///
     /// # Errors
-    /// The sink's.
-    pub fn begin_checkpoint(&self, sink: Box<dyn Sink>) -> std::io::Result<()> {
-        let mut control = self.lock();
-        match control.writes_checkpoint() {
-            true => Ok(()),
-            false => control.begin_checkpoint(sink),
+    /// The sink's, or that there is none.
+    pub fn begin_checkpoint(
+        &self,
+        open: impl FnOnce() -> std::io::Result<Box<dyn Sink>>,
+    ) -> std::io::Result<()> {
+        if self.lock().writes_checkpoint() {
+            return Ok(());
         }
+        let sink = open()?;
+        self.lock().begin_checkpoint(sink)
     }
 
     /// One step of the control thread; with nothing to do it sleeps until there may be, at most `timeout`.

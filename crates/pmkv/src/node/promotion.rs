@@ -151,6 +151,10 @@ impl Node {
         if self.unadopted.is_empty() {
             return false;
         }
+        // A copy that is made leaves what cleaning and deletions need; what is on its way to be served may take that.
+        if self.promotions.is_empty() && self.store.space().is_full() {
+            return false;
+        }
         let mut unadopted = std::mem::take(&mut self.unadopted);
         {
             let mut control = self.control();

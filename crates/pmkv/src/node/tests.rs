@@ -64,6 +64,35 @@ fn what_was_gathered_and_dropped_is_asked_for_again() {
     }
 }
 
+/// Cleaning notes in a tombstone which segments of its own memory may hold older versions. Another server's segments have other
+/// epochs: by theirs it would be dropped at once, and the key be back after a restart, or never.
+#[test]
+fn what_cleaning_noted_in_a_tombstone_does_not_leave_its_memory() {
+    let mut alone = Alone::new(1 << 20, 8192);
+    alone.serve(1, &[]);
+    let key = keys_of(&alone, 0).next().expect("one");
+    let mut noted = Vec::new();
+    let stamp = Stamp {
+        version: 7,
+        shard: 0,
+    };
+    entry::encode(
+        Kind::Delete,
+        stamp,
+        0,
+        key.as_bytes(),
+        &1u64.to_le_bytes(),
+        &mut noted,
+    );
+    assert!(alone.node.control().adopt_if_newer(&put(0, 6, &key)));
+    assert!(alone.node.control().adopt_if_newer(&noted));
+    let (shard, hash) = alone.place_of(&key);
+    let found = alone.node.store().look(shard, hash, key.as_bytes());
+    let found = found.expect("whole").expect("a tombstone");
+    assert_eq!((found.stamp(), found.kind()), (stamp, Kind::Delete));
+    assert_eq!(found.into_value(), b"");
+}
+
 /// The entries with the highest versions were cleaned away as overwritten or deleted ones, the CommitVer has stayed: new
 /// versions begin above it.
 #[test]

@@ -14,7 +14,7 @@ use cyclone_fabric::sim::{SimConfig, SimFabric};
 use cyclone_fabric::{Endpoint, FabricError, Token};
 use cyclone_pmkv::{
     Answer, Checkpoint, Configuration, Endpoints, KeyHash, Node, NodeConfig, NodeError, Role,
-    Server, ServerId, Void,
+    Server, ServerId, Sink, Void,
 };
 use cyclone_replication::Protocol;
 use cyclone_wire::command::{Condition, Operation, Query};
@@ -304,8 +304,8 @@ impl World {
             node.step_control(now_us);
         }
         if self.choices.below(60) == 0 {
-            let sink = kept::Kept::new(whole);
-            let begun = node.control_handle().begin_checkpoint(Box::new(sink));
+            let sink = || Ok(Box::new(kept::Kept::new(whole)) as Box<dyn Sink>);
+            let begun = node.control_handle().begin_checkpoint(sink);
             begun.expect("a checkpoint");
         }
         let mut answers = Vec::new();

@@ -80,8 +80,8 @@ impl Sink for Bytes {
         Ok(())
     }
 
-    fn finish(&mut self) -> std::io::Result<()> {
-        Ok(())
+    fn finish(&mut self) -> std::io::Result<bool> {
+        Ok(true)
     }
 }
 
