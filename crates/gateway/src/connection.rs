@@ -125,6 +125,8 @@ pub(crate) struct Session {
     pub(crate) lib_name: Vec<u8>,
     pub(crate) lib_version: Vec<u8>,
     pub(crate) reply_mode: ReplyMode,
+    /// What the command that runs has made of it.
+    pub(crate) reply_set: Option<ReplyMode>,
     pub(crate) readonly: bool,
     /// CLIENT READMODE; `None`: as configured.
     pub(crate) read_mode: Option<ReadMode>,
@@ -176,6 +178,7 @@ impl Session {
             lib_name: Vec::new(),
             lib_version: Vec::new(),
             reply_mode: ReplyMode::On,
+            reply_set: None,
             readonly: false,
             read_mode: None,
             holds_scans: false,
@@ -503,6 +506,7 @@ impl Connection {
         let queued = session.multi.as_ref().map_or(0, |multi| multi.held());
         Held {
             input_bytes: self.input.capacity()
+                + self.parser.held()
                 + queued
                 + session.watches.held()
                 + session.asked_bytes,

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 
 use cyclone_wire::command::{Condition, Expiry, Operation, Query};
-use cyclone_wire::glob;
+use cyclone_wire::glob::Pattern;
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::backend::{Backend, InfoSection, Outcome, Route, Topology, TopologyNode};
@@ -289,8 +289,8 @@ impl MemoryBackend {
             } => {
                 let (from, count) = (*cursor as usize, *count as usize);
                 let page = self.data.keys().skip(from).take(count);
-                let keys =
-                    page.filter(|key| pattern.is_none_or(|pattern| glob::matches(pattern, key)));
+                let pattern = pattern.map(Pattern::new);
+                let keys = page.filter(|key| pattern.as_ref().is_none_or(|it| it.matches(key)));
                 let keys = keys.map(|key| Reply::Bytes(key.clone())).collect();
                 let next = if from + count >= self.data.len() {
                     0
@@ -303,7 +303,8 @@ impl MemoryBackend {
                 ])
             }
             Query::Keys { pattern } => {
-                let keys = self.data.keys().filter(|key| glob::matches(pattern, key));
+                let pattern = Pattern::new(pattern);
+                let keys = self.data.keys().filter(|key| pattern.matches(key));
                 Reply::Array(keys.map(|key| Reply::Bytes(key.clone())).collect())
             }
             Query::Ttl {

@@ -318,14 +318,13 @@ impl Gateway {
             Some(spec) => command::transaction::wrong_arity(&mut context, spec),
             None => command::unknown(&mut context),
         };
-        if mode == ReplyMode::SkipNext && session.reply_mode == ReplyMode::SkipNext {
-            session.reply_mode = ReplyMode::On;
-        }
+        let set = session.reply_set.take();
         // CLIENT REPLY ON itself is heard, and SKIP is not.
-        let quiet = match mode {
-            ReplyMode::On => session.reply_mode != ReplyMode::On,
-            ReplyMode::Off => session.reply_mode != ReplyMode::On,
-            ReplyMode::SkipNext => true,
+        let quiet = set.unwrap_or(mode) != ReplyMode::On;
+        session.reply_mode = match (set, mode) {
+            (Some(set), _) => set,
+            (None, ReplyMode::SkipNext) => ReplyMode::On,
+            (None, mode) => mode,
         };
         if quiet {
             out.truncate(before);

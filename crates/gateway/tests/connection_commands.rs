@@ -32,6 +32,8 @@ fn connection_commands() {
         "FOO",
         "-ERR unknown command 'FOO', with args beginning with: \r\n",
     );
+    c.send(request(&[b"PING\0", b"\0a"]));
+    c.expect("-ERR unknown command 'PING', with args beginning with: '' \r\n");
     c.ask("SELECT 0", "+OK\r\n");
     c.ask("SELECT 1", "-ERR SELECT is not allowed in cluster mode\r\n");
     c.ask(
@@ -68,6 +70,19 @@ fn connection_commands() {
     assert_eq!(c.exchange("CLIENT LIST ID 1\r\n").matches("id=").count(), 1);
     drop(other);
     c.ask("CLIENT REPLY SKIP\r\nPING\r\nPING", "+PONG\r\n");
+    // What is skipped is the next command's reply, unless it asks for replies.
+    c.ask(
+        "CLIENT REPLY SKIP\r\nCLIENT REPLY ON\r\nPING",
+        "+OK\r\n+PONG\r\n",
+    );
+    let skip = "CLIENT REPLY SKIP\r\n";
+    c.ask(&format!("{skip}{skip}{skip}PING\r\nECHO a"), "$1\r\na\r\n");
+    c.ask(&format!("{skip}CLIENT REPLY x\r\nECHO b"), "$1\r\nb\r\n");
+    c.ask(&format!("{skip}RESET\r\nECHO c"), "$1\r\nc\r\n");
+    c.ask(
+        &format!("{skip}CLIENT REPLY OFF\r\nPING\r\n{skip}PING\r\nPING\r\nRESET"),
+        "+RESET\r\n",
+    );
     c.ask(
         "CLIENT REPLY OFF\r\nSET q 1\r\nGET q\r\nFOO\r\nCLIENT REPLY ON\r\nGET q",
         "+OK\r\n$1\r\n1\r\n",

@@ -166,6 +166,30 @@ fn a_batch_is_no_longer_than_the_node_takes() {
     c.expect("+OK\r\n");
 }
 
+/// They are compared by the loop, which must not be held up.
+#[test]
+fn patterns_of_names_are_short() {
+    let server = Server::plain();
+    let mut c = server.client();
+    let long = |count: usize, rest: &[u8]| [&vec![b'*'; count], rest].concat();
+    let refused = "-ERR patterns of 1025 bytes are longer than the limit of 1024 bytes\r\n";
+    c.send(request(&[b"CONFIG", b"GET", &long(1020, b"SAVE")]));
+    c.expect("*2\r\n$4\r\nsave\r\n$0\r\n\r\n");
+    c.send(request(&[b"CONFIG", b"GET", &long(1021, b"save")]));
+    c.expect(refused);
+    c.send(request(&[b"CONFIG", b"GET", b"save", &long(1021, b"")]));
+    c.expect(refused);
+    let list = |pattern: &[u8]| request(&[b"COMMAND", b"LIST", b"FILTERBY", b"PATTERN", pattern]);
+    c.send(list(&long(1018, b"SETEX?")));
+    c.expect("*0\r\n");
+    c.send(list(&long(1019, b"SETEX?")));
+    c.expect(refused);
+    // The keys' own patterns are for the workers.
+    c.ask("SET a 1", "+OK\r\n");
+    c.send(request(&[b"KEYS", &long(5000, b"[a]")]));
+    c.expect("*1\r\n$1\r\na\r\n");
+}
+
 #[test]
 fn limits_that_do_not_fit_each_other_are_named() {
     let check = |change: fn(&mut cyclone_gateway::GatewayConfig)| {

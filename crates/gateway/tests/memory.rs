@@ -222,6 +222,22 @@ fn what_is_under_way_is_counted_until_it_is_answered() {
     assert_eq!(stage.gateway.held(), Held::default());
 }
 
+/// Of many short arguments their places take more than the request itself.
+#[test]
+fn places_of_arguments_are_counted() {
+    let mut stage = Stage::new(config());
+    let mut client = stage.client(1);
+    let mut args = vec![&b"EXISTS"[..]];
+    args.resize(1 + 60_000, b"");
+    let whole = request(&args);
+    send(&mut stage, &mut client, &whole[..whole.len() - 1]);
+    let held = stage.gateway.held().input_bytes;
+    assert!(held > whole.len() + 8 * 60_000, "{held}");
+    send(&mut stage, &mut client, &whole[whole.len() - 1..]);
+    expect(&mut client, ":0\r\n");
+    assert_eq!(stage.gateway.held(), Held::default());
+}
+
 /// Six clients ask for many keys twice, and the backend takes its time.
 #[test]
 fn requests_under_way_together_stay_within_the_limit() {

@@ -135,7 +135,7 @@ pub struct Config {
     pub max_value_bytes: usize,
     /// Commands from outside that may wait in one log at once; more are refused with "busy".
     pub max_pending: usize,
-    /// RocksDB's block cache in bytes.
+    /// RocksDB's block cache in bytes: from [`Config::MIN_BLOCK_CACHE_BYTES`] to the machine's memory. Other engines have none.
     pub block_cache_bytes: usize,
     /// The log's second level, or its only durable one; `None`: the region alone.
     pub flash: Option<FlashConfig>,
@@ -153,6 +153,8 @@ pub struct Config {
 impl Config {
     /// Smallest log region; what values it takes is bounded by `max_value_bytes`.
     pub const MIN_NVM_BYTES: u64 = 1 << 20;
+    /// Smallest block cache. One of no bytes, or of more than there can be, cannot be made, and RocksDB then ends the process.
+    pub const MIN_BLOCK_CACHE_BYTES: usize = 1 << 20;
     /// Default size of the log region.
     pub const DEFAULT_NVM_BYTES: u64 = 128 << 20;
 
@@ -204,6 +206,21 @@ impl Config {
                     other.packet
                 ));
             }
+        }
+        Ok(())
+    }
+
+    fn check_block_cache(&self) -> Result<(), ConfigError> {
+        if self.engine != Engine::RocksDb {
+            return Ok(());
+        }
+        let machine = rustix::system::sysinfo();
+        let memory = machine.totalram.saturating_mul(machine.mem_unit.into());
+        let (bytes, least) = (self.block_cache_bytes, Self::MIN_BLOCK_CACHE_BYTES);
+        if bytes < least || bytes as u64 > memory {
+            return Err(ConfigError(format!(
+                "block_cache_bytes = {bytes} is outside {least}..={memory} (1 MiB to the machine's memory)"
+            )));
         }
         Ok(())
     }
@@ -306,7 +323,7 @@ impl Config {
         if self.max_pending == 0 {
             return fail("max_pending = 0 would refuse every command".into());
         }
-        Ok(())
+        self.check_block_cache()
     }
 }
 

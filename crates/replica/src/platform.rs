@@ -92,7 +92,7 @@ pub trait Platform {
     /// Opens the archive of committed entries, if the configuration has one. Where there is none, nothing is archived.
     ///
     /// # Errors
-    /// When its directory cannot be made or read.
+    /// When it holds another cluster's history. One that cannot be reached is tried again and again.
     fn archive(&mut self, config: &Config) -> Result<Option<ArchiveWriter>, StartError> {
         let _ = config;
         Ok(None)

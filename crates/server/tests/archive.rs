@@ -464,3 +464,40 @@ fn a_node_whose_archive_fails_ends_as_told() {
     });
     assert_eq!(info(&cluster, 0)["cyclone_log0_archive_gaps"], "0");
 }
+
+/// A node is killed, and its archive's disk is gone when it starts again: it serves, says so, and goes on with the archive where
+/// that ends once the disk is back.
+#[test]
+fn a_node_starts_without_its_archives_disk() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(directory.path(), options(1, 1, None, 4));
+    with_archives(&cluster);
+    cluster.start_all(true).expect("started");
+    let mut connection = connect(&mut cluster);
+    set_large(&mut connection, 0);
+    let archive = archive_of(&cluster, 0);
+    let away = directory.path().join("away");
+    wait_for("the archive has begun", || {
+        number(&info(&cluster, 0), "cyclone_log0_archive_sealed") > 0
+    });
+    cluster.kill(0).expect("killed");
+    fs::rename(&archive, &away).expect("renamed");
+    std::os::unix::fs::symlink(directory.path().join("nowhere"), &archive).expect("a link");
+    cluster.start(0, false).expect("started");
+    let mut connection = connect(&mut cluster);
+    (1..20).for_each(|key| set_large(&mut connection, key));
+    let told = info(&cluster, 0);
+    assert!(
+        told["cyclone_log0_archive_state"].starts_with("failing: "),
+        "{told:?}"
+    );
+    fs::remove_file(&archive).expect("removed");
+    fs::rename(&away, &archive).expect("renamed");
+    wait_for("the archive goes on", || {
+        let info = info(&cluster, 0);
+        info["cyclone_log0_archive_state"] == "ready"
+            && number(&info, "cyclone_log0_archive_behind") == 0
+    });
+    let told = info(&cluster, 0);
+    assert_eq!(told["cyclone_log0_archive_gaps"], "0", "{told:?}");
+}

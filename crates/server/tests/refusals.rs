@@ -87,6 +87,17 @@ fn check_and_serve_refuse_the_same() {
         "redis = \"{address}\"\n[[cluster.members]]\nid = 2\npacket = \"127.0.0.1:9\"\nredis = \"{address}\""
     );
     let signed = key.replace(&digits, &format!("+{}", &digits[1..]));
+    // Only RocksDB has a block cache: from the engine's line to that of the cache.
+    let whole = fs::read_to_string(&cluster.nodes[0].config).expect("configuration");
+    let (engine, cache) = ("engine = \"memory\"", "block_cache_bytes = 67108864");
+    let begins = whole.find(engine).expect("an engine");
+    let ends = whole.find(cache).expect("a cache") + cache.len();
+    let cached = &whole[begins..ends];
+    let with_cache = |bytes: &str| {
+        let rocks = cached.replace(engine, "engine = \"rocksdb\"");
+        rocks.replace(cache, &format!("block_cache_bytes = {bytes}"))
+    };
+    let (no_cache, huge_cache) = (with_cache("0"), with_cache("1152921504606846976"));
     let cases: &[(&str, &str, &[&str])] = &[
         (
             "mode = \"index\"",
@@ -143,6 +154,16 @@ fn check_and_serve_refuse_the_same() {
         (&redis, &second, &["given twice", "members 1 and 2"]),
         (&data, &data_is_a_file, &["node.data", "is a file"]),
         (&key, &signed, &["node_key", "hexadecimal"]),
+        (
+            cached,
+            &no_cache,
+            &["block_cache_bytes = 0 is outside 1048576..="],
+        ),
+        (
+            cached,
+            &huge_cache,
+            &["block_cache_bytes = 1152921504606846976 is outside 1048576..="],
+        ),
     ];
     for (from, to, words) in cases {
         let path = edited(&cluster, from, to);

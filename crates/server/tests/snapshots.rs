@@ -375,6 +375,16 @@ fn what_does_not_fit_is_refused() {
     // A restore that was cut off is neither started nor in the way.
     fs::create_dir_all(data.join("restoring/files")).expect("directory");
     fs::create_dir_all(data.join("store/gen-1")).expect("directory");
+    // Nor one that had come almost to its end, nor what a crash leaves of a file that was being replaced.
+    let marker = format!("cyclone restored 1\nsnapshot {}\n", "0".repeat(32));
+    for (name, holds) in [
+        ("RESTORED", &marker[..]),
+        ("RESTORED.new", "cyclone"),
+        ("ENGINE", "cyclone engine 1\nrocksdb\n"),
+        ("ENGINE.new", "cyclone"),
+    ] {
+        fs::write(data.join(name), holds).expect("written");
+    }
     refused(
         &["serve", "--config", text(&config), "--bootstrap"],
         &["restore was cut off"],

@@ -12,7 +12,7 @@ use cyclone_wire::reply::{Failure, Reply};
 
 use crate::kv::View;
 use crate::machine::ApplyError;
-use crate::queries::At;
+use crate::queries::{self, At};
 
 /// Views at once: each keeps what has been overwritten since from being removed.
 pub(crate) const MAX_VIEWS: usize = 16;
@@ -65,9 +65,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Takes a view: the logs' clocks, and what there is.
 pub(crate) type Begin<'b> = dyn Fn() -> Result<(Vec<u64>, Box<dyn View>), ApplyError> + 'b;
 
-/// One page: from a place on, as of this moment; the reply and the next place.
+/// One page: from a place on, as of this moment. `None`: a reply has no room for it.
 pub(crate) type Page<'p> =
-    dyn Fn(&dyn View, u64, &dyn Fn(u16) -> At) -> Result<(u64, Vec<Reply>), ApplyError> + 'p;
+    dyn Fn(&dyn View, u64, &dyn Fn(u16) -> At) -> Result<Option<queries::Page>, ApplyError> + 'p;
 
 impl HeldViews {
     /// Answers a page. A cursor that names no view begins one. Blocks.
@@ -112,7 +112,9 @@ impl HeldViews {
                     .unwrap_or(0),
             )
         };
-        let (next, keys) = page(&**view, place, &at)?;
+        let Some((next, keys)) = page(&**view, place, &at)? else {
+            return Ok(Reply::Failed(Failure::ReplyTooLong));
+        };
         held.places = [place, if next == 0 { place } else { next }];
         drop(held);
         if let Some(entry) = lock(&self.views).get_mut(&name) {

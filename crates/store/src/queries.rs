@@ -1,7 +1,7 @@
 //! Answers to queries: from the values of the keys they name, or from a walk over the key space.
 
 use cyclone_wire::command::Query;
-use cyclone_wire::glob;
+use cyclone_wire::glob::Pattern;
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::kv::{DATA_PREFIX, place_key, space, stored_place};
@@ -177,18 +177,19 @@ pub(crate) fn walked(query: &Query<'_>, walk: &mut Walk<'_>) -> Result<Reply, Ap
             pattern,
             count,
             ..
-        } => {
-            let (next, keys) = page(walk, cursor, pattern, count)?;
-            Ok(Reply::Array(vec![
+        } => Ok(match page(walk, cursor, pattern, count)? {
+            Some((next, keys)) => Reply::Array(vec![
                 Reply::Bytes(next.to_string().into_bytes()),
                 Reply::Array(keys),
-            ]))
-        }
+            ]),
+            None => Reply::Failed(Failure::ReplyTooLong),
+        }),
         Query::Keys { pattern } => {
+            let pattern = Pattern::new(pattern);
             let (mut keys, mut room, mut fits) = (Vec::new(), Room::new(REPLY_BYTES), true);
             walk(&[space::DATA], &mut |stored| {
                 let key = &stored[DATA_PREFIX..];
-                if glob::matches(pattern, key) {
+                if pattern.matches(key) {
                     fits = room.takes(key.len());
                     if fits {
                         keys.push(Reply::Bytes(key.to_vec()));
@@ -212,19 +213,25 @@ pub(crate) fn walked(query: &Query<'_>, walk: &mut Walk<'_>) -> Result<Reply, Ap
     }
 }
 
-/// One page, and the place of the next, 0 at the end: whole places, so that the cursor that names the next one neither skips nor
-/// repeats a key.
+/// A page's keys, and the place of the next page, 0 at the end.
+pub(crate) type Page = (u64, Vec<Reply>);
+
+/// One page of whole places, so that the cursor that names the next one neither skips nor repeats a key. `None`: the keys of one place
+/// alone are more than a reply may hold; whoever wants to can make so many.
 pub(crate) fn page(
     walk: &mut Walk<'_>,
     from: u64,
     pattern: Option<&[u8]>,
     count: u32,
-) -> Result<(u64, Vec<Reply>), ApplyError> {
+) -> Result<Option<Page>, ApplyError> {
+    let pattern = pattern.map(Pattern::new);
     // A page of nothing would answer its own cursor, and a client would ask for ever.
     let count = count.max(1);
     let mut keys = Vec::new();
     let (mut seen, mut place, mut next) = (0u32, None, 0);
-    let mut bytes = 0;
+    let (mut bytes, mut room, mut fits) = (0, Room::new(REPLY_BYTES), true);
+    // Keys of the places before the one that is being looked at.
+    let mut before = 0;
     walk(&place_key(from), &mut |stored| {
         let here = stored_place(stored);
         // Long keys make a page short.
@@ -233,14 +240,23 @@ pub(crate) fn page(
             next = here;
             return false;
         }
-        place = Some(here);
+        if place != Some(here) {
+            (place, before) = (Some(here), keys.len());
+        }
         seen += 1;
         let key = &stored[DATA_PREFIX..];
-        if pattern.is_none_or(|pattern| glob::matches(pattern, key)) {
-            bytes += key.len();
-            keys.push(Reply::Bytes(key.to_vec()));
+        if pattern.as_ref().is_none_or(|it| it.matches(key)) {
+            fits = room.takes(key.len());
+            if fits {
+                bytes += key.len();
+                keys.push(Reply::Bytes(key.to_vec()));
+            } else if before > 0 {
+                // It may fit alone.
+                next = here;
+                keys.truncate(before);
+            }
         }
-        true
+        fits
     })?;
-    Ok((next, keys))
+    Ok((fits || before > 0).then_some((next, keys)))
 }

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use cyclone_store::{ApplyError, KvMachine, Limits, MemoryKv, Mode, StateMachine};
@@ -206,6 +207,83 @@ fn keys_are_bounded_and_pages_of_long_keys_are_short() {
         }
         assert_eq!(seen, keys.len());
         assert!(pages > 30, "{pages} pages");
+    }
+}
+
+/// Two blocks that do the same to a CRC32C, whatever stands before and behind them.
+fn twins() -> [[u8; 8]; 2] {
+    let mut known = HashMap::new();
+    for number in 0u64.. {
+        let block = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+        let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &block);
+        if let Some(other) = known.insert(sum, block) {
+            return [other, block];
+        }
+    }
+    unreachable!("there are more blocks than sums")
+}
+
+/// A page ends between places, and whoever wants to can give as many keys as they like the same one.
+#[test]
+fn pages_of_keys_with_one_place_are_bounded() {
+    let sum = |key: &[u8]| crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, key);
+    let long = |head: &[u8]| {
+        let mut key = [b"{slot}", head].concat();
+        key.resize(64 << 10, b'x');
+        key
+    };
+    let twins = twins();
+    let key = |number: u32| {
+        let blocks = (0..11).map(|bit| twins[(number >> bit & 1) as usize]);
+        long(blocks.collect::<Vec<_>>().as_flattened())
+    };
+    let keys: Vec<Vec<u8>> = (0..1100).map(key).collect();
+    let other = (0u32..).map(|number| long(&number.to_le_bytes()));
+    let others = other.filter(|key| sum(key) < sum(&keys[0])).take(15);
+    let others: Vec<Vec<u8>> = others.collect();
+    let place = tempfile::tempdir().unwrap();
+    for machine in engines(place.path()) {
+        let add = |keys: &[Vec<u8>]| {
+            for some in keys.chunks(64) {
+                let all: Vec<Operation<'_>> = some.iter().map(|key| set(key, b"")).collect();
+                apply(&*machine, &all, Mode::Blocking).unwrap();
+            }
+        };
+        let ask = |cursor, pattern, held| {
+            let query = Query::Scan {
+                cursor,
+                pattern,
+                count: 10_000,
+                held,
+            };
+            machine.query(&query, Mode::Blocking).unwrap()
+        };
+        let page = |cursor, pattern, held| match ask(cursor, pattern, held) {
+            Reply::Array(mut parts) => {
+                let found = values(&parts.remove(1));
+                let Reply::Bytes(next) = &parts[0] else {
+                    panic!("{parts:?}");
+                };
+                (std::str::from_utf8(next).unwrap().parse().unwrap(), found)
+            }
+            other => panic!("{other:?}"),
+        };
+        add(&others);
+        add(&keys[..1015]);
+        for held in [false, true] {
+            // Together they do not fit, the places one by one do.
+            let (next, found) = page(0, None, held);
+            assert_eq!(found, [64 << 10; 15]);
+            assert_eq!(page(next, None, held), (0, vec![64 << 10; 1015]));
+        }
+        add(&keys[1015..]);
+        let one: Vec<u8> = keys[7].iter().flat_map(|byte| [b'\\', *byte]).collect();
+        for held in [false, true] {
+            let (next, found) = page(0, None, held);
+            assert_eq!(found.len(), 15);
+            assert!(ask(next, None, held) == TOO_LONG);
+            assert_eq!(page(0, Some(&one), held), (0, vec![64 << 10]));
+        }
     }
 }
 

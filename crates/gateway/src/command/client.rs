@@ -50,21 +50,22 @@ pub(super) fn run(context: &mut Context<'_, '_>) -> Flow {
             return context.ok();
         }
         b"reply" => {
-            context.session.reply_mode = if context.is(2, "on") {
+            let mode = if context.is(2, "on") {
                 ReplyMode::On
             } else if context.is(2, "off") {
                 ReplyMode::Off
             } else if context.is(2, "skip") {
-                // Silence outlasts a request for one skip.
-                if context.session.reply_mode == ReplyMode::Off {
-                    ReplyMode::Off
-                } else {
-                    ReplyMode::SkipNext
-                }
+                ReplyMode::SkipNext
             } else {
                 return context.error(SYNTAX);
             };
-            if context.session.reply_mode == ReplyMode::On {
+            let session = &mut *context.session;
+            let before = session.reply_set.unwrap_or(session.reply_mode);
+            // Silence outlasts a request for one skip.
+            if before != ReplyMode::Off || mode != ReplyMode::SkipNext {
+                session.reply_set = Some(mode);
+            }
+            if mode == ReplyMode::On {
                 return context.ok();
             }
         }

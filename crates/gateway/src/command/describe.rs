@@ -1,6 +1,5 @@
 //! COMMAND: what clients ask to learn where keys stand in a command.
 
-use cyclone_wire::glob;
 use cyclone_wire::resp::{Protocol, encode};
 
 use super::table::{COMMANDS, Spec, find};
@@ -91,8 +90,10 @@ fn list(context: &mut Context<'_, '_>) -> Flow {
     let is_listed: &dyn Fn(&Spec) -> bool = match args.len() {
         2 => &|_| true,
         5 if context.is(2, "filterby") && context.is(3, "pattern") => {
-            let pattern = args.at(4).to_ascii_lowercase();
-            &move |spec| glob::matches(&pattern, spec.name.as_bytes())
+            let Some(patterns) = context.patterns(4) else {
+                return Flow::Replied;
+            };
+            &move |spec| patterns.iter().any(|it| it.matches(spec.name.as_bytes()))
         }
         // Commands have no categories here, and come from no module.
         5 if context.is(2, "filterby") && (context.is(3, "aclcat") || context.is(3, "module")) => {

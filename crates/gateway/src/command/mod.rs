@@ -15,6 +15,7 @@ pub(crate) mod table;
 pub(crate) mod transaction;
 
 use cyclone_wire::command::{MAX_BATCH_ITEMS, Operation, Query};
+use cyclone_wire::glob::Pattern;
 use cyclone_wire::resp::{Args, encode, parse_i64};
 use cyclone_wire::slot;
 
@@ -27,6 +28,8 @@ use table::{Id, Spec};
 
 /// A command's text is quoted up to this many bytes in errors, as in Redis.
 const QUOTED: usize = 128;
+/// Bytes of patterns in a request that the event loop itself answers.
+const PATTERN_BYTES: usize = 1024;
 
 pub(crate) const NOT_INTEGER: &str = "ERR value is not an integer or out of range";
 pub(crate) const SYNTAX: &str = "ERR syntax error";
@@ -153,6 +156,22 @@ impl<'a> Context<'_, 'a> {
         let value = self.args.at(index);
         self.fits(value, "value", self.shared.config.max_value_bytes)
             .then_some(value)
+    }
+
+    /// The arguments from `first` on as patterns of names in lower case, if they are short enough; otherwise an error has been answered.
+    fn patterns(&mut self, first: usize) -> Option<Vec<Pattern>> {
+        let args = self.args;
+        let bytes: usize = args.from(first).map(<[u8]>::len).sum();
+        if bytes > PATTERN_BYTES {
+            self.error(format!(
+                "ERR patterns of {bytes} bytes are longer than the limit of {PATTERN_BYTES} bytes"
+            ));
+            return None;
+        }
+        // Nothing has an empty name.
+        let patterns = args.from(first).filter(|pattern| !pattern.is_empty());
+        let parsed = patterns.map(|pattern| Pattern::new(&pattern.to_ascii_lowercase()));
+        Some(parsed.collect())
     }
 
     fn fits(&mut self, bytes: &[u8], what: &str, limit: usize) -> bool {

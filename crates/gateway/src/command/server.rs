@@ -1,6 +1,5 @@
 //! INFO, CONFIG and DEBUG.
 
-use cyclone_wire::glob;
 use cyclone_wire::resp::encode;
 
 use super::table::Id;
@@ -56,13 +55,11 @@ fn numbers(context: &mut Context<'_, '_>, numbers: &[(&'static str, u64)]) -> Fl
 }
 
 fn get(context: &mut Context<'_, '_>) -> Flow {
+    let Some(patterns) = context.patterns(2) else {
+        return Flow::Replied;
+    };
     let mut settings = info::settings(context.shared);
-    settings.retain(|(name, _)| {
-        context
-            .args
-            .from(2)
-            .any(|pattern| glob::matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
-    });
+    settings.retain(|(name, _)| patterns.iter().any(|it| it.matches(name.as_bytes())));
     encode::map(context.out, context.session.protocol, settings.len());
     for (name, value) in settings {
         encode::bulk(context.out, name);

@@ -45,7 +45,10 @@ pub(super) fn run(context: &mut Context<'_, '_>, id: Id) -> Flow {
             session.authenticated = context.shared.config.is_open();
             session.stranger_since_us = context.now_us;
             session.name.clear();
-            session.reply_mode = ReplyMode::On;
+            // Where its own reply is to be skipped it is, as in Redis.
+            if session.reply_mode == ReplyMode::Off {
+                session.reply_set = Some(ReplyMode::On);
+            }
             session.readonly = false;
             session.read_mode = None;
             session.holds_scans = false;

@@ -157,9 +157,9 @@ const fn spec(
 
 const LONGEST: usize = 16;
 
-/// A name as a number, in lower case; `None` if it is too long for any command.
+/// A name as a number, in lower case; `None` if no command can have it: it is too long, or has a zero, with which the number ends.
 fn pack(name: &[u8]) -> Option<u128> {
-    if name.len() > LONGEST {
+    if name.len() > LONGEST || name.contains(&0) {
         return None;
     }
     let mut bytes = [0u8; LONGEST];
@@ -203,6 +203,8 @@ mod tests {
             );
         }
         assert!(COMMANDS.is_sorted_by_key(|spec| spec.name));
-        assert!(find(b"nosuch").is_none() && find(b"").is_none() && find(&[b'a'; 100]).is_none());
+        for other in [&b"nosuch"[..], b"", b"get\0", b"\0get", &[b'a'; 100]] {
+            assert!(find(other).is_none(), "{other:?}");
+        }
     }
 }

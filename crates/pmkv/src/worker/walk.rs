@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use cyclone_wire::command::Query;
-use cyclone_wire::glob;
+use cyclone_wire::glob::Pattern;
 use cyclone_wire::reply::{Failure, Reply};
 
 use super::{Answer, Op, Purpose, Role, Worker};
@@ -31,12 +31,9 @@ const PART_BYTES: usize = 64;
 enum What {
     /// DBSIZE.
     Count,
-    Keys {
-        pattern: Vec<u8>,
-    },
+    Keys,
     /// SCAN, with how many keys and chains it still looks at.
     Scan {
-        pattern: Option<Vec<u8>>,
         count: usize,
         chains: usize,
     },
@@ -50,16 +47,10 @@ impl What {
     fn of(query: &Query<'_>) -> What {
         match *query {
             Query::DbSize => What::Count,
-            Query::Keys { pattern } => What::Keys {
-                pattern: pattern.to_vec(),
-            },
+            Query::Keys { .. } => What::Keys,
             Query::Scan {
-                pattern,
-                count,
-                held: false,
-                ..
+                count, held: false, ..
             } => What::Scan {
-                pattern: pattern.map(<[u8]>::to_vec),
                 count: (count as usize).max(1),
                 chains: (count as usize).max(WALK_CHAINS),
             },
@@ -68,9 +59,46 @@ impl What {
     }
 }
 
+/// Which keys are wanted.
+enum Sought {
+    All,
+    /// Those that match what is not parsed before it is the walk's turn: it takes more room then.
+    Like(Vec<u8>),
+    Matching(Pattern),
+}
+
+impl Sought {
+    fn of(query: &Query<'_>) -> Sought {
+        match *query {
+            Query::Keys { pattern }
+            | Query::Scan {
+                pattern: Some(pattern),
+                ..
+            } => Sought::Like(pattern.to_vec()),
+            _ => Sought::All,
+        }
+    }
+
+    /// It is the walk's turn.
+    fn parse(&mut self) {
+        if let Sought::Like(pattern) = self {
+            *self = Sought::Matching(Pattern::new(pattern));
+        }
+    }
+
+    fn takes(&self, key: &[u8]) -> bool {
+        match self {
+            Sought::All => true,
+            Sought::Like(pattern) => Pattern::new(pattern).matches(key),
+            Sought::Matching(pattern) => pattern.matches(key),
+        }
+    }
+}
+
 struct Walk {
     ticket: u64,
     what: What,
+    sought: Sought,
     /// What was submitted before it.
     behind: u64,
     /// Where it goes on, and whether it has seen the beginning of that shard.
@@ -168,18 +196,26 @@ impl Worker {
             Query::Scan { cursor, .. } => place(cursor),
             _ => (0, 0),
         };
-        self.submit_what(ticket, What::of(query), (shard, hash));
+        let sought = Sought::of(query);
+        self.submit_what(ticket, What::of(query), sought, (shard, hash));
     }
 
     /// Asks for a hash of everything that is served here: the same for the same keys and values, whatever their order.
     pub fn submit_digest(&mut self, ticket: u64) {
-        self.submit_what(ticket, What::Digest { sum: 0 }, (0, 0));
+        self.submit_what(ticket, What::Digest { sum: 0 }, Sought::All, (0, 0));
     }
 
-    fn submit_what(&mut self, ticket: u64, what: What, (shard, hash): (ShardId, u64)) {
+    fn submit_what(
+        &mut self,
+        ticket: u64,
+        what: What,
+        sought: Sought,
+        (shard, hash): (ShardId, u64),
+    ) {
         self.walks.waiting.push_back(Walk {
             ticket,
             what,
+            sought,
             behind: self.next_context,
             shard,
             hash,
@@ -225,7 +261,9 @@ impl Worker {
         if waits || self.ops.iter().any(is_awaited) {
             return None;
         }
-        self.walks.waiting.pop_front()
+        let mut walk = self.walks.waiting.pop_front()?;
+        walk.sought.parse();
+        Some(walk)
     }
 
     fn served(&self) -> impl Iterator<Item = ShardId> + '_ {
@@ -289,13 +327,13 @@ impl Worker {
             }
             _ => false,
         };
-        let (pattern, most, part) = match &walk.what {
-            What::Keys { pattern } => (Some(pattern), REPLY_BYTES, PART_BYTES),
-            What::Scan { pattern, .. } => (pattern.as_ref(), PAGE_BYTES, 0),
+        let (most, part) = match &walk.what {
+            What::Keys => (REPLY_BYTES, PART_BYTES),
+            What::Scan { .. } => (PAGE_BYTES, 0),
             _ => return None,
         };
         for key in page.keys {
-            if pattern.is_none_or(|pattern| glob::matches(pattern, &key)) {
+            if walk.sought.takes(&key) {
                 walk.bytes += key.len() + part;
                 walk.found.push(Reply::Bytes(key));
             }

@@ -2,7 +2,9 @@
 //! (docs/adr/0042). The event loop hands copies to one thread, which writes; where that is behind, trimming waits for it as
 //! long as there is room, and what had to go nevertheless is a gap that the next file names.
 
+mod behind;
 mod files;
+mod opening;
 mod reader;
 mod replay;
 mod writer;
@@ -17,7 +19,7 @@ use cyclone_consensus::ReadBack;
 use cyclone_wire::archive::{EntryHead, put_entry};
 
 pub use reader::{ArchiveError, Archived, LogReader, Shelf};
-pub use replay::{Place, Reached, ReplayError, Until, replay};
+pub use replay::{LeftOut, Place, Reached, ReplayError, Until, replay};
 pub use writer::ArchiveWriter;
 
 use crate::node::Node;
@@ -72,6 +74,8 @@ pub struct ArchiveStatus {
 }
 
 struct Lane {
+    /// The log's last entry at the start: this node has archived nothing behind it before.
+    last_at_start: u64,
     /// The next entry to be handed out.
     next: u64,
     /// What was handed out under an epoch that failed is void.
@@ -90,45 +94,77 @@ struct Lane {
     lost_until: u64,
 }
 
+/// What is known of the files that were there.
+enum Standing {
+    /// Nothing yet: the directory is not open.
+    Unknown,
+    /// The archive goes on where they end.
+    Ours,
+    /// They are of another history, and nothing is written; how that is told.
+    Foreign(String),
+}
+
 /// A node's archive.
 pub(crate) struct Archive {
     writer: ArchiveWriter,
     lanes: Vec<Lane>,
+    standing: Standing,
 }
 
 impl Archive {
-    /// Goes on where the files end; refuses those of another history.
+    /// Goes on where the files end; refuses those of another history. A directory that does not open now is looked at when it does.
     pub(crate) fn new(writer: ArchiveWriter, logs: &[PhysicalLog]) -> Result<Archive, StartError> {
-        let mut lanes = Vec::new();
-        for log in logs {
-            let (last, term) = writer.end_of(log.id);
+        let lanes = logs.iter().map(|log| Lane::new(log.group.last_index()));
+        let mut archive = Archive {
+            writer,
+            lanes: lanes.collect(),
+            standing: Standing::Unknown,
+        };
+        if archive.writer.wait_open() {
+            archive.settle(logs)?;
+        }
+        Ok(archive)
+    }
+
+    /// The directory is open: whether its files are of these logs.
+    fn settle(&mut self, logs: &[PhysicalLog]) -> Result<(), StartError> {
+        for (log, lane) in logs.iter().zip(&mut self.lanes) {
+            let (last, term) = self.writer.end_of(log.id);
             let known = log.group.entry_term(last);
             let other = known.is_some_and(|known| term != 0 && known != term);
-            if last > log.group.last_index() || other {
+            if last > lane.last_at_start || other {
                 return Err(StartError::Archive {
-                    directory: writer.directory().display().to_string(),
+                    directory: self.writer.directory().display().to_string(),
                     log: log.id,
                     last,
                     term,
                 });
             }
-            lanes.push(Lane {
-                next: last + 1,
-                epoch: 1,
-                gap_from: 0,
-                fresh: !writer.had_files(log.id),
-                retry_us: 0,
-                hurried_us: 0,
-                gaps: 0,
-                lost: 0,
-                lost_until: 0,
-            });
+            (lane.next, lane.fresh) = (last + 1, !self.writer.had_files(log.id));
         }
-        Ok(Archive { writer, lanes })
+        self.standing = Standing::Ours;
+        self.writer.begin();
+        Ok(())
+    }
+
+    /// A directory that has opened after the start: its files may be of another history, but the node goes on.
+    fn settle_late(&mut self, logs: &[PhysicalLog]) {
+        if matches!(self.standing, Standing::Unknown)
+            && self.writer.is_open()
+            && let Err(error) = self.settle(logs)
+        {
+            tracing::error!(%error, "nothing is archived");
+            self.standing = Standing::Foreign(error.to_string());
+        }
     }
 
     /// Which of the entries that a log wants to let go of may go: those in sealed files. The others should get there soon.
     pub(crate) fn hold(&mut self, log: u16, through: u64, now_us: u64) -> u64 {
+        match self.standing {
+            Standing::Unknown => return 0,
+            Standing::Foreign(_) => return through,
+            Standing::Ours => {}
+        }
         let sealed = self.writer.state(log).sealed;
         let lane = &mut self.lanes[usize::from(log)];
         if through > sealed && now_us.saturating_sub(lane.hurried_us) >= HURRY_US {
@@ -140,19 +176,27 @@ impl Archive {
 
     pub(crate) fn status(&self, log: &PhysicalLog) -> ArchiveStatus {
         let (state, lane) = (self.writer.state(log.id), &self.lanes[usize::from(log.id)]);
+        let (sealed, failing) = match &self.standing {
+            Standing::Unknown => (0, state.failing),
+            Standing::Ours => (state.sealed, state.failing),
+            Standing::Foreign(what) => (0, Some(what.clone())),
+        };
         ArchiveStatus {
-            sealed: state.sealed,
-            behind: log.group.delivered().saturating_sub(state.sealed),
+            sealed,
+            behind: log.group.delivered().saturating_sub(sealed),
             gaps: lane.gaps,
             lost: lane.lost,
             files: state.files,
             bytes: state.bytes,
-            failing: state.failing,
+            failing,
         }
     }
 
     /// Hands the next part of a log to the thread. Answers how many entries moved.
     fn hand_out(&mut self, log: &mut PhysicalLog, now_us: u64) -> usize {
+        if !matches!(self.standing, Standing::Ours) {
+            return 0;
+        }
         let lane = &mut self.lanes[usize::from(log.id)];
         if lane.next > log.group.delivered() && lane.epoch > self.writer.failed_epoch(log.id) {
             return 0;
@@ -205,6 +249,21 @@ impl Archive {
 }
 
 impl Lane {
+    fn new(last_at_start: u64) -> Lane {
+        Lane {
+            last_at_start,
+            next: 0,
+            epoch: 1,
+            gap_from: 0,
+            fresh: false,
+            retry_us: 0,
+            hurried_us: 0,
+            gaps: 0,
+            lost: 0,
+            lost_until: 0,
+        }
+    }
+
     /// The log has only entries from `there` on.
     fn lose(&mut self, log: u16, there: u64) -> usize {
         if there <= self.next {
@@ -239,6 +298,7 @@ impl Node {
         let Some(archive) = &mut self.archive else {
             return 0;
         };
+        archive.settle_late(&self.logs);
         let now_us = self.now.steady_us;
         let logs = self.logs.iter_mut();
         logs.map(|log| archive.hand_out(log, now_us)).sum()

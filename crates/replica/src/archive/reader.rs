@@ -124,6 +124,31 @@ impl Shelf {
         }
     }
 
+    /// Shows index and stamp of the entries of a log behind `after`, in order; not of those without a stamp. Whatever is damaged or
+    /// missing is passed over. Answers how many entries were.
+    pub(super) fn stamps(&self, log: u16, after: u64, show: &mut dyn FnMut(u64, u64)) -> u64 {
+        let (mut seen, mut end, mut missing) = (after, after, 0);
+        for (place, named) in self.of(log) {
+            end = end.max(named.last);
+            if named.last <= seen {
+                continue;
+            }
+            let Ok((mut file, _)) = open(place, named, self.cluster) else {
+                continue;
+            };
+            while let Ok(Some(entry)) = file.entry(named.last) {
+                if entry.index > seen {
+                    missing += entry.index - seen - 1;
+                    seen = entry.index;
+                    if let Some(stamp_ms) = stamp_ms(&entry.payload) {
+                        show(entry.index, stamp_ms);
+                    }
+                }
+            }
+        }
+        missing + (end - seen)
+    }
+
     fn of(&self, log: u16) -> impl Iterator<Item = (usize, &Named)> {
         let all = self.files.iter().enumerate();
         all.filter(move |(_, named)| named.log == log)

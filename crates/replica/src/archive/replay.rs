@@ -8,8 +8,10 @@ use std::collections::VecDeque;
 
 use cyclone_consensus::{Decision, GangBook};
 use cyclone_store::{ApplyError, EntryInput, Mode, StateMachine};
+use cyclone_wire::archive::stamp_ms;
 use cyclone_wire::gang::{FIXED_BYTES, Head};
 
+use super::behind::{self, STEP_BACK_MS};
 use super::reader::{ArchiveError, Archived, LogReader, Shelf};
 
 /// Entries of a log looked at before they are applied.
@@ -26,8 +28,18 @@ pub enum Until {
     End,
     /// Everything stamped up to this moment, in milliseconds since 1970.
     Time(u64),
-    /// Up to this entry of a log; the others as far as its stamp, or further where its gangs need it.
+    /// Up to this entry of a log; the others as far as its stamp, or further where its gangs need it. Where clocks had been ahead
+    /// and were put right before it, the others go as far as their last entry with a stamp up to its own.
     Index(u16, u64),
+}
+
+/// The first entry of a log that a replay has left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its index.
+    pub index: u64,
+    /// Its own stamp, in milliseconds since 1970, if it carries one.
+    pub stamp_ms: Option<u64>,
 }
 
 /// Where one log has got to.
@@ -43,6 +55,10 @@ pub struct Place {
     pub at_end: bool,
     /// Entries before the cut that could not be applied: a gang among them is not whole there.
     pub held: u64,
+    /// What comes next in the archive.
+    pub left_out: Option<LeftOut>,
+    /// Entries behind the cut whose stamps were to be looked at, but are damaged or missing. Nothing of them is needed.
+    pub unseen: u64,
 }
 
 /// Where a replay has got to.
@@ -72,6 +88,24 @@ pub enum ReplayError {
         index: u64,
         /// The stamp, if that is what is too late.
         clock_ms: u64,
+    },
+    /// The stamps do not say where the moment is.
+    #[error(
+        "log {log} is cut before entry {cut} (stamp {cut_ms} ms since 1970), but entry {index} behind it has stamp {stamp_ms}, which is not later than that moment: a leader's clock was ahead then, or behind afterwards"
+    )]
+    ClockBack {
+        /// The log.
+        log: u16,
+        /// The first entry beyond the moment.
+        cut: u64,
+        /// Its stamp.
+        cut_ms: u64,
+        /// The first entry behind it that is stamped before the moment, by a clock that had gone back by seconds.
+        index: u64,
+        /// Its stamp.
+        stamp_ms: u64,
+        /// The last entry that is stamped before the moment.
+        last: u64,
     },
     /// The entry asked for is not to be had.
     #[error("entry {index} of log {log} cannot be reached: {what}")]
@@ -108,6 +142,8 @@ struct Lane<'a> {
     /// The last index, or the latest stamp, before the cut.
     last_index: u64,
     last_ms: u64,
+    /// As the latest stamp, but by index.
+    last_stamped: u64,
     /// Entries to be taken although they are behind the cut: another log's gang needs them.
     extra: u64,
     cut_seen: bool,
@@ -122,7 +158,8 @@ impl Lane<'_> {
             self.place.at_end = self.next.is_none();
         }
         let beyond = |entry: &Archived| {
-            entry.index > self.last_index || (entry.clock_ms > self.last_ms && self.extra == 0)
+            let late = entry.clock_ms > self.last_ms || entry.index > self.last_stamped;
+            entry.index > self.last_index || (late && self.extra == 0)
         };
         self.cut_seen = self.next.as_ref().is_some_and(beyond);
         if self.cut_seen {
@@ -144,6 +181,22 @@ impl Lane<'_> {
         self.place.clock_ms = entry.clock_ms;
         Some(done)
     }
+
+    /// The last entry known to be before the cut, and the latest stamp up to it.
+    fn read_to(&self) -> (u64, u64) {
+        let last = self.queue.back().map(|last| &last.entry);
+        last.map_or((self.place.index, self.place.clock_ms), |last| {
+            (last.index, last.clock_ms)
+        })
+    }
+
+    fn left_out(&self) -> Option<LeftOut> {
+        let held = self.queue.front().map(|next| &next.entry);
+        held.or(self.next.as_ref()).map(|entry| LeftOut {
+            index: entry.index,
+            stamp_ms: stamp_ms(&entry.payload),
+        })
+    }
 }
 
 fn gang_of(payload: &[u8]) -> Option<(Head, usize)> {
@@ -151,7 +204,8 @@ fn gang_of(payload: &[u8]) -> Option<(Head, usize)> {
     Head::decode(payload).ok()
 }
 
-/// Applies the entries behind `from` (per log, index and term) up to the cut. Without a store it only finds out where that is.
+/// Applies the entries behind `from` (per log, index and term) up to the cut. Without a store it only finds out where that is, and
+/// reads on to see whether the stamps behind a cut by time agree with it.
 ///
 /// # Errors
 /// See [`ReplayError`]. The store has then a state between the two, and is of no use.
@@ -174,6 +228,7 @@ pub fn replay(
 }
 
 struct Run<'a> {
+    shelf: &'a Shelf,
     lanes: Vec<Lane<'a>>,
     book: GangBook,
     store: Option<&'a dyn StateMachine>,
@@ -183,10 +238,15 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(shelf: &'a Shelf, from: &[(u64, u64)], until: Until) -> Result<Run<'a>, ReplayError> {
-        let latest = match until {
-            Until::End => u64::MAX,
-            Until::Time(ms) => ms,
-            Until::Index(log, index) => stamp_at(shelf, from, log, index)?,
+        // The second, if it is another: the own stamp of the entry asked for.
+        let (latest, own) = match until {
+            Until::End => (u64::MAX, None),
+            Until::Time(ms) => (ms, None),
+            Until::Index(log, index) => {
+                let (latest, own) = stamp_at(shelf, from, log, index)?;
+                let is_back = latest.saturating_sub(own) > STEP_BACK_MS;
+                (latest, is_back.then_some(own))
+            }
         };
         let mut lanes = Vec::new();
         for (log, &(index, term)) in (0_u16..).zip(from) {
@@ -200,7 +260,14 @@ impl<'a> Run<'a> {
                     Until::Index(_, index) if named => index,
                     _ => u64::MAX,
                 },
-                last_ms: if named { u64::MAX } else { latest },
+                last_ms: match own {
+                    None if !named => latest,
+                    _ => u64::MAX,
+                },
+                last_stamped: match own {
+                    Some(own) if !named => behind::last_stamped(shelf, log, index, own),
+                    _ => u64::MAX,
+                },
                 extra: 0,
                 cut_seen: false,
                 place: Place {
@@ -209,11 +276,14 @@ impl<'a> Run<'a> {
                     clock_ms: 0,
                     at_end: false,
                     held: 0,
+                    left_out: None,
+                    unseen: 0,
                 },
             });
         }
         let terms: Vec<u64> = from.iter().map(|(_, term)| *term).collect();
         let mut run = Run {
+            shelf,
             lanes,
             book: GangBook::new(&terms),
             store: None,
@@ -423,20 +493,35 @@ impl<'a> Run<'a> {
                 });
             }
         }
-        let places = self.lanes.into_iter().map(|lane| Place {
-            held: lane.queue.len() as u64,
-            at_end: lane.place.at_end && !lane.cut_seen && lane.place.index < lane.last_index,
-            ..lane.place
-        });
+        let mut places = Vec::with_capacity(self.lanes.len());
+        for (log, lane) in (0_u16..).zip(&self.lanes) {
+            let unseen = match (self.until, self.store) {
+                (Until::Time(ms), None) => behind::check(self.shelf, log, lane.read_to(), ms)?,
+                _ => 0,
+            };
+            places.push(Place {
+                held: lane.queue.len() as u64,
+                at_end: lane.place.at_end && !lane.cut_seen && lane.place.index < lane.last_index,
+                left_out: lane.left_out(),
+                unseen,
+                ..lane.place
+            });
+        }
         Ok(Reached {
-            places: places.collect(),
+            places,
             entries: self.entries,
         })
     }
 }
 
-/// The stamp by which the other logs are cut when an entry of one is asked for.
-fn stamp_at(shelf: &Shelf, from: &[(u64, u64)], log: u16, index: u64) -> Result<u64, ReplayError> {
+/// The stamp by which the other logs are cut when an entry of one is asked for: the latest up to it, and its own, or of the last
+/// before it that has one.
+fn stamp_at(
+    shelf: &Shelf,
+    from: &[(u64, u64)],
+    log: u16,
+    index: u64,
+) -> Result<(u64, u64), ReplayError> {
     let fail = |what: String| ReplayError::NotReached { log, index, what };
     let &(applied, term) = from
         .get(usize::from(log))
@@ -449,17 +534,21 @@ fn stamp_at(shelf: &Shelf, from: &[(u64, u64)], log: u16, index: u64) -> Result<
         });
     }
     let mut reader = shelf.read(log, applied, term);
-    let mut last = applied;
+    let (mut last, mut own) = (applied, None);
     // The first entry behind the snapshot is read even where it is not wanted: it tells the stamps before it.
     while last < index {
         match reader.next_entry()? {
-            Some(entry) => last = entry.index,
+            Some(entry) => {
+                last = entry.index;
+                own = stamp_ms(&entry.payload).or(own);
+            }
             None => return Err(fail(format!("the archive ends with entry {last}"))),
         }
     }
     if index == applied {
         // Nothing of this log is replayed; the others stay where the snapshot has them, too.
-        return Ok(0);
+        return Ok((0, 0));
     }
-    Ok(reader.clock_ms())
+    let latest = reader.clock_ms();
+    Ok((latest, own.unwrap_or(latest)))
 }

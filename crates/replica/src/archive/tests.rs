@@ -1,7 +1,11 @@
 //! Archives written, read back, damaged, and replayed to every moment.
 
+mod moments;
+mod opening;
+
 use std::fs;
 use std::path::Path;
+use std::time::Instant;
 
 use cyclone_wire::batch;
 use cyclone_wire::gang::{Head, Kind, Nonce};
@@ -133,10 +137,27 @@ fn part(log: u16, entries: &[Entry], from: u64, to: u64, gap_from: u64) -> Part 
     }
 }
 
+#[track_caller]
+fn until(is: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is() {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A writer whose directory is open and its own.
+fn open(settings: &ArchiveConfig, replica: u64, logs: u16) -> ArchiveWriter {
+    let writer = ArchiveWriter::open_at(settings, CLUSTER, replica, logs).expect("a thread");
+    assert!(writer.wait_open());
+    writer.begin();
+    writer
+}
+
 fn archive(directory: &Path, replica: u64, all: &[Vec<Entry>], segment_bytes: u64) {
     let logs = all.len() as u16;
     let settings = settings(directory, segment_bytes);
-    let mut writer = ArchiveWriter::open_at(&settings, CLUSTER, replica, logs).expect("opened");
+    let mut writer = open(&settings, replica, logs);
     for (log, entries) in (0..logs).zip(all) {
         let mut next = 1;
         while next <= entries.len() as u64 {
@@ -194,8 +215,8 @@ fn what_is_archived_is_read_back_and_goes_on_after_a_restart() {
     let draft = directory.path().join(files::draft(CLUSTER, 0, 1));
     fs::write(&draft, "half a file").expect("written");
     let settings = settings(directory.path(), 4096);
-    let mut writer = ArchiveWriter::open_at(&settings, CLUSTER, 1, 2).expect("opened");
-    assert!(!draft.exists());
+    let mut writer = open(&settings, 1, 2);
+    until(|| !draft.exists());
     for (log, entries) in (0_u16..).zip(&all) {
         let (last, term) = writer.end_of(log);
         assert_eq!(last, half[usize::from(log)].len() as u64);
@@ -227,7 +248,7 @@ fn a_damaged_newest_file_is_archived_again() {
     let mut all = history(&mut Random(9), 1, 20, false);
     all[0][10..].iter_mut().for_each(|entry| entry.term += 1);
     let settings = settings(directory.path(), 1);
-    let open = || ArchiveWriter::open_at(&settings, CLUSTER, 1, 1).expect("opened");
+    let open = || open(&settings, 1, 1);
     let mut writer = open();
     assert!(!writer.had_files(0));
     writer.write(part(0, &all[0], 1, 10, 0));
@@ -319,7 +340,7 @@ fn a_gap_that_the_node_knew_of_is_told_as_such() {
     let directory = tempfile::tempdir().expect("directory");
     let all = history(&mut Random(3), 1, 60, false);
     let settings = settings(directory.path(), 1 << 20);
-    let mut writer = ArchiveWriter::open_at(&settings, CLUSTER, 1, 1).expect("opened");
+    let mut writer = open(&settings, 1, 1);
     writer.write(part(0, &all[0], 1, 20, 0));
     writer.write(part(0, &all[0], 31, 60, 21));
     writer.close();
@@ -345,24 +366,17 @@ fn a_disk_that_fails_is_told_and_what_was_handed_out_is_void() {
     let directory = tempfile::tempdir().expect("directory");
     let place = directory.path().join("archive");
     let all = history(&mut Random(4), 1, 60, false);
-    let writer = ArchiveWriter::open_at(&settings(&place, 1), CLUSTER, 1, 1).expect("opened");
-    let until = |what: &dyn Fn() -> bool| {
-        let end = std::time::Instant::now() + Duration::from_secs(20);
-        while !what() {
-            assert!(std::time::Instant::now() < end);
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    };
+    let writer = open(&settings(&place, 1), 1, 1);
     writer.write(part(0, &all[0], 1, 5, 0));
-    until(&|| writer.state(0).sealed == 5);
+    until(|| writer.state(0).sealed == 5);
     fs::rename(&place, directory.path().join("away")).expect("renamed");
     writer.write(part(0, &all[0], 6, 10, 0));
     writer.write(part(0, &all[0], 11, 15, 0));
-    until(&|| writer.failed_epoch(0) == 1 && writer.queued() == 0);
+    until(|| writer.failed_epoch(0) == 1 && writer.queued() == 0);
     fs::rename(directory.path().join("away"), &place).expect("renamed");
     // Handed out before the failure was seen: void, or there would be a gap.
     writer.write(part(0, &all[0], 16, 20, 0));
-    until(&|| writer.queued() == 0);
+    until(|| writer.queued() == 0);
     assert_eq!(writer.state(0).sealed, 5);
     assert!(writer.state(0).failing.is_some());
     let again = Part {
@@ -370,7 +384,7 @@ fn a_disk_that_fails_is_told_and_what_was_handed_out_is_void() {
         ..part(0, &all[0], 6, 20, 0)
     };
     writer.write(again);
-    until(&|| writer.state(0).sealed == 20);
+    until(|| writer.state(0).sealed == 20);
     assert_eq!(writer.state(0).failing, None);
     drop(writer);
     let shelf = shelf(&[&place]);
@@ -470,17 +484,7 @@ fn a_snapshot_that_is_later_is_refused() {
 
 #[test]
 fn a_gap_that_grows_while_the_disk_fails_is_one() {
-    let mut lane = Lane {
-        next: 5,
-        epoch: 1,
-        gap_from: 0,
-        fresh: false,
-        retry_us: 0,
-        hurried_us: 0,
-        gaps: 0,
-        lost: 0,
-        lost_until: 0,
-    };
+    let mut lane = Lane::new(0);
     for there in [100, 300, 300] {
         // The file that was to name it could not be written.
         lane.next = 5;

@@ -2,22 +2,23 @@
 //! that was handed out, and the loop is told to begin again behind the last sealed one.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use cyclone_wire::archive::{
-    END_BYTES, ENTRY_BYTES, End, HEAD_BYTES, Head, Next, next, seal_entry, stamp_ms,
-};
+use cyclone_wire::archive::{END_BYTES, ENTRY_BYTES, End, Head, Next, next, seal_entry, stamp_ms};
 
-use super::{ArchiveConfig, files};
+use super::opening::Opening;
+use super::{ArchiveConfig, RETRY_US, files};
 use crate::config::Config;
 
-/// How long the end waits for a disk that does not answer.
+/// How long a start waits for a disk that does not answer.
+const OPEN_WITHIN: Duration = Duration::from_secs(5);
+/// How long the end waits for it.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 /// A failure that lasts is told again.
 const TELL_AGAIN: Duration = Duration::from_secs(60);
@@ -35,6 +36,7 @@ pub(super) struct Part {
 }
 
 enum Job {
+    Begin,
     Write(Part),
     Seal(u16),
     Close,
@@ -43,13 +45,13 @@ enum Job {
 /// What the thread tells of a log.
 #[derive(Clone, Default)]
 pub(super) struct State {
-    /// There were files when the writer was opened, readable or not.
-    began: bool,
+    /// There were files when the directory was opened, readable or not.
+    pub(super) began: bool,
     pub(super) sealed: u64,
     /// Term of the last sealed entry.
-    term: u64,
+    pub(super) term: u64,
     /// The latest stamp up to there.
-    clock_ms: u64,
+    pub(super) clock_ms: u64,
     pub(super) failed_epoch: u64,
     pub(super) failing: Option<String>,
     pub(super) files: u64,
@@ -59,6 +61,12 @@ pub(super) struct State {
 struct Shared {
     states: Mutex<Vec<State>>,
     queued: AtomicU64,
+    /// By log: the thread has been asked for a sealed file and has not begun with that. Its disk may hang for hours.
+    sealing: Vec<AtomicBool>,
+    /// The directory has been tried once.
+    tried: AtomicBool,
+    /// The states say where its files end.
+    open: AtomicBool,
 }
 
 impl Shared {
@@ -77,10 +85,10 @@ pub struct ArchiveWriter {
 }
 
 impl ArchiveWriter {
-    /// Opens a node's archive, if its configuration has one, and starts the thread.
+    /// Starts the thread of a node's archive, if its configuration has one. It opens the directory, and goes on trying until it can.
     ///
     /// # Errors
-    /// When the directory cannot be made or read, or the thread not started.
+    /// When the thread cannot be started.
     pub fn open(config: &Config) -> io::Result<Option<ArchiveWriter>> {
         let (cluster, replica) = (config.cluster_id, config.id);
         let open = |archive| Self::open_at(archive, cluster, replica, config.logs);
@@ -94,31 +102,16 @@ impl ArchiveWriter {
         logs: u16,
     ) -> io::Result<ArchiveWriter> {
         let directory = archive.directory.clone();
-        fs::create_dir_all(&directory)?;
-        let mut states = vec![State::default(); usize::from(logs)];
-        for named in files::list(&directory)? {
-            let ours = named.cluster == cluster && named.replica == replica;
-            let state = states.get_mut(usize::from(named.log));
-            if let Some(state) = state.filter(|_| ours) {
-                state.began = true;
-                if state.sealed >= named.last {
-                    continue;
-                }
-                match read_end(&named.path) {
-                    Ok(end) => {
-                        state.sealed = named.last;
-                        (state.term, state.clock_ms) = (end.last_term, end.clock_ms);
-                    }
-                    Err(error) => {
-                        let file = named.path.display();
-                        tracing::error!(%file, %error, "an archive file does not read back: what the log still has of it is archived again");
-                    }
-                }
-            }
-        }
+        let unknown = State {
+            failing: Some("it is not open yet".into()),
+            ..State::default()
+        };
         let shared = Arc::new(Shared {
-            states: Mutex::new(states.clone()),
+            states: Mutex::new(vec![unknown; usize::from(logs)]),
             queued: AtomicU64::new(0),
+            sealing: (0..logs).map(|_| AtomicBool::new(false)).collect(),
+            tried: AtomicBool::new(false),
+            open: AtomicBool::new(false),
         });
         let (jobs, queue) = channel();
         let mut thread = Thread {
@@ -128,12 +121,9 @@ impl ArchiveWriter {
             seal_after: archive.seal_after,
             segment_bytes: archive.segment_bytes,
             shared: Arc::clone(&shared),
-            drafts: states.iter().map(|_| None).collect(),
+            drafts: (0..logs).map(|_| None).collect(),
             told: None,
         };
-        for log in 0..logs {
-            thread.drop_draft(log);
-        }
         let thread = std::thread::Builder::new()
             .name("archive".into())
             .spawn(move || thread.run(&queue))?;
@@ -143,6 +133,25 @@ impl ArchiveWriter {
             shared,
             thread: Some(thread),
         })
+    }
+
+    /// Waits until the directory has been tried once, within reason. Answers whether it is open.
+    pub(super) fn wait_open(&self) -> bool {
+        let until = Instant::now() + OPEN_WITHIN;
+        while !self.shared.tried.load(Ordering::Acquire) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.is_open()
+    }
+
+    /// Whether it is known where the files end. Nothing is to be handed over before.
+    pub(super) fn is_open(&self) -> bool {
+        self.shared.open.load(Ordering::Acquire)
+    }
+
+    /// The files are this node's: from here on the directory may be changed.
+    pub(super) fn begin(&self) {
+        self.send(Job::Begin);
     }
 
     pub(super) fn directory(&self) -> &Path {
@@ -155,7 +164,7 @@ impl ArchiveWriter {
         (state.sealed, state.term)
     }
 
-    /// Whether a log had files when the writer was opened, readable or not.
+    /// Whether a log had files when the directory was opened, readable or not.
     pub(super) fn had_files(&self, log: u16) -> bool {
         self.state(log).began
     }
@@ -182,8 +191,14 @@ impl ArchiveWriter {
         self.send(Job::Write(part));
     }
 
-    pub(super) fn seal(&self, log: u16) {
-        self.send(Job::Seal(log));
+    /// Asks for a sealed file, unless that waits to be done already; answers whether it did not.
+    pub(super) fn seal(&self, log: u16) -> bool {
+        let asked = &self.shared.sealing[usize::from(log)];
+        let new = !asked.swap(true, Ordering::AcqRel);
+        if new {
+            self.send(Job::Seal(log));
+        }
+        new
     }
 
     fn send(&self, job: Job) {
@@ -218,18 +233,6 @@ impl Drop for ArchiveWriter {
     }
 }
 
-fn read_end(path: &Path) -> io::Result<End> {
-    let bad = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-    let mut file = File::open(path)?;
-    let mut head = [0; HEAD_BYTES];
-    file.read_exact(&mut head)?;
-    let (_, seed) = Head::decode(&head).map_err(bad)?;
-    file.seek(SeekFrom::End(-(END_BYTES as i64)))?;
-    let mut end = [0; END_BYTES];
-    file.read_exact(&mut end)?;
-    End::decode(seed, &end).map_err(bad)
-}
-
 /// A file that is being written.
 struct Draft {
     file: BufWriter<File>,
@@ -253,10 +256,20 @@ struct Thread {
 
 impl Thread {
     fn run(&mut self, queue: &Receiver<Job>) {
+        if !self.open(queue) {
+            return;
+        }
         loop {
             match queue.recv_timeout(self.patience()) {
+                Ok(Job::Begin) => {
+                    (0..self.drafts.len() as u16).for_each(|log| self.drop_draft(log))
+                }
                 Ok(Job::Write(part)) => self.take(part),
-                Ok(Job::Seal(log)) => self.seal(log),
+                Ok(Job::Seal(log)) => {
+                    // Before it is done: what is asked for from here on may want more than that.
+                    self.shared.sealing[usize::from(log)].store(false, Ordering::Release);
+                    self.seal(log);
+                }
                 Ok(Job::Close) | Err(RecvTimeoutError::Disconnected) => {
                     return (0..self.drafts.len() as u16).for_each(|log| self.seal(log));
                 }
@@ -267,6 +280,38 @@ impl Thread {
                 if draft.is_some_and(|draft| draft.begun.elapsed() >= self.seal_after) {
                     self.seal(log as u16);
                 }
+            }
+        }
+    }
+
+    /// Tries until the directory is open; `false` if it is to end before.
+    fn open(&mut self, queue: &Receiver<Job>) -> bool {
+        let logs = self.drafts.len() as u16;
+        let mut opening = Opening::new(&self.directory, self.cluster, self.replica, logs);
+        loop {
+            match opening.look() {
+                Ok(states) => {
+                    *self.shared.lock() = states;
+                    self.shared.open.store(true, Ordering::Release);
+                    self.shared.tried.store(true, Ordering::Release);
+                    if self.told.take().is_some() {
+                        let directory = self.directory.display();
+                        tracing::warn!(%directory, "the archive is open");
+                    }
+                    return true;
+                }
+                Err(error) => {
+                    self.tell(&error);
+                    for state in &mut *self.shared.lock() {
+                        state.failing = Some(error.to_string());
+                    }
+                }
+            }
+            self.shared.tried.store(true, Ordering::Release);
+            match queue.recv_timeout(Duration::from_micros(RETRY_US)) {
+                Ok(Job::Close) | Err(RecvTimeoutError::Disconnected) => return false,
+                // Nothing else is handed over before.
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
             }
         }
     }
@@ -412,14 +457,18 @@ impl Thread {
 
     fn fail(&mut self, log: u16, epoch: u64, error: &io::Error) {
         self.drop_draft(log);
-        if self.told.is_none_or(|told| told.elapsed() > TELL_AGAIN) {
-            self.told = Some(Instant::now());
-            let directory = self.directory.display();
-            tracing::error!(log, %directory, %error, "the archive cannot be written: trimming waits for it while there is room");
-        }
+        self.tell(error);
         let mut states = self.shared.lock();
         let state = &mut states[usize::from(log)];
         state.failed_epoch = state.failed_epoch.max(epoch);
         state.failing = Some(error.to_string());
+    }
+
+    fn tell(&mut self, error: &io::Error) {
+        if self.told.is_none_or(|told| told.elapsed() > TELL_AGAIN) {
+            self.told = Some(Instant::now());
+            let directory = self.directory.display();
+            tracing::error!(%directory, %error, "the archive cannot be written: trimming waits for it while there is room");
+        }
     }
 }

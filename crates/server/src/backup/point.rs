@@ -83,6 +83,21 @@ impl Wanted {
                 "the snapshot holds what was written until {}, which is later than that moment: begin with an earlier snapshot",
                 format_time(clock_ms)
             ),
+            Err(ReplayError::ClockBack {
+                log,
+                cut,
+                cut_ms,
+                index,
+                stamp_ms,
+                last,
+            }) => bail!(
+                "log {log} would end before entry {cut}, stamped {}, but entry {index}, which comes later, is stamped {}. Either a \
+                 leader's clock was ahead: then what was written up to entry {last} belongs to that moment, so say \
+                 --until-index {log}:{last}. Or it was behind afterwards: then say --until-index {log}:{}",
+                format_time(cut_ms),
+                format_time(stamp_ms),
+                cut - 1
+            ),
             other => other?,
         };
         Ok(Found {
@@ -153,6 +168,11 @@ impl Found {
                     "stamp_ms": place.clock_ms,
                     "archive_ended": place.at_end,
                     "held_back": place.held,
+                    "left_out": place.left_out.map(|left| serde_json::json!({
+                        "index": left.index,
+                        "stamp_ms": left.stamp_ms,
+                    })),
+                    "unseen": place.unseen,
                 })
             })
             .collect();
@@ -177,6 +197,18 @@ impl Found {
                 );
             }
             println!();
+            if let Some(left) = place.left_out {
+                let stamp = left.stamp_ms.map_or("without a stamp".to_owned(), |ms| {
+                    format!("stamped {}", format_time(ms))
+                });
+                println!("          left out from entry {} on, {stamp}", left.index);
+            }
+            if place.unseen > 0 {
+                println!(
+                    "          {} later entries are damaged or missing in the archive, so it is not known whether a clock had been ahead",
+                    place.unseen
+                );
+            }
             if place.at_end && self.until_ms.is_some() {
                 println!(
                     "          the archive ends there: later entries before that moment, if there were any, are not in it"
@@ -216,7 +248,94 @@ fn format_time(ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use cyclone_wire::archive::{self, End, EntryHead, put_entry, seal_entry};
+    use cyclone_wire::batch;
+
     use super::*;
+
+    /// An archive of one log, whose entries have these stamps.
+    fn archive(directory: &Path, stamps: &[u64]) {
+        let head = archive::Head {
+            log: 0,
+            logs: 1,
+            cluster: 7,
+            replica: 1,
+            first: 1,
+            prev_term: 0,
+            gap_from: 0,
+            clock_ms: 0,
+            begun_ms: 0,
+        };
+        let mut file = head.encode();
+        let seed = u32::from_le_bytes(*file.last_chunk().expect("a checksum"));
+        for (index, stamp_ms) in (1..).zip(stamps) {
+            let payload = batch::Writer::new().finish(*stamp_ms);
+            let mut entry = Vec::new();
+            let head = EntryHead {
+                length: payload.len() as u32,
+                index,
+                term: 1,
+                kind: 0,
+            };
+            put_entry(&mut entry, &head);
+            entry.extend_from_slice(&payload);
+            seal_entry(seed, &mut entry);
+            file.extend_from_slice(&entry);
+        }
+        let last = stamps.len() as u64;
+        let end = End {
+            last,
+            last_term: 1,
+            entries: last,
+            bytes: file.len() as u64,
+            clock_ms: stamps.iter().copied().max().unwrap_or(0),
+        };
+        file.extend_from_slice(&end.encode(seed));
+        let name = format!("{:032x}.00.{:020}.{last:020}.1.cyarch", 7, 1);
+        std::fs::write(directory.join(name), file).expect("written");
+    }
+
+    /// A leader's clock was a day ahead for a while: a cut by time would leave out everything that was acknowledged since.
+    #[test]
+    fn a_moment_that_a_clock_hides_is_refused_with_what_to_say_instead() {
+        let directory = tempfile::tempdir().expect("directory");
+        archive(
+            directory.path(),
+            &[1_000_000, 90_000_000, 1_100_000, 1_200_000],
+        );
+        let head = Head {
+            id: 5,
+            cluster: 7,
+            made_ms: 0,
+            engine: "memory",
+            applied: vec![(0, 0)],
+            files: 0,
+        };
+        let find = |until: Option<&str>, index: Option<&str>| {
+            let directories = vec![directory.path().to_owned()];
+            let wanted = Wanted::read(directories, until, index).expect("read");
+            wanted.expect("directories").find(&head)
+        };
+        let error = find(Some("1150000"), None).expect_err("hidden").to_string();
+        for word in [
+            "log 0 would end before entry 2",
+            "stamped 1970-01-02T01:00:00Z",
+            "entry 3",
+            "stamped 1970-01-01T00:18:20Z",
+            "--until-index 0:3",
+            "--until-index 0:1",
+        ] {
+            assert!(error.contains(word), "{word}: {error}");
+        }
+        let found = find(None, Some("0:3")).expect("found").json();
+        assert_eq!(found["logs"][0]["applied"], 3);
+        assert_eq!(found["logs"][0]["left_out"]["index"], 4);
+        assert_eq!(found["logs"][0]["left_out"]["stamp_ms"], 1_200_000);
+        let all = find(None, None).expect("found").json();
+        assert!(all["logs"][0]["left_out"].is_null());
+    }
 
     #[test]
     fn times_are_read() {

@@ -16,6 +16,9 @@ use super::shelf;
 use crate::config::{File, engine_name};
 use crate::serve::engine;
 
+/// Names the engine, as a restore does near its end; the second is what a crash leaves of that.
+const ENGINE: [&str; 2] = ["ENGINE", "ENGINE.new"];
+
 /// What the command line says.
 pub struct Arguments {
     /// The snapshot.
@@ -43,9 +46,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     check_fit(&head, origin, &config, file.cluster.restored_from()?)?;
     check_new(&config)?;
     let data = &config.data;
-    engine::check(data, config.engine)?;
     fs::create_dir_all(data).with_context(|| format!("cannot create {}", data.display()))?;
     let unfinished = begin(data)?;
+    // Behind it: the restore that was cut off may have been of another engine.
+    engine::check(data, config.engine)?;
     let files = unfinished.join("files");
     fs::create_dir(&files).with_context(|| format!("cannot create {}", files.display()))?;
     if super::read(&arguments.file, Some(&files))? != head {
@@ -87,6 +91,15 @@ fn begin(data: &Path) -> Result<PathBuf> {
             unfinished.join("files"),
         ] {
             remove(&left_over)?;
+        }
+        for name in ENGINE {
+            let path = data.join(name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+                }
+                _ => {}
+            }
         }
     }
     fs::create_dir_all(&unfinished)
@@ -177,7 +190,7 @@ fn check_new(config: &Config) -> Result<()> {
     let ours = [shelf::UNFINISHED, "store", "RESTORED.new", "RESTORED"];
     for entry in entries {
         let name = entry.file_name();
-        let left_over = unfinished && ours.iter().any(|own| name == *own);
+        let left_over = unfinished && ours.iter().chain(&ENGINE).any(|own| name == *own);
         // What a new file system has by itself.
         if !left_over && name != "lost+found" {
             bail!(
@@ -227,6 +240,8 @@ fn install(
 mod tests {
     use std::os::unix::fs::MetadataExt as _;
 
+    use cyclone_replica::Engine;
+
     use super::*;
 
     /// A restore was cut off just before its end, and the one that repeats it at its beginning, by a machine that loses power: of
@@ -238,6 +253,8 @@ mod tests {
         fs::create_dir_all(data.join(shelf::UNFINISHED).join("files")).expect("directory");
         fs::create_dir_all(data.join("store/gen-1")).expect("directory");
         shelf::note(data, 7).expect("noted");
+        engine::note(data, Engine::RocksDb);
+        fs::write(data.join("ENGINE.new"), "half").expect("written");
         let number = || fs::metadata(data.join(shelf::UNFINISHED)).map(|it| it.ino());
         let before = number().expect("there");
         begin(data).expect("begun");
@@ -245,6 +262,7 @@ mod tests {
         assert_eq!(number().expect("there"), before);
         assert_eq!(shelf::origin(data).expect("read"), None);
         shelf::check(data, Some(7)).expect_err("cut off");
+        engine::check(data, Engine::Memory).expect("it says nothing any more");
         assert_eq!(fs::read_dir(data).expect("read").count(), 1);
     }
 }

@@ -265,6 +265,15 @@ impl RequestParser {
         }
     }
 
+    /// Bytes that the current request occupies here, beside those given. What is kept for the next one is little, and not counted.
+    pub fn held(&self) -> usize {
+        let ranges = match self.ranges.capacity() {
+            ..=KEPT_RANGES => self.ranges.len(),
+            long => long,
+        };
+        ranges * size_of::<(u32, u32)>() + self.inline.capacity()
+    }
+
     /// Reads the length line of an argument.
     fn bulk_length(&mut self, input: &[u8]) -> Result<Option<usize>, ProtocolError> {
         let Some(first) = input.get(self.at) else {

@@ -170,6 +170,28 @@ fn oversize_requests_are_skipped_and_the_stream_goes_on() {
 }
 
 #[test]
+fn what_a_request_occupies_is_told_and_given_back() {
+    let mut parser = RequestParser::new(Limits::default());
+    let array = [&b"*1001\r\n"[..], &b"$0\r\n\r\n".repeat(1000)].concat();
+    assert_eq!(parser.parse(&array), Ok(Parsed::Incomplete));
+    assert!(
+        (8000..=16_384).contains(&parser.held()),
+        "{}",
+        parser.held()
+    );
+    parser.advance();
+    assert_eq!(parser.held(), 0);
+    let line = [&b"x ".repeat(1000)[..], b"\r\n"].concat();
+    assert_eq!(parser.parse(&line), Ok(Parsed::Command(line.len())));
+    assert!(parser.held() >= 9000, "{}", parser.held());
+    parser.advance();
+    // Where a short one was is kept for the next.
+    assert_eq!(parser.parse(b"PING\r\n"), Ok(Parsed::Command(6)));
+    parser.advance();
+    assert_eq!(parser.held(), 0);
+}
+
+#[test]
 fn numbers() {
     for value in [0, 1, -1, 10, 99, i64::MAX, i64::MIN] {
         assert_eq!(Decimal::new(value).as_bytes(), value.to_string().as_bytes());
