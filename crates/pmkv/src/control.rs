@@ -391,6 +391,11 @@ impl Control {
         }
     }
 
+    /// Whether there is more than what cleaning needs, and a log that notes deletions.
+    pub(crate) fn has_room_to_spare(&self) -> bool {
+        self.backup.table().free_segments() > self.config.cleaning_reserve + 1
+    }
+
     /// Gives a segment back.
     pub(crate) fn free(&mut self, segment: u32) {
         let remote = self

@@ -125,11 +125,6 @@ impl Node {
             return Ok(());
         };
         let is_bound = !matches!(read.how, How::Weak { .. });
-        if is_bound && self.snapshots.is_installing() {
-            // The store may be taken back at any moment.
-            self.answers.push((read.origin, Outcome::Busy));
-            return Ok(());
-        }
         if log.is_some() && read.now_ms == 0 && goes_by_the_clock(&query, read.how) {
             read.now_ms = self.now.wall_ms;
         }

@@ -146,7 +146,13 @@ fn image_of(file: &File, path: &Path) -> Result<Vec<u8>, InspectError> {
 fn mapped(path: &Path) -> Result<Vec<u8>, InspectError> {
     let region = Region::attach(path, FlushPolicy::Auto)?;
     let area = region.take(0, region.len())?.share();
-    Ok(area.read_vec(0, region.len()))
+    // The region need not have all of a device.
+    let head = area.read_vec(0, SUPERBLOCK_BYTES.min(region.len()));
+    let len = match Superblock::decode(&head) {
+        Ok(block) => block.region_bytes.min(region.len()),
+        Err(_) => head.len() as u64,
+    };
+    Ok(area.read_vec(0, len))
 }
 
 /// A copy of a region, and whose it is.
@@ -154,7 +160,7 @@ fn copy_region(path: &Path) -> Result<(Region, Owner), InspectError> {
     let file = File::open(path).map_err(io_at(path))?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)
         .map_err(|error| io_at(path)(error.into()))?;
-    let mut image = image_of(&file, path)?;
+    let image = image_of(&file, path)?;
     let none = |what: String| InspectError::NoRegion {
         path: path.display().to_string(),
         what,
@@ -170,11 +176,6 @@ fn copy_region(path: &Path) -> Result<(Region, Owner), InspectError> {
             found,
         },
     })?;
-    let is_device = !file.metadata().map_err(io_at(path))?.is_file();
-    if is_device && block.region_bytes < image.len() as u64 {
-        // The region need not have all of it.
-        image.truncate(block.region_bytes as usize);
-    }
     if block.region_bytes != image.len() as u64 {
         return Err(none(format!(
             "it says {} bytes and has {}",
@@ -383,15 +384,32 @@ fn look_at_flash(
 mod tests {
     use super::*;
 
-    /// What devices are read by shows what files are read by.
+    /// What devices are read by shows what files are read by, as far as the region goes.
     #[test]
     fn a_mapped_region_has_the_bytes_of_its_file() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("region");
-        let bytes: Vec<u8> = (0..3 * 4096u32).map(|n| (n % 251) as u8).collect();
+        let mut bytes: Vec<u8> = (0..3 * 4096u32).map(|n| (n % 251) as u8).collect();
+        let block = Superblock {
+            cluster: 1,
+            replica: 2,
+            incarnation: 3,
+            boot_id: [4; 16],
+            logs: 1,
+            frame_bytes: 0,
+            region_bytes: 2 * 4096,
+        };
+        bytes[..SUPERBLOCK_BYTES as usize].fill(0);
+        let head = block.encode();
+        bytes[..head.len()].copy_from_slice(&head);
         fs::write(&path, &bytes).expect("written");
         let file = File::open(&path).expect("opened");
         assert_eq!(image_of(&file, &path).expect("read"), bytes);
-        assert_eq!(mapped(&path).expect("mapped"), bytes);
+        assert_eq!(mapped(&path).expect("mapped"), bytes[..2 * 4096]);
+        // Whoever has no region there learns so by its head.
+        bytes[0] ^= 1;
+        fs::write(&path, &bytes).expect("written");
+        let head = SUPERBLOCK_BYTES as usize;
+        assert_eq!(mapped(&path).expect("mapped"), bytes[..head]);
     }
 }

@@ -67,7 +67,7 @@ pub(crate) enum Done {
     Read {
         log: Option<usize>,
         read: Read,
-        /// Of all logs when it was asked, where no other leader's entries may be seen meanwhile.
+        /// What this replica was when it was asked, where that matters.
         reign: Option<Reign>,
         result: Result<Reply, ApplyError>,
     },

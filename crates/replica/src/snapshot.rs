@@ -218,6 +218,10 @@ impl Node {
             return;
         }
         self.abandon_fetch();
+        // Who leads some log takes none: it would take that log back. It is offered again.
+        if self.leads_any() {
+            return;
+        }
         if now_us < self.snapshots.not_before_us {
             // It is offered again.
             return;
@@ -265,7 +269,7 @@ impl Node {
     fn fetch_upkeep(&mut self, now_us: u64) {
         if self.is_of_no_use_now() {
             tracing::info!(
-                "a checkpoint is no longer needed: the log has come from another leader"
+                "a checkpoint is no longer needed: this replica leads, or has what it holds"
             );
             return self.abandon_fetch();
         }

@@ -1,7 +1,7 @@
 //! Keeping the leaders of all logs on one replica (cyclone §5.1): carries out what [`cyclone_consensus::Colocation`]
 //! decides, and refuses requests until it has come about.
 
-use cyclone_consensus::{Action, LogView};
+use cyclone_consensus::{Action, LogView, PeerStatus};
 
 use crate::node::Node;
 use crate::physical::PhysicalLog;
@@ -71,7 +71,12 @@ impl Node {
     /// How long a handover may take: it is an election, and may have to be begun again.
     pub(crate) fn handover_us(&self) -> u64 {
         const LEAST_US: u64 = 500_000;
-        LEAST_US.max(2 * self.config.election.as_micros() as u64)
+        let election_us = self.config.election.as_micros() as u64;
+        match self.logs[0].group.members().voters.len() {
+            // There is nobody to wait for.
+            0 | 1 => LEAST_US,
+            _ => LEAST_US.max(2 * election_us),
+        }
     }
 
     /// What tells a successor may get lost, or nobody may be known to listen just then.
@@ -80,30 +85,37 @@ impl Node {
             return;
         }
         // Another one would end the handover that is under way.
-        let peers = self.logs[0].group.status().peers;
+        let peers = self.peers_of_led();
         let listens = |id: &u64| {
             peers
                 .iter()
                 .any(|peer| peer.id == *id && peer.recent_active)
         };
-        self.successor = self
-            .successor
-            .filter(listens)
-            .or_else(|| self.best_successor());
+        // Where log 0 has gone the others follow.
+        let home = &self.logs[0].group;
+        let gone_to = home.leader().filter(|_| !home.is_leader());
+        let chosen = gone_to.or(self.successor).filter(listens);
+        self.successor = chosen.or_else(|| self.best_successor());
         if let Some(successor) = self.successor {
             self.hand_over_to(successor);
         }
     }
 
-    /// Hands leadership of all logs to the follower that has most of log 0.
+    /// Hands leadership of all logs to the follower that has most of the first one that this replica leads.
     pub(crate) fn hand_over(&mut self) {
         if let Some(best) = self.best_successor() {
             self.hand_over_to(best);
         }
     }
 
+    /// What is known of the others, in the first log that this replica leads.
+    fn peers_of_led(&self) -> Vec<PeerStatus> {
+        let led = self.logs.iter().find(|log| log.group.is_leader());
+        led.map_or_else(Vec::new, |log| log.group.status().peers)
+    }
+
     fn best_successor(&self) -> Option<u64> {
-        let peers = self.logs[0].group.status().peers;
+        let peers = self.peers_of_led();
         let able = peers
             .iter()
             .filter(|peer| peer.recent_active && self.votes_everywhere(peer.id));

@@ -170,12 +170,12 @@ fn an_archive_of_another_history_is_never_written() {
     let draft = format!("{:032x}.00.1.draft", 77);
     fs::write(place.join(&draft), "half").expect("written");
 
+    let before = names(&place);
     let refused = Alone::start(config(directory.path(), "refused"));
     assert!(matches!(refused, Err(StartError::Archive { log: 0, .. })));
 
     fs::rename(&place, &away).expect("renamed");
     fs::write(&place, "not a directory").expect("written");
-    let before = names(&away);
     let mut node = Alone::start(config(directory.path(), "ours")).expect("started");
     node.write(20);
     fs::remove_file(&place).expect("removed");

@@ -139,3 +139,37 @@ fn reads_are_answered() {
     }
     drop(ways);
 }
+
+/// Votes take longer here than the logs are left alone for that have no leader yet.
+#[test]
+fn several_logs_find_one_leader() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let mut cluster = cluster(
+        directory.path(),
+        Options {
+            engine: "memory".to_owned(),
+            first_port: first_port(21_000, 1),
+            logs: 2,
+            election_ms: Some(200),
+            ..Options::default()
+        },
+    );
+    let ways = part(&cluster);
+    cluster.start_all(true).expect("started");
+    let leader = cluster
+        .wait_for_leader(Duration::from_secs(60))
+        .expect("led");
+    let address = cluster.nodes[leader].redis;
+    let mut connection =
+        cyclone::resp::connect(address, Duration::from_secs(60)).expect("connected");
+    // In both logs.
+    let () = ask(
+        &mut connection,
+        redis::cmd("MSET").arg(&["a", "1", "b", "2", "c", "3"]),
+    );
+    drop(connection);
+    for node in 0..cluster.nodes.len() {
+        cluster.terminate(node).expect("ended");
+    }
+    drop(ways);
+}

@@ -81,6 +81,7 @@ impl HeldViews {
         begin: &Begin<'_>,
         page: &Page<'_>,
     ) -> Result<Reply, ApplyError> {
+        let is_new = cursor >> PLACE_BITS == 0;
         let (mut name, place) = (cursor >> PLACE_BITS, cursor & ((1 << PLACE_BITS) - 1));
         if name == 0 {
             match self.begin(term, place, begin)? {
@@ -113,6 +114,11 @@ impl HeldViews {
             )
         };
         let Some((next, keys)) = page(&**view, place, &at)? else {
+            drop(held);
+            // Nobody has heard its name.
+            if is_new {
+                lock(&self.views).remove(&name);
+            }
             return Ok(Reply::Failed(Failure::ReplyTooLong));
         };
         held.places = [place, if next == 0 { place } else { next }];

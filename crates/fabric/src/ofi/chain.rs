@@ -32,13 +32,13 @@ pub struct Chain {
     ready: BTreeSet<u64>,
     opened: Instant,
     /// In order of posting; the first `sent` of them are on their way.
-    running: VecDeque<Running>,
-    sent: usize,
+    pub(super) running: VecDeque<Running>,
+    pub(super) sent: usize,
     next: u64,
-    name: u64,
+    pub(super) name: u64,
 }
 
-struct Running {
+pub(super) struct Running {
     number: u64,
     context: u64,
     what: String,

@@ -214,7 +214,7 @@ fn a_member_that_answers_too_early_and_one_without_a_place_are_passed_over() {
         .register(0, 4096, Access::ALL, Token(7))
         .expect("key");
     let connection = ours.connect(&theirs.address()).expect("a connection");
-    let members = [(connection, key.clone())];
+    let members = [(connection, key)];
     let chain = ours.open_chain(ChainShape::Chain, &members).expect("chain");
     let mut core = ours.shared.lock();
     let swap = ChainOperation::CompareSwap {

@@ -152,7 +152,7 @@ impl Node {
             return false;
         }
         // A copy that is made leaves what cleaning and deletions need; what is on its way to be served may take that.
-        if self.promotions.is_empty() && self.store.space().is_full() {
+        if self.promotions.is_empty() && !self.control().has_room_to_spare() {
             return false;
         }
         let mut unadopted = std::mem::take(&mut self.unadopted);

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use cyclone_wire::envelope::encode_list;
-use cyclone_wire::raftmsg::RaftKind;
+use cyclone_wire::raftmsg::{Members, RaftKind, SnapshotMeta};
 
 use super::pace::{LEAST_PIECE, MOST_PIECE};
 use super::*;
@@ -213,6 +213,30 @@ fn what_was_asked_for_in_one_piece_is_taken_though_it_is_wanted_in_smaller_ones(
     assert!(!fetching.came(&chunk(1, length, vec![0; 1]), 1_004_000));
     assert!(!fetching.came(&chunk(2, 0, vec![0; 1]), 1_004_000));
     assert!(!fetching.came(&chunk(1, u64::MAX, vec![0; 1]), 1_004_000));
+}
+
+/// One log's leader has offered it at first, later the other's too.
+#[test]
+fn a_checkpoint_is_lacked_as_long_as_any_offered_log_lacks_something_of_it() {
+    let offer = |log: u16, index: u64| {
+        let mut offer = RaftMessage::new(log, RaftKind::Snapshot, 1, 2, 1);
+        offer.snapshot = Some(SnapshotMeta {
+            id: 1,
+            index,
+            term: 1,
+            members: Members::default(),
+        });
+        offer
+    };
+    let mut fetching = Fetching::new(offer(1, 50), 1, 1, PathBuf::new(), 0);
+    let lacked = |fetching: &Fetching, applied: [u64; 2]| {
+        fetching.is_lacked(|log| applied[usize::from(log)])
+    };
+    assert!(lacked(&fetching, [100, 49]));
+    assert!(!lacked(&fetching, [0, 50]), "log 0 is not offered");
+    fetching.take_offer(offer(0, 70));
+    assert!(lacked(&fetching, [69, 50]));
+    assert!(!lacked(&fetching, [70, 51]));
 }
 
 #[test]

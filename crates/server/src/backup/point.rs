@@ -93,7 +93,8 @@ impl Wanted {
             }) => bail!(
                 "log {log} would end before entry {cut}, stamped {}, but entry {index}, which comes later, is stamped {}. Either a \
                  leader's clock was ahead: then what was written up to entry {last} belongs to that moment, so say \
-                 --until-index {log}:{last}. Or it was behind afterwards: then say --until-index {log}:{}",
+                 --until-index {log}:{last}. Or it was behind afterwards: then say --until-index {log}:{}. \
+                 The other logs go as far as that entry's own stamp",
                 format_time(cut_ms),
                 format_time(stamp_ms),
                 cut - 1

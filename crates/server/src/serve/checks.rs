@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use cyclone_gateway::GatewayConfig;
@@ -64,8 +65,14 @@ pub fn check(file: &File, beginning: Beginning) -> Result<Checked> {
     })
 }
 
+/// How long a check waits for a disk that does not answer. Whoever needs it will say so.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+
 fn check_directory(field: &str, path: &Path) -> Result<()> {
-    if path.exists() && !path.is_dir() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let asked = path.to_path_buf();
+    std::thread::spawn(move || tell.send(asked.exists() && !asked.is_dir()));
+    if told.recv_timeout(ANSWERS_WITHIN) == Ok(true) {
         bail!(
             "{field} = {} is a file: expected a directory",
             path.display()
