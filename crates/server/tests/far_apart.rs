@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -15,6 +16,7 @@ use common::{ask, cluster, first_port};
 use cyclone::cluster::{LocalCluster, Options};
 
 const ONE_WAY: Duration = Duration::from_millis(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A long way between two addresses: what comes from the second goes to the first, everything else to the second.
 struct Way {
@@ -88,29 +90,38 @@ fn part(cluster: &LocalCluster) -> Vec<Way> {
     ways
 }
 
+/// Starts a cluster of two logs and answers it with its ways, and a connection to whoever leads.
+fn led(directory: &Path, options: Options) -> (LocalCluster, Vec<Way>, redis::Connection) {
+    let options = Options {
+        engine: "memory".to_owned(),
+        logs: 2,
+        ..options
+    };
+    let mut cluster = cluster(directory, options);
+    let ways = part(&cluster);
+    cluster.start_all(true).expect("started");
+    let leader = cluster.wait_for_leader(PATIENCE).expect("led");
+    let connection = cyclone::resp::connect(cluster.nodes[leader].redis, PATIENCE);
+    (cluster, ways, connection.expect("connected"))
+}
+
+fn end(mut cluster: LocalCluster) {
+    for node in 0..cluster.nodes.len() {
+        cluster.terminate(node).expect("ended");
+    }
+}
+
 /// A round that is asked for again, because its answer takes longer than one nearby, must not be in vain.
 #[test]
 fn reads_are_answered() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let mut cluster = cluster(
-        directory.path(),
-        Options {
-            engine: "memory".to_owned(),
-            first_port: first_port(21_000, 0),
-            logs: 2,
-            lease_reads: true,
-            election_ms: Some(1000),
-            ..Options::default()
-        },
-    );
-    let ways = part(&cluster);
-    cluster.start_all(true).expect("started");
-    let leader = cluster
-        .wait_for_leader(Duration::from_secs(60))
-        .expect("led");
-    let address = cluster.nodes[leader].redis;
-    let mut connection =
-        cyclone::resp::connect(address, Duration::from_secs(60)).expect("connected");
+    let options = Options {
+        first_port: first_port(21_000, 0),
+        lease_reads: true,
+        election_ms: Some(1000),
+        ..Options::default()
+    };
+    let (cluster, ways, mut connection) = led(directory.path(), options);
     for turn in 0..3 {
         let value = format!("value {turn}");
         let () = ask(&mut connection, redis::cmd("SET").arg("key").arg(&value));
@@ -134,9 +145,7 @@ fn reads_are_answered() {
         );
     }
     drop(connection);
-    for node in 0..cluster.nodes.len() {
-        cluster.terminate(node).expect("ended");
-    }
+    end(cluster);
     drop(ways);
 }
 
@@ -144,32 +153,18 @@ fn reads_are_answered() {
 #[test]
 fn several_logs_find_one_leader() {
     let directory = tempfile::tempdir().expect("temporary directory");
-    let mut cluster = cluster(
-        directory.path(),
-        Options {
-            engine: "memory".to_owned(),
-            first_port: first_port(21_000, 1),
-            logs: 2,
-            election_ms: Some(200),
-            ..Options::default()
-        },
-    );
-    let ways = part(&cluster);
-    cluster.start_all(true).expect("started");
-    let leader = cluster
-        .wait_for_leader(Duration::from_secs(60))
-        .expect("led");
-    let address = cluster.nodes[leader].redis;
-    let mut connection =
-        cyclone::resp::connect(address, Duration::from_secs(60)).expect("connected");
+    let options = Options {
+        first_port: first_port(21_000, 1),
+        election_ms: Some(200),
+        ..Options::default()
+    };
+    let (cluster, ways, mut connection) = led(directory.path(), options);
     // In both logs.
     let () = ask(
         &mut connection,
         redis::cmd("MSET").arg(&["a", "1", "b", "2", "c", "3"]),
     );
     drop(connection);
-    for node in 0..cluster.nodes.len() {
-        cluster.terminate(node).expect("ended");
-    }
+    end(cluster);
     drop(ways);
 }
