@@ -220,6 +220,18 @@ impl FaaKeeper {
         sessions.answer(connection, &ToSender::Segment(grant));
     }
 
+    /// Lets those who wait write the current segment, once there is one.
+    fn serve(&mut self, sessions: &mut Sessions) {
+        if self.waiting.is_empty()
+            || self.current.is_none() && self.open_segment(sessions).is_none()
+        {
+            return;
+        }
+        for connection in std::mem::take(&mut self.waiting) {
+            self.grant(sessions, connection);
+        }
+    }
+
     fn open_segment(&mut self, sessions: &mut Sessions) -> Option<u32> {
         let term = sessions.memory.min_term();
         let segment = sessions
@@ -348,6 +360,8 @@ impl Keeper for FaaKeeper {
     }
 
     fn tick(&mut self, sessions: &mut Sessions, now_us: u64) {
+        // The server's own segments become free without a word.
+        self.serve(sessions);
         if let Some(holder) = self.stuck.due(now_us) {
             // It stays with the others.
             let _ = self.revoke(sessions, holder);
@@ -355,8 +369,6 @@ impl Keeper for FaaKeeper {
     }
 
     fn released(&mut self, sessions: &mut Sessions) {
-        for connection in std::mem::take(&mut self.waiting) {
-            self.grant(sessions, connection);
-        }
+        self.serve(sessions);
     }
 }

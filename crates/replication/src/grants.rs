@@ -197,6 +197,8 @@ impl Keeper for GrantKeeper {
     }
 
     fn tick(&mut self, sessions: &mut Sessions, now_us: u64) {
+        // The server's own segments become free without a word.
+        self.serve(sessions);
         if let Some(segment) = self.stuck.due(now_us) {
             // It stays with the others.
             let _ = self.revoke(sessions, segment);

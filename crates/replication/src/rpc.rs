@@ -60,6 +60,15 @@ impl Log for RpcLog {
     }
 }
 
+/// Why a record cannot be stored, for people: one of more than `MAX_BLOCKS` blocks would not be found again.
+fn too_large(segment_bytes: u64, len: usize) -> Option<String> {
+    let max = cut_for(segment_bytes)?.max_record();
+    let why = || {
+        format!("a record of {len} bytes; the most in segments of {segment_bytes} bytes is {max}")
+    };
+    (len > max).then(why)
+}
+
 /// The backup's side: one log of its own for all senders.
 #[derive(Default)]
 pub(crate) struct RpcKeeper {
@@ -126,7 +135,11 @@ impl RpcKeeper {
         counter: u64,
         record: &[u8],
     ) -> bool {
-        let Some(identity) = sessions.identity(connection) else {
+        let segment_bytes = sessions.memory.segment_bytes();
+        let (Some(identity), Some(cut)) = (sessions.identity(connection), cut_for(segment_bytes))
+        else {
+            // The next record begins with its first block, whatever was placed of this one.
+            self.blocks_placed = 0;
             return true;
         };
         let origin = Origin {
@@ -134,12 +147,8 @@ impl RpcKeeper {
             term: identity.term,
             name: RecordName::new(identity.stream, counter),
         };
-        let Some(cut) = cut_for(sessions.memory.segment_bytes()) else {
-            return true;
-        };
-        let Ok(count) = u16::try_from(cut.count(record.len())) else {
-            return true;
-        };
+        // `append` has bounded the count.
+        let count = cut.count(record.len()) as u16;
         let mut bytes = std::mem::take(&mut self.block);
         for (part, number) in cut.parts(record).zip(0u16..) {
             if number < self.blocks_placed {
@@ -196,6 +205,8 @@ impl Keeper for RpcKeeper {
         let through = stored.map_or(0, |stored| stored.through);
         if counter <= through || counter - through > WINDOW {
             sessions.refuse(connection, "a record's number is out of turn");
+        } else if let Some(why) = too_large(sessions.memory.segment_bytes(), record.len()) {
+            sessions.refuse(connection, &why);
         } else if self.waiting.len() >= MAX_WAITING {
             sessions.refuse(connection, "the memory is full, and too many records wait");
         } else if !self.waiting.is_empty() || !self.store(sessions, connection, counter, record) {
@@ -222,6 +233,8 @@ impl Keeper for RpcKeeper {
     }
 
     fn tick(&mut self, sessions: &mut Sessions, _now_us: u64) {
+        // The server's own segments become free without a word.
+        self.store_waiting(sessions);
         let mut fenced = false;
         for (&connection, stored) in &mut self.stored {
             let counter = stored.through;

@@ -41,10 +41,21 @@ struct SharedSegment {
     grant: Grant,
     /// The local atomic: where the next block goes; beyond the segment's end once it is full.
     tail: AtomicU64,
-    /// Reservations and writes under way.
+    /// Reservations and writes under way, and one more until the first that found no room: nobody finds any after that.
     writers: AtomicU64,
     /// Whether it is on its way back to the backup.
     told: AtomicBool,
+}
+
+impl SharedSegment {
+    fn new(grant: Grant) -> SharedSegment {
+        SharedSegment {
+            grant,
+            tail: AtomicU64::new(0),
+            writers: AtomicU64::new(1),
+            told: AtomicBool::new(false),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -88,11 +99,28 @@ impl SharedLog {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends a reservation or a write. The last one out of a full segment gives it back.
+    /// Takes an address for a block; `None` beyond the segment's end. Who has one leaves after its write.
+    fn enter(&self, segment: &SharedSegment, len: u64) -> Option<u64> {
+        segment.writers.fetch_add(1, Ordering::SeqCst);
+        //= rowan §6.1
+        let at = segment.tail.fetch_add(len, Ordering::SeqCst);
+        let most = segment.grant.key.len;
+        if at.checked_add(len).is_some_and(|end| end <= most) {
+            return Some(at);
+        }
+        // The tail only grows: just one finds it within the segment and leaves it beyond.
+        if at <= most {
+            self.leave(segment);
+        }
+        self.leave(segment);
+        None
+    }
+
+    /// Ends a reservation or a write. The last one out of a full segment gives it back; those that come later find no room,
+    /// and may be last once more.
     fn leave(&self, segment: &SharedSegment) {
         let last = segment.writers.fetch_sub(1, Ordering::SeqCst) == 1;
-        let full = segment.tail.load(Ordering::SeqCst) > segment.grant.key.len;
-        if last && full && !segment.told.swap(true, Ordering::SeqCst) {
+        if last && !segment.told.swap(true, Ordering::SeqCst) {
             let Grant { segment, epoch, .. } = segment.grant;
             self.give_back(&mut self.lock(), segment, epoch);
         }
@@ -152,11 +180,9 @@ impl SharedLog {
         let current = state.current.take();
         drop(state);
         if let Some(segment) = current {
-            segment.writers.fetch_add(1, Ordering::SeqCst);
-            segment
-                .tail
-                .fetch_add(segment.grant.key.len + 1, Ordering::SeqCst);
-            self.leave(&segment);
+            // As a block that is too large for any place.
+            let none = self.enter(&segment, segment.grant.key.len + 1);
+            debug_assert!(none.is_none());
         }
     }
 }
@@ -203,12 +229,7 @@ impl ShareLog {
             (current, _) => current.is_none(),
         };
         if full {
-            let next = state.next.pop_front().map(|grant| SharedSegment {
-                grant,
-                tail: AtomicU64::new(0),
-                writers: AtomicU64::new(0),
-                told: AtomicBool::new(false),
-            });
+            let next = state.next.pop_front().map(SharedSegment::new);
             state.current = next.map(Arc::new);
             self.want(link, &mut state);
         }
@@ -233,17 +254,12 @@ impl ShareLog {
                 }
                 return false;
             };
-            segment.writers.fetch_add(1, Ordering::SeqCst);
-            //= rowan §6.1
-            let at = segment.tail.fetch_add(len, Ordering::SeqCst);
-            let end = at.checked_add(len);
-            if end.is_none_or(|end| end > segment.grant.key.len) {
-                self.log.leave(segment);
+            let Some(at) = self.log.enter(segment, len) else {
                 if self.switch(link) {
                     continue;
                 }
                 return false;
-            }
+            };
             let grant = segment.grant;
             let place = self
                 .writing
@@ -382,5 +398,105 @@ impl Log for ShareLog {
             .saturating_sub(std::mem::take(&mut self.wanted));
         drop(state);
         self.log.seal();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cyclone_fabric::{MemoryKey, Token};
+
+    use super::*;
+
+    const BLOCK: u64 = 64;
+
+    /// Room for two blocks.
+    fn segment() -> SharedSegment {
+        let (id, token, len) = (1, Token(2), 2 * BLOCK);
+        SharedSegment::new(Grant {
+            segment: 5,
+            epoch: 6,
+            seed: 7,
+            key: MemoryKey { id, token, len },
+            tail: None,
+        })
+    }
+
+    fn given_back(log: &SharedLog) -> usize {
+        log.lock().done.len()
+    }
+
+    #[test]
+    fn a_full_segment_is_given_back_with_its_last_write() {
+        let (log, segment) = (SharedLog::default(), segment());
+        assert_eq!(log.enter(&segment, BLOCK), Some(0));
+        log.leave(&segment);
+        assert_eq!(log.enter(&segment, BLOCK), Some(BLOCK));
+        // Full to the last byte, which nobody knows yet.
+        assert_eq!(log.enter(&segment, BLOCK), None);
+        assert_eq!(log.enter(&segment, BLOCK), None);
+        assert_eq!(given_back(&log), 0);
+        log.leave(&segment);
+        assert_eq!(given_back(&log), 1);
+        assert_eq!(log.enter(&segment, BLOCK), None);
+        assert_eq!(given_back(&log), 1);
+    }
+
+    #[test]
+    fn a_sealed_segment_is_given_back_with_its_last_write() {
+        let (log, segment) = (SharedLog::default(), Arc::new(segment()));
+        log.lock().current = Some(Arc::clone(&segment));
+        assert_eq!(log.enter(&segment, BLOCK), Some(0));
+        log.seal();
+        assert_eq!(log.enter(&segment, BLOCK), None);
+        assert_eq!(given_back(&log), 0);
+        log.leave(&segment);
+        assert_eq!(given_back(&log), 1);
+    }
+
+    /// Takes every place that is left, then ends the writes; answers whether none was too late.
+    fn fill(log: &SharedLog, segment: &SharedSegment) -> bool {
+        let mut writes = 0;
+        while log.enter(segment, BLOCK).is_some() {
+            writes += 1;
+        }
+        let mut is_ours = true;
+        for _ in 0..writes {
+            is_ours &= !segment.told.load(Ordering::SeqCst);
+            log.leave(segment);
+        }
+        is_ours
+    }
+
+    /// One worker's only write ends while the other takes the last place and then finds the segment full.
+    #[test]
+    fn no_segment_is_given_back_while_another_worker_writes() {
+        let all: Vec<_> = (0..200_000)
+            .map(|_| (SharedLog::default(), segment(), AtomicU64::new(0)))
+            .collect();
+        let work = |leaves_first: bool| {
+            let filled = all.iter().filter(|(log, segment, there)| {
+                there.fetch_add(1, Ordering::SeqCst);
+                let mut turns = 0;
+                while there.load(Ordering::SeqCst) < 2 {
+                    // At the same time if there are two processors, without much waiting if there are not.
+                    turns += 1;
+                    match turns % 1000 {
+                        0 => std::thread::yield_now(),
+                        _ => std::hint::spin_loop(),
+                    }
+                }
+                if leaves_first && log.enter(segment, BLOCK).is_some() {
+                    log.leave(segment);
+                }
+                fill(log, segment)
+            });
+            filled.count()
+        };
+        let filled = std::thread::scope(|scope| {
+            let other = scope.spawn(|| work(true));
+            (work(false), other.join().expect("it does not panic"))
+        });
+        assert_eq!(filled, (all.len(), all.len()), "given back too early");
+        assert!(all.iter().all(|(log, ..)| given_back(log) == 1));
     }
 }

@@ -2,6 +2,7 @@
 //! granted, and is asked for again now and then.
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 
 /// Between two attempts, in microseconds: each may hold up the backup for as long as the provider waits.
 pub(crate) const RETRY_US: u64 = 2_000_000;
@@ -9,6 +10,8 @@ pub(crate) const RETRY_US: u64 = 2_000_000;
 /// What could not be revoked.
 pub(crate) struct Stuck<T> {
     all: BTreeSet<T>,
+    /// The one that was tried last.
+    tried: Option<T>,
     next_us: u64,
 }
 
@@ -16,6 +19,7 @@ impl<T> Default for Stuck<T> {
     fn default() -> Stuck<T> {
         Stuck {
             all: BTreeSet::new(),
+            tried: None,
             next_us: 0,
         }
     }
@@ -34,13 +38,16 @@ impl<T: Copy + Ord> Stuck<T> {
         self.all.contains(&one)
     }
 
-    /// One to try again now, if it is time.
+    /// One to try again now, if it is time; each in its turn, or one that stays stuck would keep the others waiting.
     pub fn due(&mut self, now_us: u64) -> Option<T> {
         let first = *self.all.first()?;
         if now_us < self.next_us {
             return None;
         }
         self.next_us = now_us + RETRY_US;
-        Some(first)
+        let after = self.tried.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut greater = self.all.range((after, Bound::Unbounded));
+        self.tried = Some(greater.next().copied().unwrap_or(first));
+        self.tried
     }
 }

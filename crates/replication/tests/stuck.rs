@@ -1,8 +1,8 @@
 //! A fabric that cannot revoke for a while, as when an initiator was stopped in the middle of a copy: nothing that it could
-//! write counts as used, and fencing off fails until it can.
+//! write counts as used, and fencing off fails until it can. And one that cannot register for a while.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cyclone_fabric::sim::{SimConfig, SimEndpoint, SimFabric};
@@ -27,10 +27,34 @@ const PROTOCOLS: [Protocol; 6] = [
     Protocol::Hyperloop,
 ];
 
-/// An endpoint whose revocations fail while `is_stuck`.
+/// What an endpoint cannot do.
+#[derive(Default)]
+struct Trouble {
+    /// No revocation succeeds.
+    is_stuck: AtomicBool,
+    /// Nor does one of these keys, by their ids.
+    stays: Mutex<Vec<u64>>,
+    /// Keys given, by their ids.
+    registered: Mutex<Vec<u64>>,
+    /// Which registration from now on fails; 0 for none.
+    refuses: AtomicU64,
+}
+
+impl Trouble {
+    fn is_stuck(&self, key: &MemoryKey) -> bool {
+        let stays = self.stays.lock().expect("nobody panicked");
+        self.is_stuck.load(Ordering::Relaxed) || stays.contains(&key.id)
+    }
+
+    fn registered(&self) -> Vec<u64> {
+        self.registered.lock().expect("nobody panicked").clone()
+    }
+}
+
+/// An endpoint in trouble.
 struct Stuck {
     inner: SimEndpoint,
-    is_stuck: Arc<AtomicBool>,
+    trouble: Arc<Trouble>,
 }
 
 impl Endpoint for Stuck {
@@ -53,11 +77,21 @@ impl Endpoint for Stuck {
         access: Access,
         token: Token,
     ) -> Result<MemoryKey, FabricError> {
-        self.inner.register(offset, len, access, token)
+        let refuses = self.trouble.refuses.load(Ordering::Relaxed);
+        let next = refuses.saturating_sub(1);
+        self.trouble.refuses.store(next, Ordering::Relaxed);
+        if refuses == 1 {
+            let (what, limit) = ("registration", 1);
+            return Err(FabricError::Limit { what, limit });
+        }
+        let key = self.inner.register(offset, len, access, token)?;
+        let mut registered = self.trouble.registered.lock().expect("nobody panicked");
+        registered.push(key.id);
+        Ok(key)
     }
 
     fn revoke(&mut self, key: &MemoryKey) -> Result<(), FabricError> {
-        if self.is_stuck.load(Ordering::Relaxed) {
+        if self.trouble.is_stuck(key) {
             return Err(FabricError::System {
                 what: "stopped in the middle".to_owned(),
                 source: std::io::ErrorKind::TimedOut.into(),
@@ -125,41 +159,49 @@ impl Endpoint for Stuck {
     }
 }
 
+fn backup_on(fabric: &SimFabric, protocol: Protocol) -> (Box<dyn Backup>, Arc<Trouble>) {
+    let trouble = Arc::new(Trouble::default());
+    let endpoint = Stuck {
+        inner: fabric.endpoint_with("backup", 512 << 10),
+        trouble: Arc::clone(&trouble),
+    };
+    let config = BackupConfig {
+        segment_bytes: 4096,
+        ..BackupConfig::new(TOKEN, 0xfeed_beef)
+    };
+    let backup = backup(protocol, Box::new(endpoint), config).expect("a backup");
+    (backup, trouble)
+}
+
+/// A worker of server 3's, whose log is to be opened.
+fn sender_on(fabric: &SimFabric, protocol: Protocol, name: &str, worker: u32) -> Box<dyn Sender> {
+    let me = SenderId { server: 3, worker };
+    let endpoint = Box::new(fabric.endpoint_with(name, 64 << 10));
+    let config = SenderConfig::new(me, 1, TOKEN);
+    let mut sender = sender(protocol, endpoint, config).expect("a sender");
+    let to = Address(b"backup".to_vec());
+    sender.open(BackupId(0), &to).expect("open");
+    sender
+}
+
 struct World {
     fabric: SimFabric,
     backup: Box<dyn Backup>,
     sender: Box<dyn Sender>,
-    is_stuck: Arc<AtomicBool>,
+    trouble: Arc<Trouble>,
 }
 
 impl World {
     /// Server 3 has a segment of the backup's.
     fn new(protocol: Protocol) -> World {
         let fabric = SimFabric::new(1, SimConfig::default());
-        let is_stuck = Arc::new(AtomicBool::new(false));
-        let endpoint = Stuck {
-            inner: fabric.endpoint_with("backup", 512 << 10),
-            is_stuck: Arc::clone(&is_stuck),
-        };
-        let config = BackupConfig {
-            segment_bytes: 4096,
-            ..BackupConfig::new(TOKEN, 0xfeed_beef)
-        };
-        let backup = backup(protocol, Box::new(endpoint), config).expect("a backup");
-        let me = SenderId {
-            server: 3,
-            worker: 0,
-        };
-        let endpoint = Box::new(fabric.endpoint_with("sender", 64 << 10));
-        let sender = sender(protocol, endpoint, SenderConfig::new(me, 1, TOKEN));
+        let (backup, trouble) = backup_on(&fabric, protocol);
         let mut world = World {
+            sender: sender_on(&fabric, protocol, "sender", 0),
             fabric,
             backup,
-            sender: sender.expect("a sender"),
-            is_stuck,
+            trouble,
         };
-        let to = Address(b"backup".to_vec());
-        world.sender.open(BackupId(0), &to).expect("open");
         let (mut is_sent, mut durable) = (false, 0);
         for _ in 0..2_000 {
             is_sent |= !is_sent && world.sender.append(&[BackupId(0)], &[7; 500], 1).is_ok();
@@ -193,7 +235,7 @@ impl World {
 fn fencing_off_fails_until_everything_is_revoked() {
     for protocol in PROTOCOLS {
         let mut world = World::new(protocol);
-        world.is_stuck.store(true, Ordering::Relaxed);
+        world.trouble.is_stuck.store(true, Ordering::Relaxed);
         // Again and again, whether the session is there any more or not.
         for attempt in 0..3 {
             let refused = world.backup.fence_off(3, 2);
@@ -203,7 +245,7 @@ fn fencing_off_fails_until_everything_is_revoked() {
             }
             assert_eq!(world.used(), 0, "{protocol}: used, and may be written yet");
         }
-        world.is_stuck.store(false, Ordering::Relaxed);
+        world.trouble.is_stuck.store(false, Ordering::Relaxed);
         world.backup.fence_off(3, 2).expect("nothing is in the way");
         world.backup.fence_off(3, 2).expect("nothing is left");
         world.run();
@@ -220,7 +262,7 @@ fn what_a_lost_sender_held_is_used_once_it_can_be_revoked() {
             continue;
         }
         let mut world = World::new(protocol);
-        world.is_stuck.store(true, Ordering::Relaxed);
+        world.trouble.is_stuck.store(true, Ordering::Relaxed);
         world.fabric.kill_process("sender");
         world.fabric.run_for(1_000_000);
         let begun_us = world.fabric.now_ns() / 1000;
@@ -229,7 +271,7 @@ fn what_a_lost_sender_held_is_used_once_it_can_be_revoked() {
             world.fabric.run_for(1_000_000);
         }
         assert_eq!(world.used(), 0, "{protocol}: used, and may be written yet");
-        world.is_stuck.store(false, Ordering::Relaxed);
+        world.trouble.is_stuck.store(false, Ordering::Relaxed);
         for turn in 100..200 {
             world.backup.step(begun_us + turn * 100_000);
         }
@@ -240,4 +282,64 @@ fn what_a_lost_sender_held_is_used_once_it_can_be_revoked() {
             assert!(world.used() > 0, "{protocol}");
         }
     }
+}
+
+/// Each has its turn, whatever becomes of those before it.
+#[test]
+fn one_that_stays_stuck_keeps_no_other_waiting() {
+    for protocol in [
+        Protocol::Rwrite,
+        Protocol::Batch,
+        Protocol::Share,
+        Protocol::Hyperloop,
+    ] {
+        let mut world = World::new(protocol);
+        let held = world.trouble.registered();
+        assert!(held.len() > 1, "{protocol}: {held:?}");
+        world.trouble.is_stuck.store(true, Ordering::Relaxed);
+        world.fabric.kill_process("sender");
+        world.fabric.run_for(1_000_000);
+        let begun_us = world.fabric.now_ns() / 1000;
+        for turn in 0..10 {
+            world.backup.step(begun_us + turn * 100_000);
+            world.fabric.run_for(1_000_000);
+        }
+        assert_eq!(world.used(), 0, "{protocol}");
+        // Attempts come 2 s apart.
+        let mut stays = world.trouble.stays.lock().expect("nobody panicked");
+        stays.push(held[0]);
+        drop(stays);
+        world.trouble.is_stuck.store(false, Ordering::Relaxed);
+        for turn in 10..10 + 20 * (held.len() as u64 + 1) {
+            world.backup.step(begun_us + turn * 100_000);
+        }
+        assert_eq!(world.used(), held.len() - 1, "{protocol}");
+    }
+}
+
+/// Two senders wait, and there is a registration for the first of them only. Both have their buffers in the end.
+#[test]
+fn a_registration_that_fails_takes_no_grant_from_another() {
+    let fabric = SimFabric::new(1, SimConfig::calm());
+    let (mut backup, trouble) = backup_on(&fabric, Protocol::Tailwind);
+    let names = ["first", "second"];
+    let mut senders: Vec<_> = (0..2)
+        .map(|n| sender_on(&fabric, Protocol::Tailwind, names[n as usize], n))
+        .collect();
+    trouble.refuses.store(2, Ordering::Relaxed);
+    let mut opened = [false; 2];
+    for _ in 0..100 {
+        fabric.run_for(5_000);
+        backup.step(fabric.now_ns() / 1000);
+        if !trouble.registered().is_empty() {
+            assert_eq!(trouble.refuses.load(Ordering::Relaxed), 0, "not in a step");
+        }
+        fabric.run_for(5_000);
+        for (sender, opened) in senders.iter_mut().zip(&mut opened) {
+            let mut outcomes = Vec::new();
+            sender.poll(fabric.now_ns() / 1000, &mut outcomes);
+            *opened |= matches!(outcomes[..], [Outcome::Opened { .. }]);
+        }
+    }
+    assert_eq!(opened, [true; 2]);
 }

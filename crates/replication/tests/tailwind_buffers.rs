@@ -231,6 +231,50 @@ fn full_buffers_are_archived_and_read_back() {
     assert_eq!(archived(directory.path()).len(), 200);
 }
 
+/// What was released before a restart needs no file after it: buffers are granted as before.
+#[test]
+fn an_archive_has_room_again_after_a_restart() {
+    let directory = tempfile::tempdir().expect("directory");
+    let archive = Some((directory.path(), 3));
+    let fabric = fabric();
+    let mut keeper = backup(fabric.endpoint("keeper"), archive);
+    let config = TailwindSenderConfig::new(ME, 1, TOKEN);
+    let mut sender = TailwindSender::new(Box::new(fabric.endpoint("sender")), config);
+    sender.open(BackupId(0), &address("keeper")).expect("open");
+    turn(&fabric, &mut sender, &mut [&mut keeper]);
+    for n in 0..200 {
+        let taken = sender.append(&[BackupId(0)], &record(n), n);
+        taken.expect("append");
+        turn_once(&fabric, &mut sender, &mut keeper);
+        release_used(&mut keeper);
+    }
+    assert_eq!(archived(directory.path()), (74..185).collect::<Vec<_>>());
+
+    drop(keeper);
+    fabric.crash("keeper", 4);
+    fabric.run_for(5_000_000);
+    turn(&fabric, &mut sender, &mut []);
+    let mut keeper = backup(fabric.restart("keeper"), archive);
+    // The buffer that was open is the only one that still needs a file.
+    keeper.step(0);
+    assert_eq!(archived(directory.path()), (111..200).collect::<Vec<_>>());
+    release_used(&mut keeper);
+    sender.open(BackupId(0), &address("keeper")).expect("open");
+    turn(&fabric, &mut sender, &mut [&mut keeper]);
+    let taken = sender.append(&[BackupId(0)], &record(200), 200);
+    taken.expect("a buffer was granted");
+    let outcomes = turn(&fabric, &mut sender, &mut [&mut keeper]);
+    assert_eq!(durable(&outcomes), [200]);
+}
+
+fn release_used(keeper: &mut TailwindBackup) {
+    let mut used = Vec::new();
+    keeper.take_used(&mut used);
+    for used in used {
+        keeper.release(used.segment).expect("release");
+    }
+}
+
 fn turn_once(fabric: &SimFabric, sender: &mut TailwindSender, keeper: &mut TailwindBackup) {
     for _ in 0..5 {
         sender.poll(fabric.now_ns() / 1000, &mut Vec::new());

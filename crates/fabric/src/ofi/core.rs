@@ -356,7 +356,9 @@ impl Core {
         let id = self.next_connection;
         self.next_connection += 1;
         let now = Instant::now();
-        let connection = Connection::new(peer, raw.to_vec(), address, incarnation, now);
+        let largest = self.message_bytes();
+        let raw = raw.to_vec();
+        let connection = Connection::new(peer, raw, address, incarnation, now, largest);
         self.connections.insert(id, connection);
         Ok(id)
     }

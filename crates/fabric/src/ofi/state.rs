@@ -158,7 +158,15 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub fn new(peer: u64, raw: Vec<u8>, address: Address, incarnation: u64, now: Instant) -> Self {
+    /// `largest`: the most bytes of a message.
+    pub fn new(
+        peer: u64,
+        raw: Vec<u8>,
+        address: Address,
+        incarnation: u64,
+        now: Instant,
+        largest: usize,
+    ) -> Self {
         Connection {
             peer,
             raw,
@@ -169,7 +177,7 @@ impl Connection {
             answers: false,
             control: VecDeque::new(),
             sent: 0,
-            turns: Turns::default(),
+            turns: Turns::new(largest),
             pending: BTreeMap::new(),
             next: 1,
             issue: 1,

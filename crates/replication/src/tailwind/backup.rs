@@ -3,7 +3,7 @@
 //! Archiving happens in `step`, one buffer at a time, and takes as long as its sync takes; no record waits for it, only
 //! control messages do.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -238,57 +238,65 @@ impl TailwindBackup {
 
     /// Grants buffers to those who wait, while there are any and the archive can take them later.
     fn grant(&mut self) -> Result<bool, ReplicationError> {
-        let mut granted = Vec::new();
-        for (&connection, peer) in &mut self.peers {
-            if !peer.wants || peer.open.is_some() {
-                continue;
-            }
-            // A file for every buffer that is open or waits to be archived would be safer still, but one that
-            // waits in memory loses nothing.
-            if self
-                .archive
-                .as_ref()
-                .is_some_and(|archive| !archive.has_room())
-            {
-                break;
-            }
-            let owner = Owner::Sender(peer.sender);
-            let Some(segment) = self.memory.allocate(owner, peer.term, 0, Content::Stale) else {
+        let waits = |peer: &Peer| peer.wants && peer.open.is_none();
+        let waiting = self.peers.iter().filter(|(_, peer)| waits(peer));
+        let waiting: Vec<ConnectionId> = waiting.map(|(&connection, _)| connection).collect();
+        let mut granted = false;
+        for connection in waiting {
+            // Answered before the next is tried: what fails there takes nothing from those before it.
+            let Some(grant) = self.open_buffer(connection)? else {
                 break;
             };
-            let key = match self.endpoint.register(
-                self.memory.segment_offset(segment),
-                self.memory.segment_bytes(),
-                Access::READ.and(Access::WRITE),
-                self.config.token,
-            ) {
-                Ok(key) => key,
-                Err(error) => {
-                    self.memory.transition(segment, SegmentState::Used)?;
-                    self.memory.transition(segment, SegmentState::Free)?;
-                    return Err(error.into());
-                }
-            };
-            let epoch = self.memory.entry(segment).map_or(0, |entry| entry.epoch);
-            let grant = Grant {
-                segment,
-                epoch,
-                seed: self.memory.seed(epoch),
-                key,
-                tail: None,
-            };
-            peer.wants = false;
-            peer.open = Some(Open { segment, key });
-            self.stats.segments_posted += 1;
-            granted.push((connection, ToSender::Segment(grant)));
-        }
-        for (connection, grant) in &granted {
-            if self.answer(*connection, grant).is_err() {
-                self.ended(*connection)?;
-                self.endpoint.disconnect(*connection);
+            granted = true;
+            if self.answer(connection, &ToSender::Segment(grant)).is_err() {
+                self.ended(connection)?;
+                self.endpoint.disconnect(connection);
             }
         }
-        Ok(!granted.is_empty())
+        Ok(granted)
+    }
+
+    /// Opens a buffer for a connection that waits for one; `None` if there is none now.
+    fn open_buffer(&mut self, connection: ConnectionId) -> Result<Option<Grant>, ReplicationError> {
+        // A file for every buffer that is open or waits to be archived would be safer still, but one that
+        // waits in memory loses nothing.
+        let archive = self.archive.as_ref();
+        if archive.is_some_and(|archive| !archive.has_room()) {
+            return Ok(None);
+        }
+        let Some(peer) = self.peers.get_mut(&connection) else {
+            return Ok(None);
+        };
+        let owner = Owner::Sender(peer.sender);
+        let allocated = self.memory.allocate(owner, peer.term, 0, Content::Stale);
+        let Some(segment) = allocated else {
+            return Ok(None);
+        };
+        let registered = self.endpoint.register(
+            self.memory.segment_offset(segment),
+            self.memory.segment_bytes(),
+            Access::READ.and(Access::WRITE),
+            self.config.token,
+        );
+        let key = match registered {
+            Ok(key) => key,
+            Err(error) => {
+                self.memory.transition(segment, SegmentState::Used)?;
+                self.memory.transition(segment, SegmentState::Free)?;
+                return Err(error.into());
+            }
+        };
+        peer.wants = false;
+        peer.open = Some(Open { segment, key });
+        self.stats.segments_posted += 1;
+        let epoch = self.memory.entry(segment).map_or(0, |entry| entry.epoch);
+        Ok(Some(Grant {
+            segment,
+            epoch,
+            seed: self.memory.seed(epoch),
+            key,
+            tail: None,
+        }))
     }
 
     /// Archives the buffer that was closed first, and hands it over.
@@ -347,7 +355,7 @@ fn open_archive(
     config: &ArchiveConfig,
     memory: &BackupMemory,
 ) -> Result<Archive, ReplicationError> {
-    let archive = Archive::open(&config.directory, config.max_files).map_err(from_archive)?;
+    let mut archive = Archive::open(&config.directory, config.max_files).map_err(from_archive)?;
     let newest = memory.entries().map(|(_, entry)| entry.epoch).max();
     if archive.epochs().last() > newest {
         // Its next buffers would have the names of others.
@@ -355,6 +363,14 @@ fn open_archive(
             "the archive's buffers are of another memory, or the memory was laid out anew"
                 .to_owned(),
         ));
+    }
+    // What was released in an earlier life is known by the table alone.
+    let taken = memory.entries().map(|(_, entry)| entry);
+    let taken = taken.filter(|entry| entry.state != SegmentState::Free);
+    let needed: BTreeSet<u64> = taken.map(|entry| entry.epoch).collect();
+    let over: Vec<u64> = archive.epochs().filter(|it| !needed.contains(it)).collect();
+    for epoch in over {
+        archive.release(epoch).map_err(from_archive)?;
     }
     Ok(archive)
 }
