@@ -2,10 +2,15 @@
 //!
 //! Pieces stay in their frames; the whole message is a rope of them. What is held is bounded: bytes in all, with what
 //! the bookkeeping takes, messages per association, time. Only pieces that have come take room, whatever number was
-//! announced. When there is no room, the oldest partial message of a client goes first; clients cannot push out what
-//! nodes send.
+//! announced.
+//!
+//! When there is no room, clients' messages go first of which hardly more will come (their association has begun a later
+//! one, their beginning is missing, or they are silent while others become whole), then the one of a client that was begun
+//! last: who came first gets through, where many that begin at once would only push each other out. Clients cannot push out
+//! what nodes send.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Included};
 
 use cyclone_pmem::payload::{Payload, Segment};
 use cyclone_wire::planted::{self, Bug};
@@ -44,6 +49,12 @@ pub struct Limits {
 /// How many times [`Limits::timeout_us`] a message may take, however steadily it comes.
 pub const LONGEST: u64 = 30;
 
+/// After a part of [`Limits::timeout_us`] a client's message counts as silent where there is no room, if those of others
+/// that have become whole meanwhile would have filled the room so many times: of many that take turns, none is before its
+/// next one, however long that takes.
+const SILENT_PART: u64 = 10;
+const SILENT_ROOMS: u64 = 2;
+
 /// Memory that a piece takes or keeps from others: whole frames, or its own bytes, and the bookkeeping.
 fn cost(piece: &Payload, frame_bytes: usize) -> usize {
     let of = |part: &Segment| match part {
@@ -71,8 +82,22 @@ fn fragment_bytes(header: &DataHeader, len: usize) -> Option<usize> {
 /// Association and first sequence number.
 type Key = (u64, u64);
 
-/// Whether it is from a node, since when it is held, and which: clients' oldest is the least.
-type Age = (bool, u64, Key);
+/// Whose go first where there is no room: the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// A client's of which hardly more will come, or the beginning is missing.
+    Idle,
+    Client,
+    Node,
+}
+
+/// Its rank, since when it is held, and which.
+type Age = (Rank, u64, Key);
+
+/// All of a rank.
+fn all_of(rank: Rank) -> std::ops::RangeInclusive<Age> {
+    (rank, 0, (0, 0))..=(rank, u64::MAX, (u64::MAX, u64::MAX))
+}
 
 struct Partial {
     total: u32,
@@ -81,9 +106,10 @@ struct Partial {
     fragment_bytes: usize,
     held_bytes: usize,
     since_us: u64,
-    /// When its last piece came.
+    /// When its last piece came, and how much of clients had become whole by then.
     heard_us: u64,
-    from_node: bool,
+    heard_at: u64,
+    rank: Rank,
     /// By fragment a bit: whether it has come.
     seen: Vec<u64>,
     /// With their numbers, in the order in which they came.
@@ -91,6 +117,27 @@ struct Partial {
 }
 
 impl Partial {
+    fn new(now_us: u64, header: &DataHeader, fragment_bytes: usize, rank: Rank) -> Partial {
+        Partial {
+            total: header.total,
+            count: header.count,
+            fragment_bytes,
+            held_bytes: 0,
+            since_us: now_us,
+            heard_us: now_us,
+            heard_at: 0,
+            rank,
+            seen: vec![0; usize::from(header.count).div_ceil(64)],
+            pieces: Vec::with_capacity(FIRST_PLACES),
+        }
+    }
+
+    fn contradicts(&self, header: &DataHeader, fragment_bytes: usize) -> bool {
+        self.total != header.total
+            || self.count != header.count
+            || self.fragment_bytes != fragment_bytes
+    }
+
     /// Notes that a fragment has come. False: it had before.
     fn see(&mut self, index: u16) -> bool {
         let (word, bit) = (usize::from(index / 64), 1 << (index % 64));
@@ -99,8 +146,12 @@ impl Partial {
         !seen
     }
 
+    fn has_first(&self) -> bool {
+        self.seen.first().is_some_and(|word| word & 1 != 0)
+    }
+
     fn age(&self, key: Key) -> Age {
-        (self.from_node, self.since_us, key)
+        (self.rank, self.since_us, key)
     }
 
     fn into_payload(mut self) -> Payload {
@@ -121,6 +172,8 @@ pub enum Outcome {
     Kept,
     /// It contradicts the other fragments or the limits.
     Refused,
+    /// There is no room for it, nor for its message.
+    NoRoom,
 }
 
 /// Messages partly received, of all associations.
@@ -129,8 +182,12 @@ pub struct Reassembler {
     frame_bytes: usize,
     held_bytes: usize,
     partials: BTreeMap<Key, Partial>,
-    /// The same in the order in which they have to go, which is the same whenever a run is repeated.
+    /// The same by rank and age: who has to go is the same whenever a run is repeated.
     ages: BTreeSet<Age>,
+    /// What the messages of clients took that have become whole, bytes.
+    whole_bytes: u64,
+    /// When to look for silent messages again.
+    look_us: u64,
     dropped: u64,
 }
 
@@ -143,6 +200,8 @@ impl Reassembler {
             held_bytes: 0,
             partials: BTreeMap::new(),
             ages: BTreeSet::new(),
+            whole_bytes: 0,
+            look_us: 0,
             dropped: 0,
         }
     }
@@ -186,49 +245,39 @@ impl Reassembler {
             key.1 = 0;
         }
         let mut cost = cost(&piece, self.frame_bytes);
-        match self.partials.get(&key) {
-            Some(partial)
-                if partial.total != header.total
-                    || partial.count != header.count
-                    || partial.fragment_bytes != fragment_bytes =>
-            {
+        let has_room = match self.partials.get(&key) {
+            Some(partial) if partial.contradicts(header, fragment_bytes) => {
                 return Outcome::Refused;
             }
             Some(_) => {
-                if !self.make_room(from_node, cost) {
-                    return Outcome::Refused;
-                }
+                let own = self.wake(now_us, key, header.index);
+                self.make_room(now_us, own, cost)
             }
             None => {
-                let words = usize::from(header.count).div_ceil(64);
-                cost += PARTIAL_BYTES + words * size_of::<u64>();
-                self.limit_association(header.assoc);
-                if !self.make_room(from_node, cost) {
-                    return Outcome::Refused;
-                }
-                let fresh = Partial {
-                    total: header.total,
-                    count: header.count,
-                    fragment_bytes,
-                    held_bytes: 0,
-                    since_us: now_us,
-                    heard_us: now_us,
-                    from_node,
-                    seen: vec![0; words],
-                    pieces: Vec::with_capacity(FIRST_PLACES),
+                let rank = match from_node {
+                    true => Rank::Node,
+                    false if header.index > 0 || self.is_behind(key) => Rank::Idle,
+                    false => Rank::Client,
                 };
-                self.ages.insert(fresh.age(key));
-                self.partials.insert(key, fresh);
+                let fresh = Partial::new(now_us, header, fragment_bytes, rank);
+                cost += PARTIAL_BYTES + size_of_val(&fresh.seen[..]);
+                self.begin(now_us, key, header.index, fresh, cost)
             }
+        };
+        if !has_room {
+            // Without this fragment it is never whole.
+            self.give_up(key);
+            return Outcome::NoRoom;
         }
         // Making room may have dropped this very message.
         let Some(partial) = self.partials.get_mut(&key) else {
-            return Outcome::Refused;
+            return Outcome::NoRoom;
         };
         if !partial.see(header.index) {
             return Outcome::Refused;
         }
         partial.heard_us = now_us;
+        partial.heard_at = self.whole_bytes;
         partial.held_bytes += cost;
         self.held_bytes += cost;
         partial.pieces.push((header.index, piece));
@@ -236,7 +285,12 @@ impl Reassembler {
             return Outcome::Kept;
         }
         match self.remove(key) {
-            Some(partial) => Outcome::Whole(partial.into_payload()),
+            Some(partial) => {
+                if partial.rank != Rank::Node {
+                    self.whole_bytes += partial.held_bytes as u64;
+                }
+                Outcome::Whole(partial.into_payload())
+            }
             None => Outcome::Refused,
         }
     }
@@ -262,14 +316,100 @@ impl Reassembler {
         }
     }
 
-    /// Drops the oldest until `cost` more bytes fit.
-    fn make_room(&mut self, from_node: bool, cost: usize) -> bool {
+    /// Drops others until `cost` more bytes fit, or what is of this age itself. False: they do not.
+    fn make_room(&mut self, now_us: u64, own: Age, cost: usize) -> bool {
         while self.held_bytes + cost > self.limits.held_bytes {
-            match self.ages.first() {
-                Some(&(of_node, _, key)) if from_node || !of_node => self.give_up(key),
-                _ => return false,
+            let Some(next) = self.first_to_go(now_us) else {
+                return false;
+            };
+            // Among those of clients the older ones stay.
+            let goes = match own.0 {
+                Rank::Idle => false,
+                Rank::Client => next.0 == Rank::Idle || (next.0 == Rank::Client && next >= own),
+                Rank::Node => true,
+            };
+            if !goes {
+                return false;
             }
+            self.give_up(next.2);
         }
+        true
+    }
+
+    /// Who goes next: the oldest idle one, the newest of a client, the oldest of a node.
+    fn first_to_go(&mut self, now_us: u64) -> Option<Age> {
+        if self.ages.first()?.0 == Rank::Client {
+            self.find_silent(now_us);
+        }
+        let first = *self.ages.first()?;
+        match first.0 {
+            Rank::Client => self.ages.range(all_of(Rank::Client)).next_back().copied(),
+            Rank::Idle | Rank::Node => Some(first),
+        }
+    }
+
+    /// Notes clients' messages that are silent while others go on; not at every call, since it looks at all.
+    fn find_silent(&mut self, now_us: u64) {
+        let silent_us = self.limits.timeout_us / SILENT_PART;
+        if now_us < self.look_us {
+            return;
+        }
+        self.look_us = now_us + silent_us / 4;
+        let others = SILENT_ROOMS * self.limits.held_bytes as u64;
+        let is_silent = |it: &Partial| {
+            now_us.saturating_sub(it.heard_us) >= silent_us
+                && self.whole_bytes - it.heard_at >= others
+        };
+        let clients = self.ages.range(all_of(Rank::Client));
+        let silent = clients.filter(|(.., key)| self.partials.get(key).is_some_and(is_silent));
+        for (.., key) in silent.copied().collect::<Vec<Age>>() {
+            self.set_rank(key, Rank::Idle);
+        }
+    }
+
+    fn set_rank(&mut self, key: Key, rank: Rank) {
+        if let Some(partial) = self.partials.get_mut(&key) {
+            self.ages.remove(&partial.age(key));
+            partial.rank = rank;
+            self.ages.insert(partial.age(key));
+        }
+    }
+
+    /// A message goes on with this fragment: it counts again, if its beginning is there. Its age.
+    fn wake(&mut self, now_us: u64, key: Key, index: u16) -> Age {
+        let Some(partial) = self.partials.get_mut(&key) else {
+            return (Rank::Idle, now_us, key);
+        };
+        (partial.heard_us, partial.heard_at) = (now_us, self.whole_bytes);
+        let is_begun = index == 0 || partial.has_first();
+        let mut age = partial.age(key);
+        if age.0 == Rank::Idle && is_begun && !self.is_behind(key) {
+            self.set_rank(key, Rank::Client);
+            age.0 = Rank::Client;
+        }
+        age
+    }
+
+    /// Whether its association has begun a later message.
+    fn is_behind(&self, (assoc, first): Key) -> bool {
+        let later = (Excluded((assoc, first)), Included((assoc, u64::MAX)));
+        self.partials.range(later).next().is_some()
+    }
+
+    /// Holds a new message of which so much has come as `cost` says. False: there is no room for it.
+    fn begin(&mut self, now_us: u64, key: Key, index: u16, fresh: Partial, cost: usize) -> bool {
+        let of_client = fresh.rank != Rank::Node;
+        self.limit_association(key.0);
+        if !self.make_room(now_us, fresh.age(key), cost) {
+            self.dropped += u64::from(index == 0);
+            return false;
+        }
+        let before = self.partials.range((key.0, 0)..key).next_back();
+        if of_client && let Some((&before, _)) = before {
+            self.set_rank(before, Rank::Idle);
+        }
+        self.ages.insert(fresh.age(key));
+        self.partials.insert(key, fresh);
         true
     }
 
@@ -278,10 +418,8 @@ impl Reassembler {
         let age_us = |since_us: u64| now_us.saturating_sub(since_us);
         let timeout_us = self.limits.timeout_us;
         let mut over = Vec::new();
-        for of_node in [false, true] {
-            let ages = self
-                .ages
-                .range((of_node, 0, (0, 0))..=(of_node, u64::MAX, (u64::MAX, u64::MAX)));
+        for rank in [Rank::Idle, Rank::Client, Rank::Node] {
+            let ages = self.ages.range(all_of(rank));
             let old = ages.take_while(|(_, since_us, _)| age_us(*since_us) >= timeout_us);
             for &(_, since_us, key) in old {
                 let heard_us = self.partials.get(&key).map_or(0, |it| it.heard_us);
@@ -308,214 +446,4 @@ impl Reassembler {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn limits() -> Limits {
-        Limits {
-            max_message: 4096,
-            held_bytes: 8192,
-            per_association: 4,
-            timeout_us: 1000,
-        }
-    }
-
-    fn header(assoc: u64, first: u64, index: u16, count: u16, total: u32) -> DataHeader {
-        DataHeader {
-            assoc,
-            seq: first + u64::from(index),
-            total,
-            index,
-            count,
-        }
-    }
-
-    fn piece(byte: u8, len: usize) -> Payload {
-        Payload::from_vec(vec![byte; len])
-    }
-
-    #[test]
-    fn pieces_in_any_order_make_the_message() {
-        let mut r = Reassembler::new(limits(), 2048);
-        for index in [2u16, 0] {
-            let kept = r.add(
-                0,
-                &header(1, 7, index, 3, 700),
-                true,
-                piece(index as u8, if index == 2 { 100 } else { 300 }),
-            );
-            assert!(matches!(kept, Outcome::Kept));
-        }
-        let Outcome::Whole(payload) = r.add(0, &header(1, 7, 1, 3, 700), true, piece(1, 300))
-        else {
-            panic!("not whole")
-        };
-        assert_eq!(
-            payload.to_vec(),
-            [vec![0; 300], vec![1; 300], vec![2; 100]].concat()
-        );
-        assert!(r.is_empty() && r.held_bytes == 0);
-    }
-
-    #[test]
-    fn fragments_that_contradict_each_other_are_refused() {
-        let mut r = Reassembler::new(limits(), 2048);
-        assert!(matches!(
-            r.add(0, &header(1, 7, 0, 3, 700), true, piece(0, 300)),
-            Outcome::Kept
-        ));
-        for bad in [
-            header(1, 7, 1, 3, 800),
-            header(1, 7, 1, 2, 700),
-            header(1, 7, 0, 3, 700),
-        ] {
-            assert!(matches!(
-                r.add(0, &bad, true, piece(0, 300)),
-                Outcome::Refused
-            ));
-        }
-        let too_long = piece(0, 600);
-        assert!(matches!(
-            r.add(0, &header(1, 7, 1, 3, 700), true, too_long),
-            Outcome::Refused
-        ));
-        // Lengths that do not add up.
-        for (bad, len) in [
-            (header(1, 7, 1, 3, 700), 290),
-            (header(1, 7, 2, 3, 700), 50),
-            (header(1, 8, 1, 4, 900), 300),
-            (header(1, 8, 3, 4, 900), 200),
-            (header(1, 8, 1, 2, 900), 900),
-            (header(1, 8, 0, 1, 900), 900),
-        ] {
-            let refused = r.add(0, &bad, true, piece(0, len));
-            assert!(matches!(refused, Outcome::Refused), "{bad:?} {len}");
-        }
-        for (index, len) in [(2, 100), (1, 300)] {
-            let _ = r.add(0, &header(1, 7, index, 3, 700), true, piece(0, len));
-        }
-        assert!(r.is_empty() && r.held_bytes == 0);
-        // More than the largest message, or absurdly many pieces.
-        assert!(matches!(
-            r.add(0, &header(1, 9, 0, 3, 5000), true, piece(0, 300)),
-            Outcome::Refused
-        ));
-        assert!(matches!(
-            r.add(0, &header(1, 9, 0, 900, 4000), true, piece(0, 300)),
-            Outcome::Refused
-        ));
-    }
-
-    #[test]
-    fn memory_is_bounded_and_clients_cannot_push_out_nodes() {
-        let mut r = Reassembler::new(limits(), 2048);
-        assert!(matches!(
-            r.add(0, &header(1, 0, 0, 2, 4000), true, piece(0, 3000)),
-            Outcome::Kept
-        ));
-        for i in 0..100 {
-            let _ = r.add(1 + i, &header(2, i * 10, 0, 2, 4000), false, piece(0, 3000));
-            assert!(r.held_bytes <= 8192 && r.len() <= 5);
-        }
-        assert!(matches!(
-            r.add(200, &header(1, 0, 1, 2, 4000), true, piece(0, 1000)),
-            Outcome::Whole(_)
-        ));
-        r.expire(5000);
-        assert!(r.is_empty() && r.held_bytes == 0 && r.dropped() > 90);
-    }
-
-    #[test]
-    fn the_oldest_go_first_and_an_association_takes_its_messages_along() {
-        let mut r = Reassembler::new(limits(), 2048);
-        let mut begin = |now_us, assoc, first| {
-            let kept = r.add(
-                now_us,
-                &header(assoc, first, 0, 2, 600),
-                false,
-                piece(0, 300),
-            );
-            assert!(matches!(kept, Outcome::Kept));
-            let held: Vec<Key> = r.partials.keys().copied().collect();
-            assert_eq!(r.ages.len(), held.len());
-            held
-        };
-        for first in 0..4 {
-            begin(10 - first, 1, 10 * first);
-        }
-        // The fifth of one association.
-        assert_eq!(begin(20, 1, 40), [(1, 0), (1, 10), (1, 20), (1, 40)]);
-        // The fifth and later of others: no room for so many.
-        let mut gone = Vec::new();
-        for assoc in 2..8 {
-            let held = begin(20 + assoc, assoc, 0);
-            for key in [(1, 20), (1, 10), (1, 0), (1, 40)] {
-                if !held.contains(&key) && !gone.contains(&key) {
-                    gone.push(key);
-                }
-            }
-        }
-        assert_eq!(gone[..3], [(1, 20), (1, 10), (1, 0)]);
-        let left = r.len();
-        r.forget(7);
-        assert_eq!((r.len(), r.ages.len()), (left - 1, left - 1));
-        r.expire(1025);
-        assert!(r.partials.keys().all(|key| *key == (6, 0)) && r.len() == 1);
-        r.forget(6);
-        assert!(r.ages.is_empty() && r.held_bytes == 0);
-    }
-
-    /// A message over a narrow way needs longer than a silent one is kept: it was dropped, sent again, and dropped again.
-    #[test]
-    fn a_message_that_goes_on_coming_is_kept_and_not_for_ever() {
-        let mut r = Reassembler::new(limits(), 2048);
-        for index in 0..4u16 {
-            let now_us = 600 * u64::from(index);
-            let kept = r.add(now_us, &header(1, 0, index, 5, 1500), true, piece(0, 300));
-            assert!(matches!(kept, Outcome::Kept));
-            r.expire(now_us + 599);
-        }
-        let whole = r.add(2400, &header(1, 0, 4, 5, 1500), true, piece(0, 300));
-        assert!(matches!(whole, Outcome::Whole(_)));
-
-        // One that has stopped goes, before others that began earlier and go on.
-        let mut add = |now_us, assoc, index| {
-            let header = header(assoc, 0, index, 13, 3900);
-            assert!(matches!(
-                r.add(now_us, &header, true, piece(0, 300)),
-                Outcome::Kept
-            ));
-            r.expire(now_us);
-            r.partials.keys().map(|key| key.0).collect::<Vec<u64>>()
-        };
-        add(0, 1, 0);
-        add(100, 2, 0);
-        add(900, 1, 1);
-        assert_eq!(add(1100, 1, 2), [1]);
-        // However steadily it comes, there is an end.
-        let steadily = |r: &mut Reassembler, index: u16| {
-            let now_us = 999 * u64::from(index);
-            r.expire(now_us);
-            r.add(
-                now_us,
-                &header(4, 0, index, 40, 12_000),
-                true,
-                piece(0, 300),
-            )
-        };
-        let mut r = Reassembler::new(
-            Limits {
-                max_message: 1 << 20,
-                held_bytes: 1 << 20,
-                ..limits()
-            },
-            2048,
-        );
-        for index in 0..30 {
-            assert!(matches!(steadily(&mut r, index), Outcome::Kept));
-        }
-        assert_eq!((r.len(), r.dropped()), (1, 0));
-        r.expire(LONGEST * 1000);
-        assert_eq!((r.len(), r.dropped()), (0, 1));
-    }
-}
+mod tests;

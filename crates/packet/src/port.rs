@@ -140,7 +140,7 @@ struct Retry {
 struct Node {
     address: SocketAddr,
     configured: bool,
-    /// Association that messages are sent on: the newest.
+    /// Association that messages are sent on: the newest that is confirmed, or the only one.
     current: Option<u64>,
     /// All that are received on, oldest first.
     assocs: Vec<u64>,
@@ -502,12 +502,8 @@ impl Port {
             assoc.confirmed = true;
             if let Peer::Node(id) = peer
                 && let Some(node) = self.nodes.get_mut(&id)
-                && node
-                    .confirm
-                    .as_ref()
-                    .is_some_and(|(id, ..)| *id == header.assoc)
             {
-                node.confirm = None;
+                node.note_confirmed(header.assoc);
             }
         }
         self.stats.datagrams_received += 1;
@@ -549,6 +545,7 @@ impl Port {
                     self.timer_us = self.timer_us.min(now_us + PARTIAL_SWEEP_US);
                     return;
                 }
+                Outcome::NoRoom => return,
                 Outcome::Refused => {
                     self.stats.malformed += 1;
                     return;

@@ -61,7 +61,7 @@ pub struct PortStats {
     /// Associations dropped: idle, least recently used, or replaced.
     pub associations_dropped: u64,
 
-    /// Partly received messages given up: too old, or to make room.
+    /// Partly received messages given up: too old, or for want of room.
     pub partials_dropped: u64,
     /// Payload bytes handed on in the frames they arrived in.
     pub kept_bytes: u64,

@@ -4,19 +4,20 @@
 //! sends first; an accepted connection is known by its remote address. A connection that fails loses what
 //! was queued on it, as a network may. Copies on both sides; bounded buffers; never blocks.
 
+mod input;
+
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use cyclone_pmem::payload::Payload;
 use cyclone_pmem::pool::Pool;
 
+use self::input::{Input, Spares};
 use crate::driver::{Datagram, Driver, DriverStats, HEADROOM};
 use crate::sys;
 
-/// Read at once from a connection, bytes.
-const READ_BYTES: usize = 256 << 10;
 /// Beyond this nothing more is read from a connection before what was is taken in, bytes.
 const WAITING_BYTES: usize = 1 << 20;
 /// A connection whose other side acknowledges nothing, or takes nothing, for so long is ended, ms.
@@ -54,10 +55,7 @@ struct Connection {
     wants_write: bool,
     output: Vec<u8>,
     output_at: usize,
-    /// What was read lies from `input_at` to `input_end`.
-    input: Vec<u8>,
-    input_at: usize,
-    input_end: usize,
+    input: Input,
     /// Order of last use, for eviction.
     used: u64,
     /// Something was sent on it: to a peer, or at least to somebody who was answered.
@@ -72,7 +70,9 @@ pub struct TcpDriver {
     options: TcpOptions,
     connections: HashMap<SocketAddr, Connection>,
     by_token: HashMap<u64, SocketAddr>,
-    /// Connections whose input buffer may still hold whole datagrams.
+    /// Buffers to read into.
+    spares: Spares,
+    /// Connections whose input may still hold whole datagrams.
     backlog: Vec<SocketAddr>,
     next_token: u64,
     clock: u64,
@@ -112,6 +112,7 @@ impl TcpDriver {
             options,
             connections: HashMap::new(),
             by_token: HashMap::new(),
+            spares: Spares::default(),
             backlog: Vec::new(),
             next_token: LISTENER + 1,
             clock: 0,
@@ -182,9 +183,7 @@ impl TcpDriver {
             wants_write: connecting,
             output: Vec::new(),
             output_at: 0,
-            input: Vec::new(),
-            input_at: 0,
-            input_end: 0,
+            input: Input::default(),
             used: self.clock,
             is_answered: connecting,
         };
@@ -293,36 +292,23 @@ impl TcpDriver {
         self.clock += 1;
         c.used = self.clock;
         // Enough is here already: let the kernel hold the rest back.
-        if c.input_end - c.input_at > WAITING_BYTES {
+        if c.input.bytes().len() > WAITING_BYTES {
             return true;
         }
-        if c.input_at > 0 {
-            c.input.copy_within(c.input_at..c.input_end, 0);
-            c.input_end -= c.input_at;
-            c.input_at = 0;
-        }
-        if c.input.len() < c.input_end + READ_BYTES {
-            c.input.resize(c.input_end + READ_BYTES, 0);
-        }
-        let (n, alive) = match c.stream.read(&mut c.input[c.input_end..]) {
-            Ok(0) => (0, false),
-            Ok(n) => {
+        match c.input.read(&mut c.stream, &mut self.spares) {
+            Ok(0) => false,
+            Ok(_) => {
                 self.stats.receive_calls += 1;
-                (n, true)
+                true
             }
-            Err(e) => (
-                0,
-                matches!(
-                    e.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ),
+            Err(e) => matches!(
+                e.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
             ),
-        };
-        c.input_end += n;
-        alive
+        }
     }
 
-    /// Takes whole datagrams out of the input buffer. `false`: the stream makes no sense.
+    /// Takes whole datagrams out of a connection's input. `false`: the stream makes no sense.
     fn parse(
         &mut self,
         address: SocketAddr,
@@ -333,15 +319,12 @@ impl TcpDriver {
         let Some(c) = self.connections.get_mut(&address) else {
             return true;
         };
-        let mut more = false;
-        loop {
-            let rest = &c.input[c.input_at..c.input_end];
-            let Some((len, rest)) = rest.split_first_chunk::<4>() else {
-                break;
-            };
+        let (mut more, mut is_sound) = (false, true);
+        while let Some((len, rest)) = c.input.bytes().split_first_chunk::<4>() {
             let len = u32::from_le_bytes(*len) as usize;
             if len == 0 || len > self.options.max_datagram {
-                return false;
+                is_sound = false;
+                break;
             }
             if rest.len() < len {
                 break;
@@ -358,15 +341,13 @@ impl TcpDriver {
             frame[HEADROOM..HEADROOM + len].copy_from_slice(&rest[..len]);
             out.push((address, frame.freeze(HEADROOM..HEADROOM + len).into()));
             self.stats.received += 1;
-            c.input_at += 4 + len;
+            c.input.skip(4 + len);
         }
-        if c.input_at == c.input_end {
-            (c.input_at, c.input_end) = (0, 0);
-        }
+        c.input.shrink(&mut self.spares);
         if more && !self.backlog.contains(&address) {
             self.backlog.push(address);
         }
-        true
+        is_sound
     }
 
     fn settle_connect(&mut self, address: SocketAddr) -> bool {
@@ -508,3 +489,6 @@ impl Driver for TcpDriver {
         self.stats
     }
 }
+
+#[cfg(test)]
+mod tests;

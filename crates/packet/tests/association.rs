@@ -237,6 +237,80 @@ fn a_forged_notice_only_causes_a_new_handshake() {
     assert!(a.stats().handshakes_started <= 2 && a.stats().notices_ignored > 1900);
 }
 
+/// The association that the last captured datagram of data from `from` was on.
+fn captured_assoc(net: &MemNet, from: u16) -> Option<u64> {
+    let sent = net.captured();
+    let is_data = |bytes: &[u8]| bytes[1] == 4;
+    let mut backwards = sent.iter().rev();
+    let data = backwards.find(|(at, _, bytes)| *at == address(from) && is_data(bytes))?;
+    let id = data.2[4..12].try_into().expect("eight bytes");
+    Some(u64::from_le_bytes(id))
+}
+
+/// Whoever sees which associations messages go on can name them in notices, again and again: more handshakes than the other side keeps
+/// associations for.
+#[test]
+fn forged_notices_again_and_again_cost_no_message() {
+    for is_client in [false, true] {
+        let (net, mut a, mut b) = pair(Faults::default(), Security::Authenticated);
+        if is_client {
+            a = port(&net, 1, client_config(1));
+            a.add_node(2, address(2));
+        }
+        net.capture();
+        send(&mut a, 0, Peer::Node(2), b"one");
+        let mut from = settle(0, &mut a, &mut b).1[0].from;
+        for step in 1..=120u64 {
+            let now_us = step * 25_000;
+            let named = captured_assoc(&net, 1).expect("a message was sent");
+            let notice = cyclone_packet::header::encode_unknown(named);
+            net.inject(address(2), address(1), &notice);
+            send(&mut a, now_us, Peer::Node(2), &numbered(step, 8));
+            send(&mut b, now_us, from, &numbered(step, 8));
+            let (at_a, at_b) = settle(now_us, &mut a, &mut b);
+            assert_eq!((at_a.len(), at_b.len()), (1, 1), "step {step}");
+            from = at_b[0].from;
+        }
+        // A node has no more than its peer accepts, and one that it tries.
+        let held = (a.stats().associations, b.stats().associations);
+        assert!(is_client || held.0 <= 9 && held.1 <= 8, "{held:?}");
+    }
+}
+
+/// It confirms the new association by itself, and once more if that is lost.
+#[test]
+fn a_restarted_side_that_has_nothing_to_say_is_reached_after_few_round_trips() {
+    for is_client in [false, true] {
+        for is_lossy in [false, true] {
+            let (net, mut a, mut b) = pair(Faults::default(), Security::Authenticated);
+            if is_client {
+                a = port(&net, 1, client_config(1));
+                a.add_node(2, address(2));
+            }
+            send(&mut a, 0, Peer::Node(2), b"before");
+            settle(0, &mut a, &mut b);
+            let mut b = port(&net, 2, node_config(2, 77));
+            // A round trip each.
+            let reached = (1..100u64).find(|step| {
+                let now_us = 10_000 + step * 1000;
+                send(&mut a, now_us, Peer::Node(2), &numbered(*step, 8));
+                match step {
+                    // The notice and the Challenge have passed.
+                    3 if is_lossy => net.block(address(2), address(1)),
+                    5 => net.unblock(address(2), address(1)),
+                    _ => {}
+                }
+                let got = poll(&mut b, now_us);
+                poll(&mut a, now_us);
+                !got.is_empty()
+            });
+            let most = if is_lossy { 12 } else { 4 };
+            assert!(reached.is_some_and(|it| it <= most), "{reached:?}");
+            assert_eq!(a.stats().handshakes_started, 2);
+        }
+    }
+}
+
 #[test]
 fn too_many_clients_push_out_the_idlest_and_the_young_are_safe() {
     let net = MemNet::new(1, Faults::default());

@@ -42,8 +42,12 @@ const ROUTER_ALERT: [u8; 8] = [PROTOCOL_ICMPV6, 0, 5, 2, 0, 0, 1, 0];
 /// All routers that know MLD of version 2, and switches.
 const REPORTS_TO: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x16];
 const REPORTS_TO_MAC: Mac = [0x33, 0x33, 0, 0, 0, 0x16];
-/// Solicited, override.
+/// All machines on the link.
+const ALL_NODES: [u8; 16] = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
+/// Solicited, override; and override alone.
 const ADVERTISEMENT_FLAGS: u8 = 0x60;
+const NEWS_FLAGS: u8 = 0x20;
 
 /// What a packet says about a machine's Ethernet address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,6 +195,17 @@ pub(super) fn answer(mac: Mac, own: IpAddr, to_mac: Mac, to: IpAddr) -> Option<V
             Some(icmpv6(ADVERTISEMENT, flags, (mac, own), (to_mac, to), own))
         }
         _ => None,
+    }
+}
+
+/// Tells everybody who knows us where we are now (RFC 5227, 3; RFC 4861, 7.2.6).
+pub(super) fn news(mac: Mac, own: IpAddr) -> Vec<u8> {
+    match own {
+        IpAddr::V4(own) => arp(1, (mac, own), ([0; 6], own), EVERYBODY),
+        IpAddr::V6(own) => {
+            let to = (ALL_NODES_MAC, Ipv6Addr::from(ALL_NODES));
+            icmpv6(ADVERTISEMENT, NEWS_FLAGS, (mac, own), to, own)
+        }
     }
 }
 
@@ -367,6 +382,17 @@ mod tests {
         assert_eq!(from, "fe80::ff:fe00:1".parse::<Ipv6Addr>().unwrap());
         assert_eq!(checksum(from, to, &said[62..]), 0);
         assert_eq!(usize::from(said[19]), said.len() - 54);
+    }
+
+    #[test]
+    fn news_are_understood_and_ask_nothing_of_others() {
+        for (a, b) in addresses() {
+            let said = news(MACS[0], a);
+            let heard = hear(&said).expect("it is about a neighbour");
+            assert_eq!((heard.ip, heard.mac), (a, Some(MACS[0])));
+            assert_ne!(heard.asks_for, Some(b));
+            assert!(said[0] & 1 == 1 && said.len() >= 60, "to everybody");
+        }
     }
 
     #[test]

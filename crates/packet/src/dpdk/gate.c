@@ -17,6 +17,7 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
+#include <rte_common.h>
 #include <rte_ethdev.h>
 #include <rte_interrupts.h>
 
@@ -29,11 +30,22 @@
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t errand_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t errand_news = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t errand_news;
 static struct errand *errand_waiting;
 static bool kept; /* the keeper is at work; the caller lets one errand run at a time */
 static bool keeper_inside;
 static bool gate_wanted; /* by the keeper, who would wait long for a lock that bursts take again and again */
+
+/* The keeper does not wait by a clock that people set: set back, it would keep whoever comes waiting for as long. */
+RTE_INIT(make_errand_news)
+{
+	pthread_condattr_t by_clock;
+
+	pthread_condattr_init(&by_clock);
+	pthread_condattr_setclock(&by_clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&errand_news, &by_clock);
+	pthread_condattr_destroy(&by_clock);
+}
 
 static bool is_memif(uint16_t port)
 {
@@ -84,7 +96,7 @@ static void keep_gate(void *unused)
 		__atomic_store_n(&gate_wanted, false, __ATOMIC_RELEASE);
 	}
 	keeper_inside = true;
-	clock_gettime(CLOCK_REALTIME, &until);
+	clock_gettime(CLOCK_MONOTONIC, &until);
 	until.tv_nsec += wait;
 	if (until.tv_nsec >= 1000000000) {
 		until.tv_nsec -= 1000000000;

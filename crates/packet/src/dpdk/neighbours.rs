@@ -28,6 +28,8 @@ const SILENT_US: u64 = 3_000_000;
 /// Time between the first two words of what we listen to, and between all later ones, µs.
 const TELL_AGAIN_US: u64 = 1_000_000;
 const TELL_EVERY_US: u64 = 60_000_000;
+/// How often it is told where we are.
+const NEWS_TIMES: u32 = 2;
 /// Machines kept. A network segment has fewer.
 const MOST_MACHINES: usize = 4096;
 /// Questions for strangers: at most this many at once...
@@ -289,8 +291,8 @@ impl Neighbours {
         true
     }
 
-    /// Tells by a port what we listen to, where it is time: when it gets a cable, twice, since the first may be lost, and every minute. Switches
-    /// forget who has not said so for some minutes.
+    /// Tells by a port where we are and what we listen to, where it is time: when it gets a cable, twice, since the first may be lost, and every
+    /// minute what we listen to. Switches forget who has not said so for some minutes, and others look for us where they knew us.
     pub(super) fn tell(&mut self, now_us: u64, port: usize, is_up: bool, calls: &mut Vec<Call>) {
         let told = &mut self.told[port];
         let times = match *told {
@@ -304,12 +306,15 @@ impl Neighbours {
             Some(_) => return,
         };
         *told = Some((now_us, times.saturating_add(1)));
-        let packet = discovery::listens(self.macs[port], self.own);
-        calls.extend(packet.map(|packet| (port, packet)));
+        let mac = self.macs[port];
+        let listens = discovery::listens(mac, self.own);
+        let news = (times < NEWS_TIMES).then(|| discovery::news(mac, self.own));
+        calls.extend([listens, news].into_iter().flatten().map(|it| (port, it)));
     }
 
-    /// Forgets what was heard by a port: its cable is out.
+    /// Forgets what was heard by a port: its cable is out. The others tell again where we are, since machines may know us by that one.
     pub(super) fn forget(&mut self, port: usize) {
+        self.told.fill(None);
         for machine in self.machines.values_mut() {
             if let Some(heard) = machine.heard.get_mut(port) {
                 *heard = None;

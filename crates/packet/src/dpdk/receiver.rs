@@ -110,6 +110,9 @@ impl Receiver {
             if card.look() {
                 network.lock_neighbours().forget(number);
             }
+        }
+        // By those that are left too, when one has gone.
+        for (number, card) in network.cards.iter().enumerate() {
             let is_up = card.is_up();
             network.lock_neighbours().tell(now_us, number, is_up, calls);
         }

@@ -3,8 +3,9 @@
 //! - One handshake per node at a time, retried with growing pauses, given up after two seconds; the next
 //!   message starts another.
 //! - A new association never ends an old one at once: both sides receive on the newest few and send on the
-//!   newest, so forged or replayed handshake datagrams disturb nothing, and two nodes that greet each other
-//!   at the same time simply hold two for a while.
+//!   newest that the other side has confirmed, so forged or replayed handshake datagrams and notices disturb
+//!   nothing, and two nodes that greet each other at the same time simply hold two for a while.
+//! - The responder confirms by an empty datagram, and by another whenever the Confirm is repeated.
 //! - An association is kept at least as long as its Confirm could be replayed (or remembered as retired),
 //!   so the same keys never start again from sequence number 0.
 
@@ -56,6 +57,18 @@ impl Node {
             heeded_us: None,
         }
     }
+
+    /// The other side has shown that it holds an association's keys: messages go on it, unless on a newer one.
+    pub(super) fn note_confirmed(&mut self, assoc: u64) {
+        if self.confirm.as_ref().is_none_or(|(of, ..)| *of != assoc) {
+            return;
+        }
+        self.confirm = None;
+        let place = |id: u64| self.assocs.iter().position(|it| *it == id);
+        if self.current.and_then(place) < place(assoc) {
+            self.current = Some(assoc);
+        }
+    }
 }
 
 impl Port {
@@ -94,7 +107,7 @@ impl Port {
         let Some(node) = self.nodes.get_mut(&id) else {
             return;
         };
-        if node.hello.is_some() {
+        if node.hello.is_some() || node.confirm.is_some() {
             return;
         }
         let Some(hello) = self.auth.hello(class, me, id, max) else {
@@ -181,7 +194,7 @@ impl Port {
         }
         self.timer_us = self.timer_us.min(now_us + RETRY_US);
         self.push_control(to, &made.confirm);
-        self.make_current(now_us, id, assoc_id);
+        self.add_assoc(now_us, id, assoc_id, false);
     }
 
     pub(super) fn on_confirm(&mut self, now_us: u64, from: SocketAddr, bytes: &[u8]) {
@@ -245,7 +258,7 @@ impl Port {
                 if let Some(node) = self.nodes.get_mut(&node) {
                     node.hello = None;
                 }
-                self.make_current(now_us, node, id);
+                self.add_assoc(now_us, node, id, true);
             }
         }
     }
@@ -281,10 +294,14 @@ impl Port {
         true
     }
 
-    fn make_current(&mut self, now_us: u64, node_id: u64, assoc: u64) {
+    /// Adds a node's newest association. Messages wait for it to be confirmed as long as there is another: whoever forges notices
+    /// can make us begin more of them than the other side accepts.
+    fn add_assoc(&mut self, now_us: u64, node_id: u64, assoc: u64, is_confirmed: bool) {
         if let Some(node) = self.nodes.get_mut(&node_id) {
             node.assocs.push(assoc);
-            node.current = Some(assoc);
+            if is_confirmed || node.current.is_none() {
+                node.current = Some(assoc);
+            }
             if !node.queue.is_empty() {
                 self.ready.push(node_id);
             }
@@ -353,7 +370,8 @@ impl Port {
         let soon = node
             .heeded_us
             .is_some_and(|at| now_us.saturating_sub(at) < HEED_EVERY_US);
-        if node.current != Some(id) || node.hello.is_some() || soon {
+        let is_busy = node.hello.is_some() || node.confirm.is_some();
+        if node.current != Some(id) || is_busy || soon {
             self.stats.notices_ignored += 1;
             return;
         }

@@ -28,6 +28,8 @@ const KEPT: Duration = Duration::from_secs(1);
 const OVERDUE: Duration = Duration::from_secs(10);
 /// How soon a neighbour that is being looked for is asked about again.
 const SOON: Duration = Duration::from_millis(10);
+/// How long the kernel is not asked again about an interface: the destinations behind it are many.
+const LINK_KEPT: Duration = Duration::from_millis(100);
 /// Destinations kept. Beyond, those without a way of ours are forgotten; all, if these are less than a quarter.
 const MOST_WAYS: usize = 16_384;
 /// Questions that wait for the thread; beyond, they are put again with the next datagram.
@@ -37,7 +39,7 @@ const MOST_QUESTIONS: usize = 1024;
 struct Way {
     /// Which interface, and the headers.
     straight: Option<(usize, Template)>,
-    /// The longest IP packet that the route, or a router on it, takes, where that is less than the interface does.
+    /// The longest IP packet that the interface takes, or the route, or a router on it, where that is less.
     mtu: Option<usize>,
     until: Instant,
     /// The next datagram has to go by the kernel, which is to make sure of the neighbour.
@@ -111,9 +113,14 @@ impl Routes {
                 ((*local, sender), receiver)
             })
             .unzip();
+        let of_link = |(link, mac): (Link, [u8; 6])| Interface {
+            index: link.index,
+            now: Some((mac, link.mtu)),
+            asked: Instant::now(),
+        };
         let asker = Arc::new(Asker::start(Kernel {
             netlink,
-            interfaces,
+            interfaces: interfaces.into_iter().map(of_link).collect(),
             ports: to_ports,
         })?);
         let routes = answers
@@ -223,11 +230,18 @@ impl Drop for Asker {
     }
 }
 
+/// An interface of ours: what it is may change while it is in use.
+struct Interface {
+    index: u32,
+    /// Its Ethernet address and the longest IP packet; `None` where it is gone.
+    now: Option<([u8; 6], usize)>,
+    asked: Instant,
+}
+
 /// The kernel, as the thread asks it.
 struct Kernel {
     netlink: Netlink,
-    /// Our interfaces and their Ethernet addresses.
-    interfaces: Vec<(Link, [u8; 6])>,
+    interfaces: Vec<Interface>,
     /// Where each port's datagrams come from, and where its answers go.
     ports: Vec<(SocketAddr, Sender<(SocketAddr, Answer)>)>,
 }
@@ -255,8 +269,11 @@ impl Kernel {
                 None => return its_own,
             },
         };
-        let ours = |(link, _): &(Link, _)| link.index == interface;
+        let ours = |ours: &Interface| ours.index == interface;
         let Some(card) = self.interfaces.iter().position(ours) else {
+            return its_own;
+        };
+        let Some((mac, carries)) = self.look(card) else {
             return its_own;
         };
         let Some(neighbour) = self.netlink.neighbour(interface, next_hop) else {
@@ -268,15 +285,30 @@ impl Kernel {
                 None => return its_own,
             }
         }
-        let Some(headers) = Template::new(self.interfaces[card].1, from, neighbour.mac, to) else {
+        let Some(headers) = Template::new(mac, from, neighbour.mac, to) else {
             return its_own;
         };
         Answer {
             straight: Some((card, headers)),
-            mtu,
+            mtu: Some(mtu.map_or(carries, |mtu| mtu.min(carries))),
             kept: KEPT,
             once_by_kernel: neighbour.is_stale
                 && self.netlink.use_neighbour(interface, next_hop).is_err(),
         }
+    }
+
+    /// An interface's Ethernet address now, and the longest IP packet.
+    fn look(&mut self, card: usize) -> Option<([u8; 6], usize)> {
+        let ours = &mut self.interfaces[card];
+        if ours.asked.elapsed() >= LINK_KEPT {
+            match self.netlink.link(ours.index) {
+                Ok(link) => ours.now = link.mac.map(|mac| (mac, link.mtu)),
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => ours.now = None,
+                // It did not answer in time: what it said before is good.
+                Err(_) => {}
+            }
+            ours.asked = Instant::now();
+        }
+        ours.now
     }
 }

@@ -50,6 +50,46 @@ fn ordinary_sockets_are_understood() {
     }
 }
 
+/// What a program of iproute2 says on this machine.
+fn said(machine: &Machine, program: &str, arguments: &str) -> String {
+    machine.enter();
+    let output = std::process::Command::new(program)
+        .args(arguments.split_whitespace())
+        .output();
+    let output = output.expect("a program of iproute2").stdout;
+    String::from_utf8_lossy(&output).into_owned()
+}
+
+/// A machine that knows us by another card, as before a cable or a card was changed, would send there until it asks by itself.
+#[test]
+fn a_machine_that_knew_us_elsewhere_is_told_where_we_are() {
+    let _alone = alone();
+    for (number, own) in [(10, "10.77.0.1"), (11, "fd77::1")] {
+        let Some(cable) = cable() else { return };
+        let link = said(&cable.a, "ip", "-o link show va");
+        let mac = link.split_once("link/ether ").map(|(_, rest)| &rest[..17]);
+        let mac = mac.unwrap_or_else(|| panic!("{link}")).to_owned();
+        let elsewhere =
+            format!("neigh replace {own} lladdr 02:00:00:00:00:99 dev vb nud reachable");
+        cable.b.ip(&elsewhere);
+        let address = SocketAddr::new(own.parse().expect("an address"), 7101);
+        let frames = pool(1024, 2048);
+        let mut driver = open_here(&cable.a, number, &address.to_string(), &frames);
+        let (since, mut got) = (Instant::now(), Vec::new());
+        loop {
+            // A look at the cards comes once in some hundred calls.
+            for _ in 0..300 {
+                driver.recv(&frames, &mut got, 32).expect("received");
+            }
+            let known = said(&cable.b, "ip", &format!("neigh show {own} dev vb"));
+            if known.contains(&mac) {
+                break;
+            }
+            assert!(since.elapsed() < Duration::from_secs(10), "{known:?}");
+        }
+    }
+}
+
 /// A switch that watches who listens to which group brings questions for our address only to whom has said that it listens.
 #[test]
 fn a_switch_is_told_what_we_listen_to() {
@@ -66,12 +106,7 @@ fn a_switch_is_told_what_we_listen_to() {
     let (since, mut got) = (Instant::now(), Vec::new());
     loop {
         driver.recv(&frames, &mut got, 32).expect("received");
-        cable.b.enter();
-        let shown = std::process::Command::new("bridge")
-            .args(["mdb", "show"])
-            .output();
-        let shown = shown.expect("bridge, of iproute2").stdout;
-        let shown = String::from_utf8_lossy(&shown).into_owned();
+        let shown = said(&cable.b, "bridge", "mdb show");
         if shown
             .lines()
             .any(|line| line.contains("port vb") && line.contains("ff02::1:ff12:3456"))

@@ -254,3 +254,29 @@ fn the_way_is_said() {
         close(driver, &frames, 0);
     }
 }
+
+/// What an interface carries may become less while it is in use: what does not fit any more is cut by the kernel.
+#[test]
+fn an_interface_that_carries_less_from_now_on_is_noticed() {
+    let Some(cable) = Cable::new(9000, 1) else {
+        return;
+    };
+    let clock = Clock(Instant::now());
+    let (mut a, mut b) = xdp_pair(&cable, 4096, "10.77.0.1:7101", "10.77.0.2:7102");
+    settle(&clock, &mut a, &mut b);
+    exchange(&clock, &mut a, &mut b, 2, &[body(1, 50_000)]);
+    exchange(&clock, &mut b, &mut a, 1, &[body(1, 50_000)]);
+    let by_kernel = a.port.driver_stats().by_kernel;
+    cable.a.ip("link set va mtu 1500");
+    cable.b.ip("link set vb mtu 1500");
+    // What is known of a way is good for a second.
+    std::thread::sleep(Duration::from_millis(1_300));
+    exchange(&clock, &mut a, &mut b, 2, &[body(2, 50_000)]);
+    exchange(&clock, &mut b, &mut a, 1, &[body(2, 50_000)]);
+    assert!(a.port.driver_stats().by_kernel > by_kernel + 5);
+    // What fits goes straight.
+    let before = a.port.driver_stats();
+    exchange(&clock, &mut a, &mut b, 2, &[body(3, 1000)]);
+    let after = a.port.driver_stats();
+    assert!(after.sent > before.sent && after.by_kernel == before.by_kernel);
+}

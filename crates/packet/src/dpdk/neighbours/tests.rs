@@ -48,7 +48,7 @@ fn asked_once_then_known_both_ways_until_it_is_old() {
 }
 
 #[test]
-fn what_we_listen_to_is_told_twice_then_every_minute_and_again_with_a_new_cable() {
+fn what_we_listen_to_is_told_every_minute_and_twice_with_where_we_are_with_a_new_cable() {
     let mut ours = Neighbours::new(at("[fd77::1]:1").ip(), None, vec![MAC[0], MAC[1]]);
     let mut told = |now_us, is_up| {
         let mut calls = Vec::new();
@@ -59,21 +59,67 @@ fn what_we_listen_to_is_told_twice_then_every_minute_and_again_with_a_new_cable(
     let minute = TELL_EVERY_US;
     for (now_us, is_up, expected) in [
         (0, false, 0),
-        (10, true, 1),
+        (10, true, 2),
         (TELL_AGAIN_US, true, 0),
-        (TELL_AGAIN_US + 10, true, 1),
+        (TELL_AGAIN_US + 10, true, 2),
         (minute, true, 0),
         (minute + TELL_AGAIN_US + 10, true, 1),
         (2 * minute, true, 0),
         (2 * minute + 1, false, 0),
-        (2 * minute + 2, true, 1),
+        (2 * minute + 2, true, 2),
     ] {
         assert_eq!(told(now_us, is_up), expected, "{now_us}");
     }
+    // Over IPv4 questions go to everybody: only where we are is told.
     let mut v4 = Neighbours::new(at("10.0.0.1:1").ip(), None, vec![MAC[0]]);
     let mut calls = Vec::new();
-    v4.tell(0, 0, true, &mut calls);
-    assert!(calls.is_empty());
+    for now_us in [0, TELL_AGAIN_US, TELL_EVERY_US, 2 * TELL_EVERY_US] {
+        v4.tell(now_us, 0, true, &mut calls);
+    }
+    let news = (0, discovery::news(MAC[0], [10, 0, 0, 1].into()));
+    assert_eq!(calls, [news.clone(), news]);
+}
+
+/// A machine that knows us by a cable that is out now would go on sending there.
+#[test]
+fn the_other_ports_tell_where_we_are_when_a_cable_is_out() {
+    for own in ["10.0.0.1", "fd77::1"] {
+        let own: IpAddr = own.parse().expect("an address");
+        let mut ours = Neighbours::new(own, None, vec![MAC[0], MAC[1], MAC[2]]);
+        let news = |ours: &mut Neighbours, now_us, up: [bool; 3]| {
+            let mut calls = Vec::new();
+            for (port, is_up) in up.into_iter().enumerate() {
+                ours.tell(now_us, port, is_up, &mut calls);
+            }
+            let is_news = |(port, packet): &Call| *packet == discovery::news(MAC[*port], own);
+            let ports = calls.iter().filter(|call| is_news(call));
+            ports.map(|(port, _)| *port).collect::<Vec<usize>>()
+        };
+        let up = [true, true, false];
+        assert_eq!(news(&mut ours, 0, up), [0, 1]);
+        assert_eq!(news(&mut ours, TELL_AGAIN_US, up), [0, 1]);
+        assert!(news(&mut ours, 2 * TELL_AGAIN_US, up).is_empty());
+        ours.forget(1);
+        let up = [true, false, false];
+        assert_eq!(news(&mut ours, 2 * TELL_AGAIN_US + 1, up), [0]);
+        assert_eq!(news(&mut ours, 3 * TELL_AGAIN_US + 1, up), [0]);
+        assert!(news(&mut ours, 5 * TELL_AGAIN_US, up).is_empty());
+        assert_eq!(news(&mut ours, 6 * TELL_AGAIN_US, [true, true, false]), [1]);
+
+        // Who knows us hears of it.
+        let peer = SocketAddr::new(own, 1);
+        let mut other = match own {
+            IpAddr::V4(_) => Neighbours::new(at("10.0.0.2:1").ip(), None, vec![MAC[3]]),
+            IpAddr::V6(_) => Neighbours::new(at("[fd77::2]:1").ip(), None, vec![MAC[3]]),
+        };
+        other.find(0, peer, &mut Vec::new());
+        for mac in [MAC[1], MAC[0]] {
+            let mut answers = Vec::new();
+            assert!(other.hear(1, 0, &discovery::news(mac, own), &mut answers));
+            assert!(answers.is_empty(), "nobody is asked");
+            assert_eq!(other.find(2, peer, &mut answers), Some((0, mac)));
+        }
+    }
 }
 
 #[test]
