@@ -241,6 +241,7 @@ mod tests {
                 session: 1,
                 since: 1,
                 standing: Standing::Live,
+                drains: false,
                 client: format!("c{id}"),
                 peer: format!("p{id}"),
             })

@@ -1,6 +1,9 @@
 //! From one configuration to the next: pure functions over a draft. What can go wrong in a cluster is decided here, and
 //! in [`Draft::settle`] it is made good. //= rowan §4.5, §4.6
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::{
@@ -23,7 +26,7 @@ pub(crate) struct Draft<'a> {
 }
 
 /// Whether a shard may take part in another change: nothing of it is on the move.
-fn at_rest(config: &Configuration, number: ShardId) -> bool {
+pub(crate) fn at_rest(config: &Configuration, number: ShardId) -> bool {
     config.migration(number).is_none()
         && config.shards[usize::from(number)].joining.is_empty()
         && config.is_up(config.shards[usize::from(number)].primary)
@@ -80,10 +83,13 @@ impl<'a> Draft<'a> {
         self.config.members.iter_mut().find(|m| m.id == id)
     }
 
-    /// These have failed.
+    /// These have failed. One that was drained and holds nothing any more has just left.
     pub(crate) fn fail(&mut self, failed: &BTreeSet<ServerId>) {
+        let held = held(&self.config);
         for member in &mut self.config.members {
             if failed.contains(&member.id) && member.standing != Standing::Down {
+                let drains = member.standing == Standing::Draining;
+                member.drains = drains && held.contains_key(&member.id);
                 member.standing = Standing::Down;
                 self.changed = true;
             }
@@ -91,7 +97,7 @@ impl<'a> Draft<'a> {
     }
 
     /// A process of this server is there and is not yet a member: a new server, one that comes back, or one that was
-    /// restarted before anybody took it for failed. The memory is the member's own, if it is one.
+    /// restarted before anybody took it for failed. The memory is the member's own, if it is one that holds anything.
     pub(crate) fn welcome(&mut self, hello: &Hello) {
         let term = self.config.term;
         self.changed = true;
@@ -101,6 +107,7 @@ impl<'a> Draft<'a> {
             session: hello.session,
             since: term,
             standing: Standing::Live,
+            drains: false,
             client: hello.client.clone(),
             peer: hello.peer.clone(),
         };
@@ -110,6 +117,8 @@ impl<'a> Draft<'a> {
         };
         let standing = match member.standing {
             Standing::Draining => Standing::Draining,
+            // An operator's word holds until it is taken back.
+            Standing::Down if member.drains => Standing::Draining,
             Standing::Live | Standing::Down => Standing::Live,
         };
         *member = Member { standing, ..fresh };
@@ -150,22 +159,30 @@ impl<'a> Draft<'a> {
 
     /// The server is to hold nothing any more.
     pub(crate) fn drain(&mut self, id: ServerId) {
-        if let Some(member) = self.member_mut(id)
-            && member.standing == Standing::Live
-        {
-            member.standing = Standing::Draining;
-            self.changed = true;
+        let Some(member) = self.member_mut(id) else {
+            return;
+        };
+        let before = (member.standing, member.drains);
+        match member.standing {
+            Standing::Live => member.standing = Standing::Draining,
+            Standing::Draining => {}
+            Standing::Down => member.drains = true,
         }
+        let is_new = before != (member.standing, member.drains);
+        self.changed |= is_new;
     }
 
     /// Takes back [`Draft::drain`].
     pub(crate) fn undrain(&mut self, id: ServerId) {
-        if let Some(member) = self.member_mut(id)
-            && member.standing == Standing::Draining
-        {
+        let Some(member) = self.member_mut(id) else {
+            return;
+        };
+        let drained = member.standing == Standing::Draining || member.drains;
+        if member.standing == Standing::Draining {
             member.standing = Standing::Live;
-            self.changed = true;
         }
+        member.drains = false;
+        self.changed |= drained;
     }
 
     /// Gives up a failed server's copies, the last ones of shards included: their content is lost, and they begin anew,
@@ -178,6 +195,7 @@ impl<'a> Draft<'a> {
         if self.config.is_up(id) {
             return;
         }
+        self.undrain(id);
         for shard in &mut self.config.shards {
             if !shard.has_full(id) {
                 continue;
@@ -378,7 +396,8 @@ impl<'a> Draft<'a> {
     }
 
     /// Makes good what failures have broken: migrations with a dead side are rolled back, dead copies dropped where a
-    /// full one lives, primaries named where they are missing, members without copies forgotten when they are down.
+    /// full one lives, primaries named where they are missing, members without copies forgotten when they are down and
+    /// need not be remembered as draining.
     pub(crate) fn settle(&mut self) {
         let down: BTreeSet<ServerId> = self
             .config
@@ -402,7 +421,7 @@ impl<'a> Draft<'a> {
         let before = self.config.members.len();
         self.config
             .members
-            .retain(|m| m.standing != Standing::Down || named.contains(&m.id));
+            .retain(|m| m.standing != Standing::Down || m.drains || named.contains(&m.id));
         self.changed |= self.config.members.len() != before;
     }
 

@@ -13,8 +13,10 @@ use crate::config::{
 pub const VERSION: u8 = 1;
 /// Kind of a [`Configuration`].
 pub const KIND_CONFIGURATION: u8 = 1;
-/// Kind of an [`Office`].
+/// Kind of an [`Office`] without leases.
 pub const KIND_OFFICE: u8 = 2;
+/// Kind of an [`Office`] with them. 3 and 4 are the embedded store's.
+pub const KIND_OFFICE_WITH_LEASES: u8 = 5;
 /// Version, kind and checksum.
 const FRAME_BYTES: usize = 6;
 
@@ -27,6 +29,17 @@ pub struct Office {
     pub epoch: u64,
     /// Grows with every renewal.
     pub beat: u64,
+    /// What may be out under this record; `None` in those of earlier versions.
+    pub leases: Option<Leases>,
+}
+
+/// How long leases last that whoever takes over has to wait for. Its own may be shorter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leases {
+    /// The longest that a server may still hold from this manager or from one before, in microseconds.
+    pub lease_us: u64,
+    /// The lease that this record is on the office.
+    pub manager_lease_us: u64,
 }
 
 /// Writes a frame around a body.
@@ -62,9 +75,9 @@ pub(crate) fn open(bytes: &[u8]) -> Result<(u8, &[u8]), DecodeError> {
     Ok((covered[1], &covered[2..]))
 }
 
-fn body_of(bytes: &[u8], kind: u8) -> Result<Reader<'_>, DecodeError> {
+fn body_of<'a>(bytes: &'a [u8], kinds: &[u8]) -> Result<(u8, Reader<'a>), DecodeError> {
     match open(bytes)? {
-        (found, body) if found == kind => Ok(Reader::new(body)),
+        (found, body) if kinds.contains(&found) => Ok((found, Reader::new(body))),
         (found, _) => Err(DecodeError::Unknown {
             what: "kind",
             value: found.into(),
@@ -91,10 +104,18 @@ pub(crate) fn text(reader: &mut Reader<'_>) -> Result<String, DecodeError> {
 impl Office {
     /// The record's bytes.
     pub fn encode(&self) -> Vec<u8> {
-        frame(KIND_OFFICE, |out| {
+        let kind = match self.leases {
+            Some(_) => KIND_OFFICE_WITH_LEASES,
+            None => KIND_OFFICE,
+        };
+        frame(kind, |out| {
             out.put_u64(self.holder.0);
             out.put_u64(self.epoch);
             out.put_u64(self.beat);
+            if let Some(leases) = &self.leases {
+                out.put_u64(leases.lease_us);
+                out.put_u64(leases.manager_lease_us);
+            }
         })
     }
 
@@ -103,21 +124,30 @@ impl Office {
     /// # Errors
     /// Bytes that [`Office::encode`] would not write.
     pub fn decode(bytes: &[u8]) -> Result<Office, DecodeError> {
-        let mut reader = body_of(bytes, KIND_OFFICE)?;
-        let office = Office {
+        let (kind, mut reader) = body_of(bytes, &[KIND_OFFICE, KIND_OFFICE_WITH_LEASES])?;
+        let mut office = Office {
             holder: ManagerId(reader.u64()?),
             epoch: reader.u64()?,
             beat: reader.u64()?,
+            leases: None,
         };
+        if kind == KIND_OFFICE_WITH_LEASES {
+            office.leases = Some(Leases {
+                lease_us: reader.u64()?,
+                manager_lease_us: reader.u64()?,
+            });
+        }
         reader.finish().map(|()| office)
     }
 }
 
-fn standing(value: u8) -> Result<Standing, DecodeError> {
+/// And whether it drains, being down.
+fn standing(value: u8) -> Result<(Standing, bool), DecodeError> {
     match value {
-        1 => Ok(Standing::Live),
-        2 => Ok(Standing::Draining),
-        3 => Ok(Standing::Down),
+        1 => Ok((Standing::Live, false)),
+        2 => Ok((Standing::Draining, false)),
+        3 => Ok((Standing::Down, false)),
+        4 => Ok((Standing::Down, true)),
         other => Err(DecodeError::Unknown {
             what: "standing",
             value: other.into(),
@@ -125,10 +155,11 @@ fn standing(value: u8) -> Result<Standing, DecodeError> {
     }
 }
 
-fn standing_byte(standing: Standing) -> u8 {
-    match standing {
+fn standing_byte(member: &Member) -> u8 {
+    match member.standing {
         Standing::Live => 1,
         Standing::Draining => 2,
+        Standing::Down if member.drains => 4,
         Standing::Down => 3,
     }
 }
@@ -138,18 +169,22 @@ fn put_member(out: &mut Vec<u8>, member: &Member) {
     out.put_u64(member.incarnation);
     out.put_u64(member.session);
     out.put_u64(member.since);
-    out.put_u8(standing_byte(member.standing));
+    out.put_u8(standing_byte(member));
     put_text(out, &member.client);
     put_text(out, &member.peer);
 }
 
 fn member(reader: &mut Reader<'_>) -> Result<Member, DecodeError> {
+    let (id, incarnation) = (ServerId(reader.u64()?), reader.u64()?);
+    let (session, since) = (reader.u64()?, reader.u64()?);
+    let (standing, drains) = standing(reader.u8()?)?;
     Ok(Member {
-        id: ServerId(reader.u64()?),
-        incarnation: reader.u64()?,
-        session: reader.u64()?,
-        since: reader.u64()?,
-        standing: standing(reader.u8()?)?,
+        id,
+        incarnation,
+        session,
+        since,
+        standing,
+        drains,
         client: text(reader)?,
         peer: text(reader)?,
     })
@@ -160,6 +195,20 @@ const MEMBER_BYTES: usize = 4 * 8 + 1 + 2 * 4;
 const SHARD_BYTES: usize = 2 + 8 + 2;
 const COPY_BYTES: usize = 2 + 8;
 const MIGRATION_BYTES: usize = 2 + 1 + 2 + 2;
+
+/// The most bytes that a configuration of such a shape takes: every shard is on the move, which makes one more copy of it. `addresses`: of
+/// each member, the bytes of both.
+pub fn most_record_bytes(
+    shards: usize,
+    copies: usize,
+    addresses: impl IntoIterator<Item = usize>,
+) -> usize {
+    // Cluster, three numbers, the replication and three counts.
+    let head = FRAME_BYTES + 16 + 3 * 8 + 1 + 3 * 4;
+    let members = addresses.into_iter().map(|bytes| MEMBER_BYTES + bytes);
+    let shard = SHARD_BYTES + (copies + 1) * COPY_BYTES + MIGRATION_BYTES;
+    head + members.sum::<usize>() + shards * shard
+}
 
 /// Servers are named by their place among the members: two bytes instead of eight.
 fn place_of(config: &Configuration, server: ServerId) -> u16 {
@@ -240,7 +289,7 @@ impl Configuration {
     /// # Errors
     /// Bytes that [`Configuration::encode`] would not write of a configuration that passes [`Configuration::check`].
     pub fn decode(bytes: &[u8]) -> Result<Configuration, DecodeError> {
-        let mut reader = body_of(bytes, KIND_CONFIGURATION)?;
+        let (_, mut reader) = body_of(bytes, &[KIND_CONFIGURATION])?;
         let cluster = u128::from_le_bytes(reader.array()?);
         let (term, manager, epoch) = (reader.u64()?, ManagerId(reader.u64()?), reader.u64()?);
         let replication = reader.u8()?;

@@ -43,7 +43,7 @@ pub enum Standing {
     Live,
     /// Takes part, and its shards are moved to others.
     Draining,
-    /// Failed; remembered only because shards have no other full copy than those of failed servers.
+    /// Failed; remembered because shards have no other full copy than those of failed servers, or because it was to be drained.
     Down,
 }
 
@@ -61,6 +61,8 @@ pub struct Member {
     pub since: u64,
     /// How it stands.
     pub standing: Standing,
+    /// It is [`Standing::Down`], and was to be drained: it is remembered, and goes on with that when it is back.
+    pub drains: bool,
     /// Address for clients, `host:port`.
     pub client: String,
     /// Address for other servers, in the fabric's notation.
@@ -242,6 +244,11 @@ impl Configuration {
         self.members
             .iter()
             .filter(|member| member.standing != Standing::Down)
+    }
+
+    /// Whether a server holds a copy of anything, or makes one.
+    pub fn holds(&self, id: ServerId) -> bool {
+        self.shards.iter().any(|shard| shard.has(id))
     }
 
     /// A shard's migration.

@@ -114,6 +114,8 @@ pub struct Holder {
     lease_until_us: u64,
     asked: VecDeque<(u64, u64)>,
     next_number: u64,
+    /// How often to ask: the manager's leases may be shorter than this server's rules say.
+    renew_us: u64,
     next_renew_us: u64,
     next_hello_us: u64,
     /// The manager did not know this process.
@@ -132,7 +134,6 @@ impl Holder {
         rules.check()?;
         Ok(Holder {
             hello,
-            rules,
             config: None,
             adopted: 0,
             committed: 0,
@@ -142,12 +143,14 @@ impl Holder {
             lease_until_us: 0,
             asked: VecDeque::new(),
             next_number: 0,
+            renew_us: rules.renew_us,
             next_renew_us: now_us,
             next_hello_us: now_us,
             stranger: false,
             left: false,
             copied: BTreeMap::new(),
             period: 0,
+            rules,
         })
     }
 
@@ -241,6 +244,8 @@ impl Holder {
                 ..
             } => {
                 self.stranger = false;
+                self.renew_us = self.renew_for(lease_us);
+                self.next_renew_us = self.next_renew_us.min(now_us.saturating_add(self.renew_us));
                 if let Some(place) = self.asked.iter().position(|(asked, _)| *asked == number) {
                     let mut sent_us = self.asked[place].1;
                     self.asked.drain(..=place);
@@ -260,6 +265,14 @@ impl Holder {
             }
             ToServer::Stranger { .. } | ToServer::Refused { .. } => {}
         }
+    }
+
+    /// How often to ask for leases of so many microseconds: as the rules say, or as much more often as they are shorter.
+    fn renew_for(&self, lease_us: u64) -> u64 {
+        let (renew_us, own_us) = (self.rules.renew_us, self.rules.lease_us.max(1));
+        let scaled = u128::from(renew_us) * u128::from(lease_us) / u128::from(own_us);
+        // At most `renew_us`.
+        scaled.clamp(1, u128::from(renew_us)) as u64
     }
 
     fn prepare(&mut self, now_us: u64, config: Arc<Configuration>, out: &mut Vec<Action>) {
@@ -385,11 +398,11 @@ impl Holder {
         }
         let member = self.config.as_ref().is_some_and(|c| self.own(c).is_some());
         if (!member || self.stranger) && now_us >= self.next_hello_us {
-            self.next_hello_us = now_us + self.rules.renew_us * 2;
+            self.next_hello_us = now_us + self.renew_us * 2;
             out.push(Action::Send(FromServer::Hello(self.hello.clone())));
         }
         if member && now_us >= self.next_renew_us {
-            self.next_renew_us = now_us + self.rules.renew_us;
+            self.next_renew_us = now_us + self.renew_us;
             self.next_number += 1;
             self.asked.push_back((self.next_number, now_us));
             if self.asked.len() > MAX_ASKED {
@@ -407,6 +420,6 @@ impl Holder {
 
     /// How often [`Event::Tick`] should come, in microseconds.
     pub fn tick_us(&self) -> u64 {
-        (self.rules.renew_us / 2).max(1)
+        (self.renew_us / 2).max(1)
     }
 }

@@ -69,6 +69,20 @@ pub enum CommandError {
     /// No such shard.
     #[error("there is no shard {0}")]
     NoShard(crate::ShardId),
+    /// Nothing is moved to a server that fails or is being emptied.
+    #[error("{0} is not live: it is down or being drained, and gets no shards")]
+    NotLive(ServerId),
+    /// The shard's primary has failed.
+    #[error("shard {0} is not served: {1} has failed")]
+    NotServed(crate::ShardId, ServerId),
+    /// A shard moves by itself only while nothing else is done with it.
+    #[error(
+        "shard {0} is on the move, or a copy of it is being made; try again when that has ended"
+    )]
+    NotAtRest(crate::ShardId),
+    /// Nobody could take a failed server's shards over.
+    #[error("no server is live that could begin its shards anew")]
+    NobodyLive,
     /// Too few servers would be left to hold all copies.
     #[error("{left} servers would be left for {wanted} copies of each shard")]
     TooFew {

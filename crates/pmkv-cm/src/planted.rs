@@ -23,6 +23,8 @@ pub(crate) enum Mistake {
     RollbackKeepsTarget,
     /// A manager takes office without waiting for the lease of the one before.
     OfficeSeized,
+    /// A manager takes the leases of those before it for as long as its own.
+    OwnLeasesAssumed,
     /// A shard's last full copies are dropped with their servers.
     LastCopyDropped,
     /// A report of an earlier copy counts for a later one.

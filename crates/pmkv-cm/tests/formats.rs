@@ -1,6 +1,6 @@
 //! Bytes from strangers: what was written comes back, and nothing else does any harm.
 
-use cyclone_pmkv_cm::codec::Office;
+use cyclone_pmkv_cm::codec::{Leases, Office, most_record_bytes};
 use cyclone_pmkv_cm::message::Refusal;
 use cyclone_pmkv_cm::{
     Configuration, Copy, FromServer, Hello, Load, ManagerId, Member, Migration, MigrationKind,
@@ -15,11 +15,12 @@ fn configuration(seed: u64, members: u64, shards: u16, replication: u8) -> Confi
         incarnation: seed ^ id,
         session: id,
         since: 1,
-        standing: if seed.is_multiple_of(5) && id == 2 {
-            Standing::Draining
-        } else {
-            Standing::Live
+        standing: match (seed % 5, id) {
+            (0, 2) => Standing::Draining,
+            (1 | 2, 2) => Standing::Down,
+            _ => Standing::Live,
         },
+        drains: seed % 5 == 2 && id == 2,
         client: format!("127.0.0.1:{id}"),
         peer: "p".repeat((seed % 200) as usize),
     });
@@ -109,6 +110,35 @@ proptest! {
         if let Ok(message) = ToServer::decode(&framed) {
             prop_assert_eq!(message.encode(), framed);
         }
+    }
+}
+
+#[test]
+fn configurations_are_no_larger_than_is_said() {
+    for (members, shards, copies) in [(1, 1, 1), (5, 40, 3), (12, 400, 5)] {
+        let config = configuration(3, members, shards, copies);
+        let addresses = config.members.iter();
+        let addresses = addresses.map(|it| it.client.len() + it.peer.len());
+        let most = most_record_bytes(usize::from(shards), usize::from(copies), addresses);
+        assert!(config.encode().len() <= most);
+    }
+}
+
+/// Those of earlier versions, too.
+#[test]
+fn records_of_the_office_come_back() {
+    let told = Leases {
+        lease_us: 10_000,
+        manager_lease_us: 20_000,
+    };
+    for leases in [None, Some(told)] {
+        let office = Office {
+            holder: ManagerId(2),
+            epoch: 7,
+            beat: 9,
+            leases,
+        };
+        assert_eq!(Office::decode(&office.encode()), Ok(office));
     }
 }
 

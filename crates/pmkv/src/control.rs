@@ -34,6 +34,8 @@ pub struct ControlConfig {
     pub full_below: u32,
     /// So many free segments are for cleaning alone.
     pub cleaning_reserve: u32,
+    /// With no more free segments than these, those who replicate to this memory get none.
+    pub remote_reserve: u32,
     /// Segments less live than this are cleaned, in percent; fuller ones, when few are free.
     pub clean_below_percent: u32,
     /// That is so once this part of the segments is in use, in percent; before that, less live ones in proportion: what may wait will
@@ -49,6 +51,7 @@ impl ControlConfig {
             server,
             full_below: (segments / 32).max(5),
             cleaning_reserve: 2,
+            remote_reserve: 0,
             clean_below_percent: 75,
             clean_from_used_percent: CLEAN_FROM_USED_PERCENT,
         }
@@ -391,9 +394,10 @@ impl Control {
         }
     }
 
-    /// Whether there is more than what cleaning needs, and a log that notes deletions.
+    /// Whether a segment can be spared: cleaning, the log that notes deletions, and those who replicate to this memory go on without it.
     pub(crate) fn has_room_to_spare(&self) -> bool {
-        self.backup.table().free_segments() > self.config.cleaning_reserve + 1
+        let needed = self.config.cleaning_reserve.max(self.config.remote_reserve);
+        self.backup.table().free_segments() > needed + 1
     }
 
     /// Gives a segment back.

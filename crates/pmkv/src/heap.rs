@@ -69,6 +69,17 @@ impl Object {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
+
+    /// All of it as another memory may have it: see [`Entry::without_note`].
+    pub fn without_note(&self) -> Vec<u8> {
+        let entry = Entry {
+            header: self.header,
+            key: self.key(),
+            value: self.value(),
+        };
+        let plain = entry.without_note();
+        plain.unwrap_or_else(|| self.bytes.clone())
+    }
 }
 
 /// A server's memory, read through addresses.

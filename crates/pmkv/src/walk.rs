@@ -243,7 +243,7 @@ impl Store {
             // What was read may have been another entry by then.
             for object in objects.iter().filter(|it| is_newer(it.stamp())) {
                 let batch = batches.entry(object.header().batch()).or_default();
-                batch.insert(object.stamp().version, object.bytes().to_vec());
+                batch.insert(object.stamp().version, object.without_note());
             }
         }
         let record = |(first, entries): (u64, BTreeMap<u64, Vec<u8>>)| {

@@ -18,6 +18,8 @@ struct Cluster {
     directory: tempfile::TempDir,
     ports: Vec<u16>,
     children: Vec<Option<Child>>,
+    /// As many as it is founded with.
+    shards: usize,
 }
 
 impl Cluster {
@@ -46,8 +48,49 @@ impl Cluster {
         Cluster {
             directory,
             children: ports.iter().map(|_| None).collect(),
+            shards: servers * SHARDS_PER_SERVER,
             ports,
         }
+    }
+
+    /// Appends a server to the file.
+    fn append(&mut self) -> usize {
+        let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = bound.local_addr().expect("an address").port();
+        let (id, mut text) = (self.ports.len(), self.file());
+        text.push_str(&format!(
+            "[[servers]]\nid = {id}\nredis = \"127.0.0.1:{port}\"\n"
+        ));
+        fs::write(self.path("cluster.toml"), text).expect("a cluster file");
+        self.ports.push(port);
+        self.children.push(None);
+        id
+    }
+
+    /// Deletes a server from the file.
+    fn delete(&self, id: usize) {
+        let port = self.ports[id];
+        let entry = format!("[[servers]]\nid = {id}\nredis = \"127.0.0.1:{port}\"\n");
+        let text = self.file();
+        assert!(text.contains(&entry), "{text}");
+        fs::write(self.path("cluster.toml"), text.replace(&entry, "")).expect("a cluster file");
+    }
+
+    fn file(&self) -> String {
+        fs::read_to_string(self.path("cluster.toml")).expect("a cluster file")
+    }
+
+    /// Runs `cyclone ctl`; answers its exit code and what it says of errors.
+    fn ctl(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_cyclone"))
+            .arg("ctl")
+            .args(arguments)
+            .arg("--config")
+            .arg(self.path("cluster.toml"))
+            .output()
+            .expect("cyclone ctl");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), told)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -100,7 +143,8 @@ impl Cluster {
     fn wait_until(&self, what: &str, is_so: impl Fn(&Cluster) -> bool) {
         let until = Instant::now() + PATIENCE;
         while !is_so(self) {
-            let logs = (0..self.ports.len()).map(|id| self.log(id));
+            let started = (0..self.ports.len()).filter(|&id| self.children[id].is_some());
+            let logs = started.map(|id| self.log(id));
             assert!(
                 Instant::now() < until,
                 "not {what}:\n{}",
@@ -113,7 +157,7 @@ impl Cluster {
     /// These servers are members and serve everything, with all copies.
     #[track_caller]
     fn wait_until_whole(&self, members: &[usize]) {
-        let shards = self.ports.len() * SHARDS_PER_SERVER;
+        let shards = self.shards;
         self.wait_until("whole", |it| {
             let serving = members
                 .iter()
@@ -244,4 +288,57 @@ fn a_server_outlives_a_disk_that_takes_nothing() {
     // What was killed has left its own behind, and removes them when it comes back.
     cluster.spawn(3);
     cluster.wait_until_whole(&[0, 1, 2, 3]);
+}
+
+/// The number of shards is that of the founding, and managers stay where they are, or go to who has none: the file says otherwise by then.
+#[test]
+fn servers_are_appended_to_the_file_and_deleted_from_it() {
+    let mut cluster = Cluster::new(3, 2);
+    for id in 0..3 {
+        cluster.spawn(id);
+    }
+    cluster.wait_until_whole(&[0, 1, 2]);
+    let fourth = cluster.append();
+    cluster.spawn(fourth);
+    cluster.wait_until_whole(&[0, 1, 2, fourth]);
+    cluster.kill(1);
+    cluster.spawn(1);
+    cluster.wait_until_whole(&[0, 1, 2, fourth]);
+
+    // The first one goes, and its manager with it.
+    let (code, told) = cluster.ctl(&["drain", "0"]);
+    assert_eq!(code, Some(0), "{told}");
+    cluster.is_refused(0, &["has left"]);
+    cluster.wait_until_whole(&[1, 2, fourth]);
+    let (code, told) = cluster.ctl(&["move", "0", "0"]);
+    assert_eq!(code, Some(1), "{told}");
+    cluster.delete(0);
+    for id in [fourth, 1, 2] {
+        cluster.kill(id);
+        cluster.spawn(id);
+        cluster.wait_until_whole(&[1, 2, fourth]);
+    }
+    // Two managers of three are left, if the first one runs again.
+    cluster.kill(1);
+    cluster.wait_until_whole(&[2, fourth]);
+}
+
+/// A directory of an earlier version, whose record of the founding is empty.
+#[test]
+fn what_a_cluster_was_founded_with_is_found_out_and_written_down() {
+    let mut cluster = Cluster::new(1, 1);
+    cluster.spawn(0);
+    cluster.wait_until_whole(&[0]);
+    cluster.kill(0);
+    fs::write(cluster.path("founded"), b"").expect("written");
+    // As long as nothing is written down the file must say what it said then.
+    let file = cluster.file();
+    cluster.append();
+    cluster.spawn(0);
+    cluster.is_refused(0, &["shards_per_server", "founded with 8 shards"]);
+    fs::write(cluster.path("cluster.toml"), file).expect("a cluster file");
+    cluster.spawn(0);
+    cluster.wait_until_whole(&[0]);
+    let founded = fs::read_to_string(cluster.path("founded")).expect("a record");
+    assert!(founded.contains("\"shards\":8"), "{founded}");
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::roll::{Roll, Verdict};
 use super::{Beat, Command, CommandError, Desk, Event, Notice};
 use crate::balance::{self, Loads, Move};
-use crate::change::{Draft, Weights};
-use crate::codec::Office;
+use crate::change::{Draft, Weights, at_rest};
+use crate::codec::{Leases, Office};
 use crate::config::{ConfigError, Configuration, MAX_MEMBERS, Member, ServerId, ShardId, Standing};
 use crate::message::{Hello, ToServer};
 use crate::planted::{self, Mistake};
@@ -60,6 +60,8 @@ pub(super) struct Leading {
     written_us: u64,
     /// No lease of anybody who is not asked to adopt is out after this moment.
     fence_us: u64,
+    /// Nor is any that a former manager has granted after this one.
+    inherited_us: u64,
     hellos: BTreeMap<ServerId, Hello>,
     copied: BTreeSet<(ServerId, ShardId, u64)>,
     /// Since when one of these waits.
@@ -92,6 +94,9 @@ impl Leading {
             epoch: office.epoch,
         });
         let rules = desk.rules;
+        // A former manager may have granted leases until a moment ago, to anybody, and longer ones than this one does.
+        let out_us = office.leases.map_or(rules.lease_us, |out| out.lease_us);
+        let inherited_us = now_us.saturating_add(out_us.max(rules.lease_us));
         Leading {
             office,
             revision,
@@ -99,7 +104,7 @@ impl Leading {
             trusted_us: rules.trusted_us(rules.manager_lease_us),
             beat: None,
             next_beat_us: sent_us + rules.manager_lease_us / 4,
-            roll: Roll::new(now_us),
+            roll: Roll::new(now_us, inherited_us),
             stored: None,
             blank: false,
             writing: None,
@@ -109,8 +114,8 @@ impl Leading {
             settled_in: false,
             committed: 0,
             written_us: now_us,
-            // A former manager may have granted leases until a moment ago, to anybody.
-            fence_us: now_us + rules.lease_us,
+            fence_us: inherited_us,
+            inherited_us,
             hellos: BTreeMap::new(),
             copied: BTreeSet::new(),
             copied_since_us: None,
@@ -188,11 +193,23 @@ impl Leading {
                 if member(id)?.standing != Standing::Down {
                     return Err(CommandError::Alive(id));
                 }
+                if config.members.iter().all(|m| m.standing != Standing::Live) {
+                    return Err(CommandError::NobodyLive);
+                }
             }
             Command::Move { shard, target } => {
-                member(target)?;
-                if usize::from(shard) >= config.shards.len() {
+                let standing = member(target)?.standing;
+                let Some(placed) = config.shards.get(usize::from(shard)) else {
                     return Err(CommandError::NoShard(shard));
+                };
+                if standing != Standing::Live {
+                    return Err(CommandError::NotLive(target));
+                }
+                if !config.is_up(placed.primary) {
+                    return Err(CommandError::NotServed(shard, placed.primary));
+                }
+                if !at_rest(config, shard) {
+                    return Err(CommandError::NotAtRest(shard));
                 }
             }
         }
@@ -233,10 +250,16 @@ impl Leading {
         if self.beat.is_some() || now_us < self.next_beat_us {
             return;
         }
-        let office = Office {
+        let mut office = Office {
             beat: self.office.beat + 1,
             ..self.office
         };
+        if now_us >= self.inherited_us {
+            office.leases = Some(Leases {
+                lease_us: desk.rules.lease_us,
+                manager_lease_us: desk.rules.manager_lease_us,
+            });
+        }
         let expected = self.revision;
         let ticket = desk.ask(Request::Swap {
             key: Key::Office,
@@ -264,6 +287,7 @@ impl Leading {
             session: hello.session,
             since: 1,
             standing: Standing::Live,
+            drains: false,
             client: hello.client.clone(),
             peer: hello.peer.clone(),
         };
@@ -428,7 +452,11 @@ impl Leading {
         for hello in self.hellos.values() {
             match draft.config().member(hello.server) {
                 // Another memory under the name of a member: that one has failed, and is heard of no more.
-                Some(member) if member.incarnation != hello.incarnation => {
+                Some(member)
+                    if member.incarnation != hello.incarnation
+                        && (member.standing != Standing::Down
+                            || draft.config().holds(member.id)) =>
+                {
                     draft.fail(&BTreeSet::from([hello.server]));
                 }
                 Some(member) => {

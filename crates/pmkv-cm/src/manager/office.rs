@@ -2,7 +2,7 @@
 //! whole lease (see [`crate::store`] for why that is safe).
 
 use super::{Beat, Desk, Event};
-use crate::codec::Office;
+use crate::codec::{Leases, Office};
 use crate::planted::{self, Mistake};
 use crate::store::{Answer, Key, Record, Report, Request, Revision};
 
@@ -87,16 +87,26 @@ impl Standby {
             return;
         }
         if let Some((record, since_us)) = &self.seen {
-            // The holder takes the drift off; a whole lease on this clock is enough.
+            let last = Office::decode(&record.value).ok();
+            let out = last.and_then(|office| office.leases);
+            let out = out.filter(|_| !planted::has(Mistake::OwnLeasesAssumed));
+            // The holder takes the drift off; a whole lease on this clock is enough: the holder's, which may be longer than one's own.
+            let own_us = desk.rules.manager_lease_us;
+            let wait_us = out.map_or(own_us, |out| out.manager_lease_us.max(own_us));
             let nobody = record.revision == 0;
-            let still = now_us.saturating_sub(*since_us) >= desk.rules.manager_lease_us;
+            let still = now_us.saturating_sub(*since_us) >= wait_us;
             if nobody || still || planted::has(Mistake::OfficeSeized) {
-                let last = Office::decode(&record.value).map_or(0, |office| office.epoch);
                 let expected = record.revision;
+                let lease_us = desk.rules.lease_us;
                 let office = Office {
                     holder: desk.id,
-                    epoch: last + 1,
+                    epoch: last.map_or(0, |office| office.epoch) + 1,
                     beat: 0,
+                    leases: Some(Leases {
+                        // Whoever comes next must wait for these too, if this time in office is short.
+                        lease_us: out.map_or(lease_us, |out| out.lease_us.max(lease_us)),
+                        manager_lease_us: own_us,
+                    }),
                 };
                 // A bid is made once per observation: should it fail, the record is seen anew.
                 self.seen = None;

@@ -26,6 +26,8 @@ struct Entry {
 pub(super) struct Roll {
     entries: BTreeMap<ServerId, Entry>,
     began_us: u64,
+    /// No lease of a former manager is believed in after this moment.
+    inherited_us: u64,
     /// Since when more than half of the members are missing.
     missing_since_us: Option<u64>,
     /// The cluster was missing as a whole when this time in office began, or has been since: those that were never
@@ -42,10 +44,11 @@ pub(super) enum Verdict {
 }
 
 impl Roll {
-    pub(super) fn new(now_us: u64) -> Roll {
+    pub(super) fn new(now_us: u64, inherited_us: u64) -> Roll {
         Roll {
             entries: BTreeMap::new(),
             began_us: now_us,
+            inherited_us,
             missing_since_us: None,
             cold: false,
         }
@@ -53,13 +56,13 @@ impl Roll {
 
     /// Members from now on. A process that was not one before is taken as heard at this moment, and as holding a lease
     /// of a former manager.
-    pub(super) fn admit(&mut self, now_us: u64, config: &Configuration, rules: &Rules) {
+    pub(super) fn admit(&mut self, now_us: u64, config: &Configuration) {
         for member in config.up() {
-            let began_us = self.began_us;
+            let (began_us, inherited_us) = (self.began_us, self.inherited_us);
             let entry = self.entries.entry(member.id).or_insert(Entry {
                 heard_us: began_us,
                 ever: false,
-                expires_us: began_us + rules.lease_us,
+                expires_us: inherited_us,
                 adopted: 0,
                 sent_us: 0,
                 session: member.session,
@@ -102,9 +105,9 @@ impl Roll {
     }
 
     /// When a server's lease has certainly run out, whichever of its processes holds it.
-    pub(super) fn expires_us(&self, id: ServerId, rules: &Rules) -> u64 {
-        let unknown = self.began_us + rules.lease_us;
-        self.entries.get(&id).map_or(unknown, |e| e.expires_us)
+    pub(super) fn expires_us(&self, id: ServerId) -> u64 {
+        let entry = self.entries.get(&id);
+        entry.map_or(self.inherited_us, |e| e.expires_us)
     }
 
     /// Whether the configuration may be sent now; notes that it is.

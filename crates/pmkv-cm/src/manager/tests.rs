@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Action, Command, Event, Founding, Manager, Notice};
-use crate::config::{Configuration, MAX_MEMBERS, ManagerId, ServerId};
+use super::{Action, Command, CommandError, Event, Founding, Manager, Notice};
+use crate::codec::{Leases, Office};
+use crate::config::{Configuration, MAX_MEMBERS, ManagerId, ServerId, Standing};
 use crate::holder::{self, Holder};
 use crate::message::{FromServer, Hello, Refusal, ToServer};
 use crate::planted::{self, Mistake};
@@ -60,9 +61,26 @@ impl World {
     }
 
     fn join(&mut self, id: u64) {
-        let rules = Rules::with_lease(10_000);
+        self.join_with(id, 10_000);
+    }
+
+    /// A server whose own rules say so.
+    fn join_with(&mut self, id: u64, lease_us: u64) {
+        let rules = Rules::with_lease(lease_us);
         let holder = Holder::new(hello(id), rules, self.now_us).unwrap();
         self.servers.insert(ServerId(id), holder);
+    }
+
+    /// The manager dies, and another one begins.
+    fn another_manager(&mut self, id: u64) {
+        let (rules, founding) = (Rules::with_lease(10_000), self.manager.founding);
+        let manager = Manager::new(ManagerId(id), rules, founding, self.now_us);
+        self.manager = manager.unwrap();
+        self.store = self.store.another();
+    }
+
+    fn is_in_office(&self) -> bool {
+        self.manager.in_office(self.now_us)
     }
 
     fn config(&self) -> &Configuration {
@@ -140,6 +158,22 @@ impl World {
         for message in said {
             self.manage(Event::Message(message));
         }
+    }
+
+    fn standing(&self, id: u64) -> Option<Standing> {
+        let member = self.config().member(ServerId(id));
+        member.map(|it| it.standing)
+    }
+
+    fn office(&mut self) -> Office {
+        let mut end = self.store.another();
+        end.submit(0, 1, Request::Get(Key::Office)).unwrap();
+        let mut reports = Vec::new();
+        end.poll(0, &mut reports);
+        let Some(Report::Answer(_, Answer::Value(record))) = reports.first() else {
+            panic!("{reports:?}");
+        };
+        Office::decode(&record.value).expect("what is written can be read")
     }
 
     fn stored(&mut self) -> Configuration {
@@ -242,4 +276,207 @@ fn more_servers_than_there_is_room_for() {
     assert_eq!(world.refused[refused..], [full; 6]);
     let contradicts = |it: &Notice| matches!(it, Notice::Contradiction { .. });
     assert!(!world.notices.iter().any(contradicts));
+}
+
+const LONG_LEASE_US: u64 = 300_000;
+const LONG_OFFICE_US: u64 = 200_000;
+
+/// A manager with these leases was in office, and is not heard of any more.
+fn after_a_manager_with(leases: Option<Leases>) -> World {
+    let mut world = World::of(4, 2);
+    (1..=4).for_each(|id| world.join(id));
+    let office = Office {
+        holder: ManagerId(9),
+        epoch: 1,
+        beat: 0,
+        leases,
+    };
+    let swap = Request::Swap {
+        key: Key::Office,
+        expected: 0,
+        value: office.encode(),
+    };
+    world.store.another().submit(0, 1, swap).unwrap();
+    world
+}
+
+/// The file said longer leases when the last manager began: it may still be in office, and servers may hold leases of it.
+#[test]
+fn longer_leases_of_former_managers_are_waited_for() {
+    let mut world = after_a_manager_with(Some(Leases {
+        lease_us: LONG_LEASE_US,
+        manager_lease_us: LONG_OFFICE_US,
+    }));
+    let began_us = world.now_us;
+    world.run_until(World::is_in_office);
+    assert!(world.now_us - began_us >= LONG_OFFICE_US);
+
+    // This one ends before they have run out: the next one knows of them as well.
+    let first_us = world.now_us;
+    world.run_until(|world| world.manager.configuration().is_some());
+    world.another_manager(2);
+    world.run_until(World::is_in_office);
+    let second_us = world.now_us;
+    assert!(second_us - first_us < LONG_LEASE_US / 2);
+    world.run_until(World::is_committed);
+    assert!(world.now_us - second_us >= LONG_LEASE_US);
+
+    // From then on its own are the longest.
+    (0..50).for_each(|_| world.turn());
+    let own = Rules::with_lease(10_000);
+    let leases = Leases {
+        lease_us: own.lease_us,
+        manager_lease_us: own.manager_lease_us,
+    };
+    assert_eq!(world.office().leases, Some(leases));
+    world.another_manager(3);
+    let began_us = world.now_us;
+    world.run_until(World::is_committed);
+    assert!(world.now_us - began_us < LONG_OFFICE_US);
+}
+
+/// A record of an earlier version: its manager counts as one with the same leases.
+#[test]
+fn a_manager_that_did_not_tell_its_leases_had_the_same() {
+    let mut world = after_a_manager_with(None);
+    let began_us = world.now_us;
+    world.run_until(World::is_committed);
+    assert!(world.now_us - began_us < LONG_OFFICE_US);
+}
+
+/// It was started when the file said so: it renews as often as the manager's leases need.
+#[test]
+fn a_server_whose_own_lease_is_longer_keeps_the_managers() {
+    let mut world = World::of(4, 2);
+    (1..=3).for_each(|id| world.join(id));
+    world.join_with(4, 1_000_000);
+    world.run_until(World::is_committed);
+    (0..2_000).for_each(|_| world.turn());
+    let suspected = |it: &Notice| matches!(it, Notice::Suspects(_));
+    assert!(!world.notices.iter().any(suspected), "{:?}", world.notices);
+    assert_eq!(world.standing(4), Some(Standing::Live));
+}
+
+/// A server stalls for a moment while it is drained: it is drained when it is back.
+#[test]
+fn a_stall_does_not_end_a_draining() {
+    let mut world = World::new(4, 2);
+    world
+        .manager
+        .command(Command::Drain(ServerId(4)))
+        .expect("taken");
+    world.run_until(|world| world.is_committed() && world.standing(4) != Some(Standing::Live));
+    assert!(world.config().holds(ServerId(4)), "it is drained already");
+    let stalled = world.servers.remove(&ServerId(4)).expect("there");
+    world.run_until(|world| world.is_committed() && world.standing(4) == Some(Standing::Down));
+    assert!(!world.config().holds(ServerId(4)));
+    world.servers.insert(ServerId(4), stalled);
+    world.run_until(|world| world.standing(4) != Some(Standing::Down));
+    assert_eq!(world.standing(4), Some(Standing::Draining));
+    // It holds nothing, and leaves.
+    world.run_until(|world| world.standing(4).is_none());
+}
+
+/// Another memory comes under the number of a server that was drained when it failed, and that nothing is with any more.
+#[test]
+fn a_new_memory_is_let_in_where_the_old_one_held_nothing() {
+    let mut world = World::new(4, 2);
+    world
+        .manager
+        .command(Command::Drain(ServerId(4)))
+        .expect("taken");
+    world.run_until(|world| world.is_committed() && world.standing(4) != Some(Standing::Live));
+    world.servers.remove(&ServerId(4));
+    world.run_until(|world| world.is_committed() && world.standing(4) == Some(Standing::Down));
+    let other = Hello {
+        incarnation: 77,
+        session: 2,
+        ..hello(4)
+    };
+    let rules = Rules::with_lease(10_000);
+    let holder = Holder::new(other, rules, world.now_us).unwrap();
+    world.servers.insert(ServerId(4), holder);
+    world.run_until(|world| world.standing(4) == Some(Standing::Draining));
+    assert_eq!(world.refused, []);
+}
+
+#[test]
+fn moves_that_nothing_would_come_of_are_refused() {
+    let mut world = World::new(5, 2);
+    let ask = |world: &mut World, shard, target| {
+        let target = ServerId(target);
+        world.manager.command(Command::Move { shard, target })
+    };
+    // Two fail at once: what they had alone is served by nobody.
+    let lost = |world: &World| {
+        let held = world.config().numbered().map(|(number, shard)| {
+            let copies: Vec<u64> = shard.copies().map(|copy| copy.server.0).collect();
+            (number, copies)
+        });
+        held.last().expect("a shard")
+    };
+    let (shard, copies) = lost(&world);
+    for id in &copies {
+        world.servers.remove(&ServerId(*id));
+    }
+    world.run_until(|world| {
+        world.is_committed() && world.standing(copies[0]) == Some(Standing::Down)
+    });
+    let live: Vec<u64> = world.servers.keys().map(|id| id.0).collect();
+    let primary = world.config().shards[usize::from(shard)].primary;
+    let refused = ask(&mut world, shard, live[0]);
+    assert_eq!(refused, Err(CommandError::NotServed(shard, primary)));
+    let down = copies[0];
+    let served = world.config().numbered();
+    let served = served.map(|(number, _)| number).find(|it| *it != shard);
+    let served = served.expect("another shard");
+    let refused = ask(&mut world, served, down);
+    assert_eq!(refused, Err(CommandError::NotLive(ServerId(down))));
+
+    // Copies are made of what has only one.
+    let copied = world.config().copy_tasks().next().expect("a copy").shard;
+    let target = live
+        .into_iter()
+        .find(|id| world.config().shards[usize::from(copied)].primary.0 != *id);
+    let refused = ask(&mut world, copied, target.expect("a server"));
+    assert_eq!(refused, Err(CommandError::NotAtRest(copied)));
+}
+
+#[test]
+fn a_server_being_drained_gets_no_shards() {
+    let mut world = World::new(4, 2);
+    world
+        .manager
+        .command(Command::Drain(ServerId(4)))
+        .expect("taken");
+    world.run_until(|world| world.is_committed() && world.standing(4) != Some(Standing::Live));
+    for (shard, target) in [(0, ServerId(4)), (1, ServerId(4))] {
+        let refused = world.manager.command(Command::Move { shard, target });
+        assert_eq!(refused, Err(CommandError::NotLive(target)));
+    }
+}
+
+/// The other server is being drained: nobody would begin the shards anew.
+#[test]
+fn nothing_is_forgotten_while_nobody_is_live() {
+    let mut world = World::new(2, 1);
+    world
+        .manager
+        .command(Command::Drain(ServerId(1)))
+        .expect("taken");
+    world.run_until(|world| world.is_committed() && world.standing(1) == Some(Standing::Draining));
+    world.servers.remove(&ServerId(2));
+    world.run_until(|world| world.is_committed() && world.standing(2) == Some(Standing::Down));
+    let refused = world.manager.command(Command::Forget(ServerId(2)));
+    assert_eq!(refused, Err(CommandError::NobodyLive));
+    world
+        .manager
+        .command(Command::Undrain(ServerId(1)))
+        .expect("taken");
+    world.run_until(|world| world.is_committed() && world.standing(1) == Some(Standing::Live));
+    world
+        .manager
+        .command(Command::Forget(ServerId(2)))
+        .expect("taken");
+    world.run_until(|world| world.is_committed() && world.standing(2).is_none());
 }

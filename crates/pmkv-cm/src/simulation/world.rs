@@ -35,6 +35,8 @@ pub(crate) struct World {
     pub dice: Dice,
     pub now_us: u64,
     pub rules: Rules,
+    /// Each manager that begins has leases of its own: the cluster's file is changed all the time.
+    pub leases_differ: bool,
     pub founding: Founding,
     pub shards: ShardId,
     pub net: Net,
@@ -54,21 +56,24 @@ pub(crate) struct World {
     pub tally: BTreeMap<&'static str, u64>,
 }
 
-pub(crate) fn rules() -> Rules {
+/// The lease that servers and, unless they differ, managers go by.
+const LEASE_US: u64 = 10_000;
+
+fn rules(lease_us: u64) -> Rules {
     Rules {
         drift_ppm: 20_000,
         return_wait_us: 300_000,
         adopt_wait_us: 150_000,
         period_us: 40_000,
         min_requests: 20,
-        ..Rules::with_lease(10_000)
+        ..Rules::with_lease(lease_us)
     }
 }
 
 impl World {
     pub fn new(seed: u64, managers: usize, servers: u64, shards: u16, replication: u8) -> World {
         let mut dice = Dice(seed);
-        let rules = rules();
+        let rules = rules(LEASE_US);
         let founding = Founding {
             cluster: 77,
             servers: servers as usize,
@@ -87,6 +92,7 @@ impl World {
         let mut world = World {
             now_us: 0,
             rules,
+            leases_differ: false,
             founding,
             shards,
             net: Net {
@@ -167,16 +173,21 @@ impl World {
     // ---- managers ----
 
     fn manager_turn(&mut self, at: usize) {
-        let node = &mut self.managers[at];
+        let node = &self.managers[at];
         if self.now_us < node.down_until_us || self.now_us < node.paused_until_us {
             return;
         }
         if node.process.is_none() {
+            let rules = match self.leases_differ {
+                true => rules((LEASE_US / 4) << self.dice.below(5)),
+                false => self.rules.clone(),
+            };
+            let node = &mut self.managers[at];
             node.started += 1;
             let (clock, id) = (node.clock, ManagerId(at as u64 + 1));
             let now_us = clock.read(self.now_us);
             node.process = Some(ManagerProcess {
-                manager: Manager::new(id, self.rules.clone(), self.founding, now_us).unwrap(),
+                manager: Manager::new(id, rules, self.founding, now_us).unwrap(),
                 clock,
                 number: node.started,
             });

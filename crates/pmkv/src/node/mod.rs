@@ -235,6 +235,7 @@ impl Node {
             .full_below
             .unwrap_or(control_config.full_below)
             .max(reserved + 1);
+        control_config.remote_reserve = reserved;
         control_config.clean_from_used_percent = config.clean_from_used_percent;
         let control = Control::open(
             backup,

@@ -151,23 +151,25 @@ impl Node {
         if self.unadopted.is_empty() {
             return false;
         }
-        // A copy that is made leaves what cleaning and deletions need; what is on its way to be served may take that.
-        if self.promotions.is_empty() && !self.control().has_room_to_spare() {
-            return false;
-        }
+        let (is_copy, mut adopted) = (self.promotions.is_empty(), false);
         let mut unadopted = std::mem::take(&mut self.unadopted);
         {
             let mut control = self.control();
             for _ in 0..ADOPTED_AT_ONCE {
+                // A copy that is made leaves what everything else needs; what is on its way to be served may take that.
+                if is_copy && !control.has_room_to_spare() {
+                    break;
+                }
                 let Some(entry) = unadopted.pop() else { break };
                 if !control.adopt_if_newer(&entry) {
                     unadopted.put_back(entry);
                     break;
                 }
+                adopted = true;
             }
         }
         self.unadopted = unadopted;
-        true
+        adopted
     }
 
     fn promote_one(&mut self, shard: ShardId) -> bool {

@@ -132,8 +132,9 @@ struct Mine {
     role: Role,
     backups: Arc<[BackupId]>,
     versions: Versions,
-    /// The CommitVer that was sent last.
+    /// The CommitVer that was sent last, and the one that was written down here last.
     told: u64,
+    noted: u64,
     /// Entries that all replicas shall have before the shard is served.
     scattering: usize,
     /// What is not here yet, while the shard moves here.
@@ -225,6 +226,7 @@ impl Worker {
             backups: Arc::new([]),
             versions: Versions::default(),
             told: 0,
+            noted: 0,
             scattering: 0,
             lacking: None,
             requests: 0,
@@ -488,44 +490,34 @@ impl Worker {
             return;
         }
         self.commits_due_us = self.now_us + self.config.commit_us;
-        let mut news: BTreeMap<BackupId, Vec<u8>> = BTreeMap::new();
+        let mut news: BTreeMap<BackupId, Vec<Stamp>> = BTreeMap::new();
         let mut own = Vec::new();
         for (mine, shard) in self.shards.iter_mut().zip(0u16..) {
             let version = self.store.shard(shard).map_or(0, |it| it.commit());
-            if mine.role != Role::Serving || version <= mine.told {
+            if mine.role != Role::Serving {
                 continue;
             }
-            mine.told = version;
-            let word = Stamp { version, shard }.bits().to_le_bytes();
-            own.extend_from_slice(&word);
-            for &backup in mine.backups.iter() {
-                news.entry(backup).or_default().extend_from_slice(&word);
+            let word = Stamp { version, shard };
+            if version > mine.noted {
+                own.push(word);
+            }
+            if version > mine.told {
+                mine.told = version;
+                for &backup in mine.backups.iter() {
+                    news.entry(backup).or_default().push(word);
+                }
             }
         }
-        let none = Stamp {
-            version: 0,
-            shard: 0,
-        };
-        let most = (self.config.max_entry_bytes - entry::HEADER_BYTES) / 8 * 8;
-        let record = |words: &[u8]| {
-            let mut record = Vec::new();
-            entry::encode(Kind::Commit, none, 0, &[], words, &mut record);
-            record
-        };
-        for words in own.chunks(most.max(8)) {
-            let record = record(words);
-            if self.log.has_room(record.len())
-                && let Some(address) = self.log.append(0, &record)
-            {
-                self.log.settle(address);
-            }
+        let most = (self.config.max_entry_bytes - entry::HEADER_BYTES) / 8;
+        for words in own.chunks(most.max(1)) {
+            self.note_commits(words);
         }
         for (backup, words) in news {
-            for words in words.chunks(most.max(8)) {
+            for words in words.chunks(most.max(1)) {
                 self.stage(Op {
                     shard: 0,
                     backups: Arc::new([backup]),
-                    record: record(words),
+                    record: commit_record(words),
                     address: 0,
                     purpose: Purpose::Notice,
                 });
@@ -533,12 +525,26 @@ impl Worker {
         }
     }
 
-    /// Clients wait for so long only; the write goes on.
+    /// Writes CommitVers down here; without room they are tried again with the next ones.
+    fn note_commits(&mut self, words: &[Stamp]) {
+        let record = commit_record(words);
+        if self.log.has_room(record.len())
+            && let Some(address) = self.log.append(0, &record)
+        {
+            self.log.settle(address);
+            for word in words {
+                self.shards[usize::from(word.shard)].noted = word.version;
+            }
+        }
+    }
+
+    /// Clients wait for so long only; the write goes on. What waits for it was not begun.
     fn look_for_late(&mut self) {
         if self.now_us.saturating_sub(self.looked_us) < self.config.give_up_us / 8 {
             return;
         }
         self.looked_us = self.now_us;
+        self.end_late_parked();
         for op in self.ops.values_mut() {
             if let Purpose::Write {
                 ticket, since_us, ..
@@ -550,4 +556,19 @@ impl Worker {
             }
         }
     }
+}
+
+/// The record that tells CommitVers.
+fn commit_record(words: &[Stamp]) -> Vec<u8> {
+    let none = Stamp {
+        version: 0,
+        shard: 0,
+    };
+    let words: Vec<u8> = words
+        .iter()
+        .flat_map(|it| it.bits().to_le_bytes())
+        .collect();
+    let mut record = Vec::new();
+    entry::encode(Kind::Commit, none, 0, &[], &words, &mut record);
+    record
 }

@@ -29,7 +29,7 @@ impl Worker {
                 self.moving -= usize::from(mine.lacking.take().is_some());
             }
             // Whoever joins has heard of none.
-            mine.told = 0;
+            (mine.told, mine.noted) = (0, 0);
             // What is prepared is prepared anew.
             mine.scattering = 0;
         }

@@ -18,6 +18,7 @@ pub(super) struct Parked {
     keys: Vec<u64>,
     /// Whether it may join writes under way.
     is_blind: bool,
+    since_us: u64,
 }
 
 impl Parked {
@@ -38,6 +39,7 @@ impl Parked {
             operations: operations.iter().map(encode).collect(),
             keys: Vec::new(),
             is_blind: false,
+            since_us: 0,
         }
     }
 }
@@ -148,6 +150,7 @@ impl Worker {
             Parked {
                 keys,
                 is_blind,
+                since_us: self.now_us,
                 ..Parked::new(ticket, operations)
             },
         );
@@ -358,10 +361,33 @@ impl Worker {
 
     /// A write has ended: who waits for its keys may go.
     pub(super) fn leave(&mut self, keys: &[u64]) {
-        if !self.keys.leave(keys) {
-            return;
+        if self.keys.leave(keys) {
+            self.wake(keys.to_vec());
         }
-        let mut look = keys.to_vec();
+    }
+
+    /// Ends requests that have waited for their keys for too long.
+    pub(super) fn end_late_parked(&mut self) {
+        let (now_us, patience_us) = (self.now_us, self.config.give_up_us);
+        let is_late = |it: &Parked| now_us.saturating_sub(it.since_us) > patience_us;
+        let late = self.parked.iter().filter(|(_, it)| is_late(it));
+        let late: Vec<u64> = late.map(|(&request, _)| request).collect();
+        let mut look = Vec::new();
+        for request in late {
+            let Some(parked) = self.parked.remove(&request) else {
+                continue;
+            };
+            self.keys.unpark(request, &parked.keys);
+            self.stats.refused_busy += 1;
+            self.answers.push((parked.ticket, Answer::Busy));
+            look.extend(parked.keys);
+        }
+        // Blind writes behind them may join what is under way.
+        self.wake(look);
+    }
+
+    /// Lets those go who waited for these keys and need not any more.
+    fn wake(&mut self, mut look: Vec<u64>) {
         while let Some(key) = look.pop() {
             while let Some(request) = self.keys.first(key) {
                 let parked = self.parked.get(&request);

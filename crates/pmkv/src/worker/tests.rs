@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use cyclone_wire::command::{Condition, Expectation, Expected, Operation, Query};
 use cyclone_wire::reply::{Failure, Reply};
 
-use super::Answer;
 use super::walk::WALK_CHAINS;
+use super::{Answer, Worker};
 use crate::configuration::KeyHash;
 use crate::testing::{Alone, set};
 
@@ -215,4 +215,51 @@ fn batches_are_one_request_with_one_reply() {
     assert_eq!(alone.ask(batch(Vec::new(), apart)), Answer::CrossShard);
     let value = Reply::Bytes(b"9".to_vec());
     assert_eq!(alone.get("{t}a"), Answer::Read(vec![value]));
+}
+
+/// A backup takes nothing: the write is given up for its client, and so is whoever waits for it.
+#[test]
+fn what_waits_for_a_write_that_hangs_is_given_up() {
+    let mut alone = Alone::new(1 << 20, 8192);
+    alone.serve(1, &[]);
+    alone.set("key", "old");
+    // Server 1 has no log that could be opened.
+    alone.serve(2, &[1]);
+    alone.submit(&[set("key", "new")]);
+    alone.submit(&[Operation::Read(Query::Get { key: b"key" })]);
+    alone.steps(20_000);
+    assert_eq!(alone.answers(), []);
+    alone.steps(10_000);
+    assert_eq!(alone.answers(), [Answer::Busy, Answer::Unknown]);
+    // With a replica that answers, everything is as if they had never been.
+    alone.serve(3, &[]);
+    let value = Reply::Bytes(b"new".to_vec());
+    assert_eq!(alone.get("key"), Answer::Read(vec![value]));
+}
+
+/// A blind write behind a request that was given up joins what is under way, as if that had never been there.
+#[test]
+fn who_stood_behind_a_request_that_was_given_up_goes_on() {
+    let mut alone = Alone::new(1 << 20, 8192);
+    alone.serve(1, &[]);
+    alone.serve(2, &[1]);
+    alone.submit(&[set("key", "1")]);
+    alone.submit(&[Operation::Read(Query::Get { key: b"key" })]);
+    alone.steps(20_000);
+    alone.submit(&[set("key", "2")]);
+    alone.steps(10_000);
+    assert_eq!(alone.answers(), [Answer::Busy, Answer::Unknown]);
+    alone.serve(3, &[]);
+    assert_eq!(alone.wait_for(1), [Answer::Done(vec![Reply::Ok])]);
+    let value = Reply::Bytes(b"2".to_vec());
+    assert_eq!(alone.get("key"), Answer::Read(vec![value]));
+}
+
+impl Worker {
+    /// Takes all the room that its log has.
+    pub(crate) fn fill_log(&mut self) {
+        while let Some(address) = self.log.append(0, &[0]) {
+            self.log.settle(address);
+        }
+    }
 }

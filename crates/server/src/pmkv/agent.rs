@@ -99,10 +99,11 @@ pub(super) fn run(
     let mut post = Post::open(&settings.socket)
         .with_context(|| format!("cannot open {}", settings.socket.display()))?;
     let mut holder = Holder::new(settings.hello, settings.rules, clock::now_us())?;
-    let wait = Duration::from_micros(holder.tick_us().min(1_000));
     let mut actions = Vec::new();
     while !shared.ended.load(Ordering::SeqCst) {
         let mut events = Vec::new();
+        // The manager's leases say how often.
+        let wait = Duration::from_micros(holder.tick_us().min(1_000));
         if let Some((_, bytes)) = post.receive(wait)
             && let Ok(message) = ToServer::decode(&bytes)
         {

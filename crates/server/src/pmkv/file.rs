@@ -4,7 +4,7 @@
 //!   fabric/            memories, their control files, and what each server knows of its own (memory.rs)
 //!   cm/                sockets of servers and managers
 //!   manager-N.*        the embedded store's replica of manager N (replica.rs)
-//!   founded            there once the cluster has had a configuration
+//!   founded            there once the cluster has had a configuration (founded.rs)
 //! ```
 
 use std::fs;
@@ -15,11 +15,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use cyclone_pmkv::ServerId;
 use cyclone_pmkv_cm::Rules;
+use cyclone_pmkv_cm::codec::most_record_bytes;
 use cyclone_pmkv_cm::config::{MAX_MEMBERS, MAX_REPLICATION};
 use cyclone_pmkv_cm::rules::MAX_LEASE_US;
+use cyclone_pmkv_cm::store::MAX_RECORD;
 use cyclone_replication::Protocol;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use super::founded::Founded;
 use crate::config::{RedisPort, is_hex, is_reachable, syntax};
 use crate::durable;
 
@@ -29,8 +32,9 @@ const PAGE: u64 = 4096;
 const LEAST_SEGMENT_BYTES: u64 = 64 << 10;
 /// The largest segment: what an append to the shared-memory fabric can name.
 const MOST_SEGMENT_BYTES: u64 = 512 << 20;
-/// Segments that a server cannot do without: logs, what is cleaned, what backups post.
-const LEAST_SEGMENTS: u64 = 8;
+/// Segments that a server of a small cluster cannot do without: the logs of its threads and those that others have in its memory, what cleaning needs, and
+/// the five below which values are refused.
+const LEAST_SEGMENTS: u64 = 24;
 
 /// The cluster's file, the same for all servers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -81,6 +85,9 @@ pub struct ClusterFile {
     pub redis: RedisPort,
     /// The servers.
     pub servers: Vec<ServerEntry>,
+    /// What the cluster was founded with, once it was.
+    #[serde(skip)]
+    pub founded: Option<Founded>,
 }
 
 /// A server of the file.
@@ -137,7 +144,10 @@ impl ClusterFile {
     pub(super) fn parse(path: &Path) -> Result<ClusterFile> {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        syntax::parse(&text).with_context(|| format!("{} is no cluster file", path.display()))
+        let mut file: ClusterFile = syntax::parse(&text)
+            .with_context(|| format!("{} is no cluster file", path.display()))?;
+        file.founded = Founded::read(&file.founded_path())?;
+        Ok(file)
     }
 
     /// Checks the fields and their relations.
@@ -229,6 +239,25 @@ impl ClusterFile {
         if self.max_clients == 0 {
             bail!("max_clients = 0 would let nobody in");
         }
+        self.check_record(usize::from(shards))
+    }
+
+    /// Whether a configuration of this shape can be kept and sent.
+    fn check_record(&self, shards: usize) -> Result<()> {
+        let mut addresses = Vec::new();
+        for server in &self.servers {
+            addresses.push(server.redis.to_string().len() + self.peer(server.id)?.len());
+        }
+        let bytes = most_record_bytes(shards, self.copies, addresses);
+        if bytes > MAX_RECORD {
+            bail!(
+                "shards_per_server = {}: a configuration of {shards} shards with copies = {} on {} servers may take {bytes} \
+                 bytes, and {MAX_RECORD} are possible",
+                self.shards_per_server,
+                self.copies,
+                self.servers.len()
+            );
+        }
         Ok(())
     }
 
@@ -285,8 +314,11 @@ impl ClusterFile {
         entry.with_context(|| format!("there is no server {id} in the cluster's file"))
     }
 
-    /// Shards of the whole cluster.
+    /// Shards of the whole cluster: as many as it was founded with.
     pub fn shards(&self) -> Result<u16> {
+        if let Some(founded) = &self.founded {
+            return Ok(founded.shards);
+        }
         let shards = self.servers.len() * usize::from(self.shards_per_server);
         let per_server = self.shards_per_server;
         u16::try_from(shards).ok().with_context(|| {
@@ -306,18 +338,34 @@ impl ClusterFile {
         text.with_context(|| format!("{} is not UTF-8", path.display()))
     }
 
-    /// How many managers there are: they run in the processes of the first servers.
+    /// How many managers there are.
     pub fn managers(&self) -> u64 {
-        match self.servers.len() {
-            0..3 => 1,
-            _ => 3,
-        }
+        self.founded_with().managers.len() as u64
     }
 
-    /// The managers' numbers that a server's process runs.
+    /// The number of the manager that a server's process runs.
     pub fn manager_of(&self, id: ServerId) -> Option<u64> {
-        let place = self.servers.iter().position(|it| it.id == id)? as u64 + 1;
-        (place <= self.managers()).then_some(place)
+        let servers: Vec<ServerId> = self.servers.iter().map(|it| it.id).collect();
+        self.founded_with().manager_of(id, &servers)
+    }
+
+    /// What the cluster was founded with, or would be now: managers run in the processes of the first servers.
+    fn founded_with(&self) -> Founded {
+        if let Some(founded) = &self.founded {
+            return founded.clone();
+        }
+        let managers = if self.servers.len() < 3 { 1 } else { 3 };
+        let first = self.servers.iter().take(managers).map(|it| it.id);
+        Founded::new(self.shards().unwrap_or(0), first.collect())
+    }
+
+    /// Writes down what does not change any more, now that there is a configuration with so many shards.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub(super) fn found(&self, shards: u16) -> Result<()> {
+        let founded = Founded::new(shards, self.founded_with().managers);
+        founded.write(&self.founded_path())
     }
 
     /// Leases and everything around them.
@@ -459,6 +507,25 @@ mod tests {
             let told = refused.expect_err(to);
             assert!(told.contains(field), "{to}: {told}");
         }
+    }
+
+    /// What cannot be written down would stop the cluster at its founding, or later.
+    #[test]
+    fn shapes_whose_configurations_are_too_large_are_refused() {
+        let shape = |shards_per_server: u32, copies: u32| {
+            let servers: String = (0..8)
+                .map(|id| format!("[[servers]]\nid = {id}\nredis = \"127.0.0.1:{}\"\n", id + 1))
+                .collect();
+            let text = format!(
+                "directory = \"/x\"\ntoken = \"0123456789abcdef\"\nshards_per_server = {shards_per_server}\n\
+                 copies = {copies}\n{servers}"
+            );
+            syntax::parse::<ClusterFile>(&text).and_then(|file| file.check())
+        };
+        shape(48, 7).expect("sound");
+        shape(2048, 3).expect("sound");
+        let refused = shape(2048, 7).expect_err("too large").to_string();
+        assert!(refused.contains("shards_per_server = 2048"), "{refused}");
     }
 
     /// Nothing but the file is left, and it is the new one.

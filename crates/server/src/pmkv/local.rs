@@ -93,6 +93,7 @@ impl Servers {
             max_clients: 20_000,
             redis: RedisPort::default(),
             servers: servers.collect(),
+            founded: None,
         };
         file.check()?;
         make_directory(directory)?;

@@ -16,7 +16,6 @@ use super::file::ClusterFile;
 use super::operator::{self, Ask, Told};
 use super::post::Post;
 use super::replica::{self, Replica};
-use crate::durable;
 
 /// First byte of a message between managers' stores; those of servers begin with their version.
 const RAFT: u8 = 0xf0;
@@ -108,6 +107,7 @@ struct Office<'a> {
     manager: Manager,
     store: AnyStore,
     post: Post,
+    /// What the cluster was founded with is written down.
     founded: bool,
 }
 
@@ -126,7 +126,7 @@ pub(super) fn run(file: &ClusterFile, id: u64, stop: &AtomicBool) -> Result<()> 
         manager: Manager::new(ManagerId(id), rules.clone(), founding, clock::now_us())?,
         store: store(file, id, &rules)?,
         post: Post::open(&socket).with_context(|| format!("cannot open {}", socket.display()))?,
-        founded: file.founded_path().exists(),
+        founded: file.founded.is_some(),
         file,
         id,
     };
@@ -223,7 +223,12 @@ impl Office<'_> {
             Notice::Written(config) => {
                 tracing::info!(manager, term = config.term, "configuration written");
                 if !self.founded {
-                    self.founded = durable::replace(&self.file.founded_path(), b"").is_ok();
+                    let shards = u16::try_from(config.shards.len()).unwrap_or(u16::MAX);
+                    let written = self.file.found(shards);
+                    if let Err(error) = &written {
+                        tracing::error!(manager, "{error:#}");
+                    }
+                    self.founded = written.is_ok();
                 }
             }
             Notice::Committed { term } => tracing::info!(manager, term, "configuration committed"),

@@ -13,6 +13,7 @@ pub mod demo;
 mod figures;
 pub mod file;
 mod files;
+mod founded;
 pub mod local;
 mod manager;
 mod memory;
@@ -31,7 +32,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use cyclone_fabric::Token;
 use cyclone_fabric::shm::{Memory, ShmConfig, ShmEndpoint, Stalled};
 use cyclone_gateway::{Gateway, GatewayConfig, TopologyNode};
@@ -320,6 +321,7 @@ impl Serving {
     /// Nobody but the configuration's members reaches this memory from here on, and nothing is served.
     fn adopt(&mut self, config: &Arc<cm::Configuration>) -> Result<(), Trouble> {
         let started = Instant::now();
+        self.check_shards(config).map_err(Trouble::Lasting)?;
         let translated = translate::configuration(config).map_err(Trouble::Lasting)?;
         self.node.prepare(&translated)?;
         let own = cm::ServerId(u64::from(self.id));
@@ -340,6 +342,17 @@ impl Serving {
         let term = config.term;
         self.newest = Some(Arc::clone(config));
         self.tell(Event::Adopted { term });
+        Ok(())
+    }
+
+    /// The cluster may have been founded with another number, by a version that did not write it down.
+    fn check_shards(&self, config: &cm::Configuration) -> Result<()> {
+        let (there, here) = (config.shards.len(), self.node.store().shards());
+        ensure!(
+            there == usize::from(here),
+            "the cluster was founded with {there} shards; shards_per_server and the servers of the file make {here}, and \
+             must be as they were then"
+        );
         Ok(())
     }
 

@@ -151,6 +151,7 @@ mod tests {
             session: 1,
             since: 1,
             standing: cm::Standing::Live,
+            drains: false,
             client: "127.0.0.1:1".into(),
             peer: "/x/s0".into(),
         };

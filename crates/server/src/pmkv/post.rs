@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -17,6 +17,12 @@ const HEAD_BYTES: usize = 8;
 const MAX_PIECES: usize = 64;
 /// Senders whose messages are put together at once.
 const MAX_SENDERS: usize = 256;
+
+/// How long a sender waits, for a whole message, until those who receive it have made room. Leases depend on threads that send.
+const ROOM_PATIENCE: Duration = Duration::from_millis(5);
+
+/// The kernel says that there is room where it is the receiver who has none: it is tried again after a while.
+const ROOM_LOOK: Duration = Duration::from_micros(100);
 
 /// A message in the making.
 struct Parts {
@@ -92,10 +98,29 @@ impl Post {
     /// Sends a message; nobody may be there to hear it.
     pub fn send(&mut self, to: &Path, bytes: &[u8]) {
         self.number = self.number.wrapping_add(1);
-        for datagram in datagrams(self.number, bytes) {
-            if self.socket.send_to(&datagram, to).is_err() {
-                return;
+        let mut until = None;
+        for (at, datagram) in datagrams(self.number, bytes).enumerate() {
+            while let Err(error) = self.socket.send_to(&datagram, to) {
+                // Who does not even take the first piece does not receive at present.
+                if at == 0 || error.kind() != io::ErrorKind::WouldBlock {
+                    return;
+                }
+                let until = *until.get_or_insert_with(|| Instant::now() + ROOM_PATIENCE);
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return;
+                }
+                self.wait_for_room(left);
             }
+        }
+    }
+
+    /// Waits until more pieces may be sent: this socket's own are limited, and so are those that wait at the receiver.
+    fn wait_for_room(&self, left: Duration) {
+        let begun = Instant::now();
+        self.poll(PollFlags::OUT, left);
+        if begun.elapsed() < ROOM_LOOK {
+            std::thread::sleep(ROOM_LOOK.min(left));
         }
     }
 
@@ -112,7 +137,11 @@ impl Post {
 
     /// Waits until something has come. The socket's own timeout counts in the system's ticks, which are longer than what is waited for here.
     fn wait(&self, timeout: Duration) {
-        let mut socket = [PollFd::new(&self.socket, PollFlags::IN)];
+        self.poll(PollFlags::IN, timeout);
+    }
+
+    fn poll(&self, events: PollFlags, timeout: Duration) {
+        let mut socket = [PollFd::new(&self.socket, events)];
         let timeout = Timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: timeout.subsec_nanos().into(),
@@ -182,6 +211,46 @@ mod tests {
         assert_eq!(to.receive(Duration::from_millis(50)), None);
         // Nobody there: lost.
         from.send(&directory.path().join("c"), b"lost");
+    }
+
+    /// More than the kernel keeps for a sender, to somebody who begins to receive a moment later.
+    #[test]
+    fn large_messages_wait_for_their_receiver() {
+        const ATTEMPTS: usize = 40;
+        let directory = tempfile::tempdir().expect("a directory");
+        let (a, b) = (directory.path().join("a"), directory.path().join("b"));
+        let mut from = Post::open(&a).expect("a");
+        let message: Vec<u8> = (0..PIECE_BYTES * 15).map(|n| n as u8).collect();
+        // The machine may be busy: then one or the other is lost, as any message may be.
+        let came = (0..ATTEMPTS).any(|_| {
+            let mut to = Post::open(&b).expect("b");
+            std::thread::scope(|scope| {
+                let receiver = scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(1));
+                    let until = Instant::now() + Duration::from_millis(50);
+                    std::iter::from_fn(|| (Instant::now() < until).then_some(()))
+                        .find_map(|()| to.receive(Duration::from_millis(5)))
+                });
+                from.send(&b, &message);
+                let came = receiver.join().expect("no panic");
+                came.is_some_and(|(_, bytes)| bytes == message)
+            })
+        });
+        assert!(came, "none of {ATTEMPTS}");
+    }
+
+    /// A sender must not lose its lease over somebody who does not receive.
+    #[test]
+    fn nobody_waits_for_long_for_who_receives_nothing() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (a, b) = (directory.path().join("a"), directory.path().join("b"));
+        let mut from = Post::open(&a).expect("a");
+        let _to = Post::open(&b).expect("b");
+        let message = vec![7; PIECE_BYTES * 15];
+        let begun = Instant::now();
+        (0..10).for_each(|_| from.send(&b, &message));
+        // The first one waits, the others find no room for a beginning.
+        assert!(begun.elapsed() < ROOM_PATIENCE * 40);
     }
 
     /// SplitMix64.

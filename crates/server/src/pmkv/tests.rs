@@ -94,6 +94,7 @@ impl Life {
             session: 1,
             since: 1,
             standing,
+            drains: false,
             client: "127.0.0.1:1".into(),
             peer: self.peer.clone(),
         };

@@ -60,6 +60,7 @@ mod tests {
             session: 1,
             since: 1,
             standing,
+            drains: false,
             client: "127.0.0.1:1".into(),
             peer: format!("/x/s{id}"),
         };

@@ -54,7 +54,9 @@ impl Leading {
                 if hello.session == member.session && member.standing != Standing::Down {
                     return desk.send(id, ToServer::Prepare(stored.config.clone()));
                 }
-                if hello.incarnation != member.incarnation && member.standing == Standing::Down {
+                let is_other = hello.incarnation != member.incarnation;
+                let is_down = member.standing == Standing::Down;
+                if is_other && is_down && stored.config.holds(id) {
                     let expected = member.incarnation;
                     return desk.send(id, refuse(Refusal::OtherMemory { expected }));
                 }

@@ -6,7 +6,6 @@ use super::{Leading, Stored, Writing};
 use crate::codec::Office;
 use crate::config::{Configuration, Standing};
 use crate::manager::{Beat, Desk, Notice};
-use crate::rules::Rules;
 use crate::store::{Answer, Key, Record, Request, Revision, Ticket};
 
 impl Leading {
@@ -114,8 +113,8 @@ impl Leading {
         let newer = |stored: &Stored| stored.revision < record.revision;
         if self.stored.as_ref().is_none_or(newer) {
             // Another manager's last words, or our own, of which nothing was heard for long: whom it drops may hold leases.
-            self.fence(&config, desk.rules);
-            self.roll.admit(now_us, &config, desk.rules);
+            self.fence(&config);
+            self.roll.admit(now_us, &config);
             self.roll.nothing_sent();
             self.written_us = now_us;
             self.stored = Some(Stored {
@@ -134,7 +133,7 @@ impl Leading {
         desk: &mut Desk,
     ) {
         let config = writing.config;
-        self.fence(&config, desk.rules);
+        self.fence(&config);
         self.commands
             .drain(..writing.commands.min(self.commands.len()));
         for report in &writing.copied {
@@ -145,7 +144,7 @@ impl Leading {
                 member.session < hello.session || member.standing == Standing::Down
             })
         });
-        self.roll.admit(now_us, &config, desk.rules);
+        self.roll.admit(now_us, &config);
         self.roll.nothing_sent();
         self.written_us = now_us;
         self.blank = false;
@@ -155,7 +154,7 @@ impl Leading {
     }
 
     /// Moves the fence behind the leases of all processes that are members no more.
-    pub(super) fn fence(&mut self, next: &Configuration, rules: &Rules) {
+    pub(super) fn fence(&mut self, next: &Configuration) {
         let Some(stored) = &self.stored else {
             return;
         };
@@ -164,7 +163,7 @@ impl Leading {
                 .member(old.id)
                 .is_some_and(|new| new.standing != Standing::Down && new.session == old.session);
             if !stays {
-                self.fence_us = self.fence_us.max(self.roll.expires_us(old.id, rules));
+                self.fence_us = self.fence_us.max(self.roll.expires_us(old.id));
             }
         }
     }
