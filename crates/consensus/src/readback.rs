@@ -20,6 +20,8 @@ pub struct Shown<'a, 'b> {
     pub kind: u8,
     /// Payload bytes.
     pub len: u32,
+    /// CRC32C of the payload, as it was when the entry came: what lies in memory may have changed since.
+    pub payload_crc: u32,
     /// The payload.
     pub pieces: &'b mut Pieces<'a>,
 }
@@ -99,6 +101,7 @@ impl Group {
                     term: entry.term,
                     kind: entry.kind,
                     len: entry.len,
+                    payload_crc: entry.payload_crc(),
                     pieces: &mut entry.segments(),
                 };
                 if !show(shown) {
@@ -129,6 +132,7 @@ impl Group {
                 term: entry.term,
                 kind: entry.kind,
                 len: entry.payload.len() as u32,
+                payload_crc: entry.payload_crc,
                 pieces: &mut std::iter::once(&entry.payload[..]),
             };
             if !show(shown) {

@@ -12,7 +12,7 @@ use cyclone_wal::flash::{
 use cyclone_wal::{HardState, Ring, superblock};
 
 use crate::archive::Archive;
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::identity::Identity;
 use crate::node::{Node, NodeError};
 use crate::physical::PhysicalLog;
@@ -262,6 +262,9 @@ pub(crate) fn rebuild(
             .rebuild(area, layout.ring_spec(log), Some(&pool), applied)
             .map_err(|error| match error {
                 RebuildError::Ring(source) => StartError::Ring { log, source },
+                error @ RebuildError::TooLittleMemory(_) => {
+                    ConfigError(format!("log {log}: {error}")).into()
+                }
                 error @ RebuildError::Fetch(_) => StartError::FlashLost {
                     path: level.describe(),
                     what: error.to_string(),

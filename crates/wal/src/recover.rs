@@ -103,8 +103,8 @@ impl Ring {
     }
 
     /// Makes both slots of anchor and hard state the newest, its own slot first: that is the one which the next change
-    /// does not overwrite.
-    fn mend(&mut self) {
+    /// does not overwrite. Until then the only whole copy may lie in the other one.
+    pub(crate) fn mend(&mut self) {
         if (0..2).any(|slot| self.read_anchor(slot) != Some(self.anchor)) {
             self.write_anchor(self.anchor);
             self.area.fence();

@@ -76,6 +76,7 @@ impl Ring {
         match ring.find(held) {
             Finding::Sound { .. } => {}
             Finding::Head { .. } => {
+                ring.mend();
                 ring.write_anchor(ring.anchor_at(held.0 + 1, held.1, false));
                 ring.area.fence();
             }
@@ -135,6 +136,7 @@ impl Ring {
 
     /// Ends the log before `from`. The commit index goes first: a log that ends below it would be damaged anew.
     fn give_up(&mut self, from: u64) {
+        self.mend();
         let state = HardState {
             commit: self.hard_state.commit.min(from - 1),
             ..self.hard_state.clone()

@@ -272,3 +272,26 @@ fn an_area_that_is_looked_at_does_not_change() {
     assert!(ThreadedFlash::open_read_only(&nowhere.0).is_err());
     assert!(!nowhere.0.exists());
 }
+
+/// What the store fills the disk with later is not the log's space.
+#[test]
+fn an_area_has_its_space_from_the_beginning() {
+    use std::os::unix::fs::MetadataExt as _;
+    for (name, open) in devices() {
+        let place = Place::new(&format!("space-{name}"));
+        let device = open(&place.0).expect("the file can be made");
+        let there = std::fs::metadata(&place.0).expect("it is there");
+        assert_eq!(there.len(), 0, "{name}: its length says what is written");
+        if there.blocks() == 0 {
+            println!("skipped: this file system is memory, or reserves nothing");
+            continue;
+        }
+        assert!(there.blocks() * 512 >= BYTES, "{name}: {there:?}");
+        drop(device);
+        drop(open(&place.0).expect("it is free again"));
+        assert_eq!(
+            std::fs::metadata(&place.0).expect("there").blocks(),
+            there.blocks()
+        );
+    }
+}

@@ -8,6 +8,10 @@ use cyclone_wal::{Batch, Finding, HardState, NewEntry, Ring};
 
 use support::{FRAME_BYTES, FRAMES, RECORDS_AT, REGION_BYTES, RING_BYTES, SPEC, hard};
 
+/// Where the slots of anchor and hard state lie, each twice.
+const ANCHORS: [usize; 2] = [0, 64];
+const HARD_STATES: [usize; 2] = [4096, 8192];
+
 const ENTRIES: u64 = 9;
 /// Trimmed before the damage.
 const TRIMMED: u64 = 2;
@@ -164,4 +168,60 @@ fn a_forgotten_vote_is_never_mended() {
             assert!(mended.is_err(), "{range:?}");
         }
     }
+}
+
+/// The image with the entry's record damaged, and one slot of anchor or hard state with it.
+fn damaged(slot: usize, index: u64) -> Vec<u8> {
+    let mut image = image();
+    let body = payload(index);
+    let at = image.windows(body.len()).rposition(|bytes| bytes == body);
+    image[at.expect("it was written")] ^= 0x40;
+    image[slot] ^= 0x40;
+    image
+}
+
+/// The power fails at every moment while a ring is mended in which one copy of anchor or hard state is damaged, too: the
+/// other one is not written over before there are two, so the ring can be mended once more.
+#[test]
+fn mending_that_is_cut_off_leaves_a_ring_that_can_be_mended() {
+    let held = (TRIMMED + 4, term(TRIMMED + 4));
+    let mut cuts = 0;
+    for slot in ANCHORS.into_iter().chain(HARD_STATES) {
+        // One that the store holds, and one that it lacks.
+        for index in [held.0, ENTRIES] {
+            let damaged = damaged(slot, index);
+            let mut done = false;
+            for point in 0.. {
+                let mut whole = damaged.clone();
+                whole.resize(REGION_BYTES as usize, 0);
+                let (region, sim) = Region::from_image(&whole).expect("memory");
+                let pool = pool(&region);
+                let area = region.take(0, RING_BYTES).expect("the ring's part is free");
+                sim.crash_after(sim.events() + point);
+                let mended = Ring::mend_damage(area, SPEC, Some(&pool), held, true);
+                drop(mended.expect("what is damaged can be mended"));
+                done |= !sim.has_crashed();
+                for seed in 0..20 {
+                    let what = format!("slot {slot}, entry {index}, point {point}, seed {seed}");
+                    let (area, pool) = placed(&sim.sampled(seed)[..RING_BYTES as usize]);
+                    let (area, finding) = Ring::examine(area, SPEC, Some(&pool), held)
+                        .unwrap_or_else(|error| panic!("{error}: {what}"));
+                    let hopeless = matches!(finding, Finding::Hopeless { .. });
+                    assert!(!hopeless, "{finding:?}: {what}");
+                    let ring = Ring::mend_damage(area, SPEC, Some(&pool), held, true)
+                        .unwrap_or_else(|error| panic!("{error}: {what}"));
+                    let (first, last) = match index {
+                        ENTRIES => (TRIMMED + 1, ENTRIES - 1),
+                        _ => (held.0 + 1, ENTRIES),
+                    };
+                    check(&ring, first, last, last, &what);
+                    cuts += 1;
+                }
+                if done {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(cuts > 1000, "{cuts}");
 }

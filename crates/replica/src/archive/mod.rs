@@ -205,12 +205,16 @@ impl Archive {
         if state.failed_epoch >= lane.epoch {
             (lane.epoch, lane.next) = (state.failed_epoch + 1, state.sealed + 1);
             lane.retry_us = now_us + RETRY_US;
+            // It would be no better another time.
+            if state.damaged == lane.next {
+                lane.lose(log.id, lane.next + 1);
+            }
         }
         if now_us < lane.retry_us || self.writer.queued() > QUEUE_BYTES {
             return 0;
         }
-        let (first, mut last_term) = (lane.next, 0);
-        let mut bytes = Vec::new();
+        let first = lane.next;
+        let (mut bytes, mut payload_crcs) = (Vec::new(), Vec::new());
         let outcome = log.group.read_back(first, &mut |shown| {
             let head = EntryHead {
                 length: shown.len,
@@ -222,7 +226,7 @@ impl Archive {
             shown
                 .pieces
                 .for_each(|piece| bytes.extend_from_slice(piece));
-            last_term = shown.term;
+            payload_crcs.push(shown.payload_crc);
             bytes.len() < PART_BYTES
         });
         match outcome {
@@ -235,11 +239,10 @@ impl Archive {
                     log: log.id,
                     epoch: lane.epoch,
                     first,
-                    last: next - 1,
                     prev_term: log.group.entry_term(first - 1).unwrap_or(0),
-                    last_term,
                     gap_from: lane.gap_from,
                     bytes,
+                    payload_crcs,
                 });
                 (lane.fresh, lane.gap_from) = (false, 0);
                 (next - first) as usize

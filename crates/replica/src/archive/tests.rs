@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use cyclone_wire::batch;
 use cyclone_wire::gang::{Head, Kind, Nonce};
+use cyclone_wire::ring::crc32c_of;
 
 use super::writer::Part;
 use super::*;
@@ -125,15 +126,17 @@ fn part(log: u16, entries: &[Entry], from: u64, to: u64, gap_from: u64) -> Part 
         0 => 0,
         index => entries[index as usize - 1].term,
     };
+    let payload_crcs = (from..=to)
+        .map(|index| crc32c_of(&entries[index as usize - 1].payload))
+        .collect();
     Part {
         log,
         epoch: 1,
         first: from,
-        last: to,
         prev_term: term(from - 1),
-        last_term: term(to),
         gap_from,
         bytes,
+        payload_crcs,
     }
 }
 
@@ -389,6 +392,43 @@ fn a_disk_that_fails_is_told_and_what_was_handed_out_is_void() {
     drop(writer);
     let shelf = shelf(&[&place]);
     assert!(same(&read_all(&shelf, 0).expect("read"), &all[0][..20]));
+}
+
+#[test]
+fn what_has_changed_in_memory_is_not_archived() {
+    let directory = tempfile::tempdir().expect("directory");
+    let all = history(&mut Random(5), 1, 20, false);
+    let writer = open(&settings(directory.path(), 1), 1, 1);
+    writer.write(part(0, &all[0], 1, 5, 0));
+    until(|| writer.state(0).sealed == 5);
+    let mut damaged = part(0, &all[0], 6, 10, 0);
+    *damaged.bytes.last_mut().expect("bytes") ^= 4;
+    writer.write(damaged);
+    until(|| writer.failed_epoch(0) == 1 && writer.queued() == 0);
+    let failing = writer.state(0).failing.expect("told");
+    assert!(
+        failing.contains("entry 10 of log 0 has changed"),
+        "{failing}"
+    );
+    assert_eq!((writer.state(0).damaged, writer.state(0).sealed), (10, 9));
+    // It is left out, and named.
+    let behind = Part {
+        epoch: 2,
+        ..part(0, &all[0], 11, 20, 10)
+    };
+    writer.write(behind);
+    until(|| writer.state(0).sealed == 20);
+    drop(writer);
+    // Another node's archive has it.
+    let other = tempfile::tempdir().expect("directory");
+    let writer = open(&settings(other.path(), 1), 1, 2);
+    writer.write(part(0, &all[0], 8, 12, 0));
+    drop(writer);
+    let one = shelf(&[directory.path()]);
+    let error = read_all(&one, 0).expect_err("a gap").to_string();
+    assert!(error.contains("entries 10 to 10 of log 0"), "{error}");
+    let both = shelf(&[directory.path(), other.path()]);
+    assert!(same(&read_all(&both, 0).expect("read"), &all[0][..20]));
 }
 
 /// For every moment: exactly what was proposed until then is applied, in all logs; so operations over several logs are whole.

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cyclone_wire::archive::{END_BYTES, ENTRY_BYTES, End, Head, Next, next, seal_entry, stamp_ms};
+use cyclone_wire::ring::crc32c_of;
 
 use super::opening::Opening;
 use super::{ArchiveConfig, RETRY_US, files};
@@ -28,11 +29,11 @@ pub(super) struct Part {
     pub(super) log: u16,
     pub(super) epoch: u64,
     pub(super) first: u64,
-    pub(super) last: u64,
     pub(super) prev_term: u64,
-    pub(super) last_term: u64,
     pub(super) gap_from: u64,
     pub(super) bytes: Vec<u8>,
+    /// Of each entry in turn: what its payload has to have.
+    pub(super) payload_crcs: Vec<u32>,
 }
 
 enum Job {
@@ -53,6 +54,8 @@ pub(super) struct State {
     /// The latest stamp up to there.
     pub(super) clock_ms: u64,
     pub(super) failed_epoch: u64,
+    /// The entry whose payload was not what it had been in the log; 0: none yet.
+    pub(super) damaged: u64,
     pub(super) failing: Option<String>,
     pub(super) files: u64,
     pub(super) bytes: u64,
@@ -348,21 +351,33 @@ impl Thread {
             return Ok(());
         };
         let mut rest = &mut part.bytes[..];
+        let mut payload_crcs = part.payload_crcs.iter();
         while let Some(fixed) = rest.first_chunk::<ENTRY_BYTES>() {
             let Ok(Next::Entry(entry)) = next(fixed) else {
                 return Err(io::ErrorKind::InvalidData.into());
             };
             let length = ENTRY_BYTES + entry.length as usize;
             let (whole, behind) = std::mem::take(&mut rest).split_at_mut(length);
+            if payload_crcs.next() != Some(&crc32c_of(&whole[ENTRY_BYTES..])) {
+                // A checksum of the file's would make it look right for ever. What is before it is sound.
+                if draft.end.entries > 0 {
+                    self.finish(part.log)?;
+                }
+                self.shared.lock()[place].damaged = entry.index;
+                return Err(io::Error::other(format!(
+                    "entry {} of log {} has changed in memory since it was written there",
+                    entry.index, part.log
+                )));
+            }
             seal_entry(draft.seed, whole);
             let stamp = stamp_ms(&whole[ENTRY_BYTES..]).unwrap_or(0);
             draft.end.clock_ms = draft.end.clock_ms.max(stamp);
-            draft.end.entries += 1;
             draft.file.write_all(whole)?;
+            draft.end.entries += 1;
+            draft.end.bytes += length as u64;
+            (draft.end.last, draft.end.last_term) = (entry.index, entry.term);
             rest = behind;
         }
-        draft.end.bytes += part.bytes.len() as u64;
-        (draft.end.last, draft.end.last_term) = (part.last, part.last_term);
         if draft.end.bytes >= self.segment_bytes {
             self.finish(part.log)?;
         }

@@ -22,6 +22,8 @@ pub struct StoredEntry {
     pub prev_term: u64,
     /// What the payload is.
     pub kind: u8,
+    /// CRC32C of the payload, as it was when the entry came; it has been checked.
+    pub payload_crc: u32,
     /// The payload.
     pub payload: Vec<u8>,
 }

@@ -330,6 +330,7 @@ impl FlashLog {
                         term: head.term,
                         prev_term: head.prev_term,
                         kind: head.kind,
+                        payload_crc: head.payload_crc,
                         payload,
                     });
                 }

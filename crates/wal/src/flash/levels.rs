@@ -21,6 +21,37 @@ pub enum RebuildError {
     /// The region does not take what flash holds.
     #[error("ring: {0}")]
     Ring(#[from] RingError),
+    /// It is whole, and larger than memory.
+    #[error(
+        "what flash holds behind the last durable commit index does not fit the log's share of the region ({0}): nothing is lost; raise \
+         nvm_bytes and remove the region, which is made anew from flash"
+    )]
+    TooLittleMemory(RingError),
+}
+
+/// An entry's payload as the ring is to take it: from one half on out of frames, which is where most of what is received lies while
+/// the log lives. Some are left to receive into.
+fn placed(bytes: Vec<u8>, ring: &Ring, pool: Option<&Pool>) -> Payload {
+    let is_roomy = 2 * (ring.used_bytes() + bytes.len() as u64) <= ring.capacity_bytes();
+    let framed = pool
+        .filter(|_| !is_roomy)
+        .and_then(|pool| in_frames(&bytes, pool));
+    framed.unwrap_or_else(|| Payload::from_vec(bytes))
+}
+
+fn in_frames(bytes: &[u8], pool: &Pool) -> Option<Payload> {
+    let each = pool.frame_bytes() as usize;
+    let needed = bytes.len().div_ceil(each) as u64;
+    if u64::from(pool.free()) < needed + u64::from(pool.count() / 4) {
+        return None;
+    }
+    let mut payload = Payload::new();
+    for piece in bytes.chunks(each) {
+        let mut frame = pool.alloc()?;
+        frame[..piece.len()].copy_from_slice(piece);
+        payload.push_frame(frame.freeze(0..piece.len()));
+    }
+    Some(payload)
 }
 
 impl FlashLog {
@@ -120,7 +151,7 @@ impl FlashLog {
         ring.reset(begin, term);
         let mut failed = None;
         self.read_all(begin + 1, last, |entry| {
-            let payload = Payload::from_vec(entry.payload);
+            let payload = placed(entry.payload, &ring, pool);
             let new = NewEntry {
                 index: entry.index,
                 term: entry.term,
@@ -134,6 +165,10 @@ impl FlashLog {
             failed = persisted.err();
             failed.is_none()
         })?;
-        failed.map_or(Ok(ring), |error| Err(error.into()))
+        match failed {
+            None => Ok(ring),
+            Some(full @ RingError::Full { .. }) => Err(RebuildError::TooLittleMemory(full)),
+            Some(error) => Err(error.into()),
+        }
     }
 }

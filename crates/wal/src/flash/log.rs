@@ -45,6 +45,14 @@ pub enum FlashState {
 }
 
 impl FlashState {
+    /// While writes fail with this error.
+    fn after(error: DeviceError, since_us: u64) -> FlashState {
+        match error {
+            DeviceError::NoSpace => FlashState::DeviceFull { since_us },
+            error => FlashState::Failing { since_us, error },
+        }
+    }
+
     /// Its name, for status and metrics.
     pub fn name(&self) -> &'static str {
         match self {
@@ -99,6 +107,17 @@ pub(crate) enum Blocked {
     Buffers,
 }
 
+/// Growth does not succeed at present.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GrowFailed {
+    /// When it failed first.
+    pub(crate) since_us: u64,
+    /// When it is tried again.
+    pub(crate) due_us: u64,
+    /// With what it failed last.
+    pub(crate) error: DeviceError,
+}
+
 /// Where a hard state stands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HardPlaced {
@@ -134,11 +153,11 @@ pub struct FlashLog {
     pub(crate) vouched: u64,
     /// Pages that have been written once, by place.
     pub(crate) grown: u64,
-    /// A segment of zeros is on its way; when growth failed first, and when to try again.
+    /// A segment of zeros is on its way.
     pub(crate) growing: bool,
     /// When to go on growing while nobody waits for it.
     pub(crate) grow_due_us: u64,
-    pub(crate) grow_failed: Option<(u64, u64)>,
+    pub(crate) grow_failed: Option<GrowFailed>,
     pub(crate) writes: VecDeque<Write>,
     pub(crate) filling: Option<Filling>,
     pub(crate) current: Option<Current>,
@@ -284,10 +303,7 @@ impl FlashLog {
     /// How it is doing at `now_us`.
     pub fn state(&self, now_us: u64) -> FlashState {
         if let Some((since_us, error)) = self.failed_since {
-            return match error {
-                DeviceError::NoSpace => FlashState::DeviceFull { since_us },
-                error => FlashState::Failing { since_us, error },
-            };
+            return FlashState::after(error, since_us);
         }
         if let Some(since_us) = self.oldest_write_us()
             && now_us.saturating_sub(since_us) > self.spec.stall_after_us
@@ -296,8 +312,8 @@ impl FlashLog {
         }
         match (self.blocked, self.grow_failed) {
             (Some((Blocked::Budget, since_us)), _) => FlashState::Full { since_us },
-            (Some((Blocked::Growth, _)), Some((since_us, _))) => {
-                FlashState::DeviceFull { since_us }
+            (Some((Blocked::Growth, _)), Some(failed)) => {
+                FlashState::after(failed.error, failed.since_us)
             }
             _ => FlashState::Ready,
         }

@@ -12,7 +12,7 @@ use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::ring::HardState;
 
 use super::buffer::Buffers;
-use super::device::{Action, Completion, DeviceError, FlashDevice, Request};
+use super::device::{Action, Completion, FlashDevice, Request};
 use super::fetch::Fetches;
 use super::log::{FlashLog, FlashStats};
 use super::read::{Unreadable, WAITED_FOR, blocking, one_page, superblock};
@@ -137,8 +137,8 @@ impl FlashLog {
             if let Some((_, error)) = self.failed_since {
                 return Err(error.into());
             }
-            if self.grow_failed.is_some() {
-                return Err(DeviceError::NoSpace.into());
+            if let Some(failed) = self.grow_failed {
+                return Err(failed.error.into());
             }
         }
         Ok(())
@@ -325,7 +325,11 @@ impl FlashLog {
             return Err(FlashError::Corrupt { page: tail, what });
         }
         let beyond = survey.behind(tail);
-        (self.first, self.first_durable, self.first_told) = (first, first, first);
+        (self.first, self.first_told) = (first, first);
+        // A page behind the log's end may have told where the log begins, and is written over with the next pages: until
+        // one of those tells so durably, what the log's own pages still count on stays.
+        self.first_durable = survey.first_told(first, tail);
+        self.mark_due = self.first_durable < first;
         (self.tail, self.durable) = (tail, tail);
         (self.records_end, self.vouched) = (survey.records_end(first, tail), durable);
         self.life = survey.life.checked_add(1).ok_or(FlashError::Damaged)?;

@@ -33,6 +33,8 @@ pub(crate) enum Fact {
 /// A page by its place.
 struct Page {
     sequence: u64,
+    /// Where the log begins, as it says.
+    first: u64,
     /// Where its facts begin.
     facts: usize,
     life: u32,
@@ -89,6 +91,7 @@ impl Survey {
         let header = self.header(self.pages.len() as u64, bytes);
         self.pages.push(Page {
             sequence: header.map_or(NONE, |header| header.sequence),
+            first: header.map_or(0, |header| header.first),
             facts: self.facts.len(),
             life: header.map_or(0, |header| header.life),
             is_bare: header.is_none_or(|header| header.used == 0),
@@ -202,6 +205,13 @@ impl Survey {
     pub(crate) fn life_of(&self, sequence: u64) -> Option<u32> {
         let page = self.pages.get((sequence % self.block.pages) as usize)?;
         (page.sequence == sequence).then_some(page.life)
+    }
+
+    /// Where the log begins at least, as pages of it say from `first` to below `tail`.
+    pub(crate) fn first_told(&self, first: u64, tail: u64) -> u64 {
+        let place = |sequence: u64| (sequence % self.block.pages) as usize;
+        let told = (first..tail).map(|sequence| self.pages[place(sequence)].first);
+        told.max().unwrap_or(first)
     }
 
     /// Behind the last page with records below a sequence; `first` if there is none.

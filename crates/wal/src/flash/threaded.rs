@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::Errno;
 
 use super::device::{Action, Completion, DeviceError, FlashDevice, Request};
@@ -77,6 +77,30 @@ impl AreaFile {
         })
     }
 
+    /// Gives the area all of its space, so that no full disk reaches it later. Its length stays what has been written. One that is there
+    /// is used in any case.
+    pub(crate) fn reserve(&self, bytes: u64) -> io::Result<()> {
+        // There it would take the memory.
+        if self.is_in_memory() || !self.file.metadata()?.is_file() {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+            Err(Errno::NOSPC) if self.len() > 0 => {
+                let path = self.path.display();
+                tracing::warn!(%path, bytes, "no space for all of the flash area: it can grow no further than the disk allows");
+                Ok(())
+            }
+            Err(Errno::NOSPC) => {
+                // Nothing is in it: the next start is to find none.
+                let _ = std::fs::remove_file(&self.path);
+                let said = format!("no space for its {bytes} bytes (flash_bytes, by log)");
+                Err(io::Error::new(io::ErrorKind::StorageFull, said))
+            }
+            // Not every file system knows how.
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn len(&self) -> u64 {
         self.file.metadata().map_or(0, |metadata| metadata.len())
     }
@@ -130,7 +154,9 @@ impl ThreadedFlash {
     /// # Errors
     /// When it cannot be opened, or another process has it, or no thread can be started.
     pub fn open(path: &Path, bytes: u64) -> io::Result<ThreadedFlash> {
-        ThreadedFlash::over(AreaFile::open(path, true)?, bytes)
+        let area = AreaFile::open(path, true)?;
+        area.reserve(bytes)?;
+        ThreadedFlash::over(area, bytes)
     }
 
     /// Opens an area's file for looking at it, whatever its size: writes fail.

@@ -38,6 +38,7 @@ impl UringFlash {
     pub fn open(path: &Path, bytes: u64) -> io::Result<UringFlash> {
         let ring = IoUring::new(ENTRIES)?;
         let area = AreaFile::open(path, false)?;
+        area.reserve(bytes)?;
         let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         Ok(UringFlash {

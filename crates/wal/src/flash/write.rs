@@ -415,7 +415,7 @@ impl FlashLog {
             false => u64::MAX,
         };
         let grow = match self.grow_failed {
-            Some((_, due)) if !self.growing && self.buffers.free() > 0 => due,
+            Some(failed) if !self.growing && self.buffers.free() > 0 => failed.due_us,
             None if self.wants_to_grow() && self.buffers.free() > 0 => self.grow_due_us,
             _ => u64::MAX,
         };

@@ -1,6 +1,7 @@
 //! The area grows by prewritten pieces, behind the pages in use.
 
 use super::*;
+use crate::flash::log::GrowFailed;
 
 /// Segments ahead of the log that growth hurries to have.
 const NEAR: u64 = 64;
@@ -32,7 +33,10 @@ impl FlashLog {
         if !self.wants_to_grow() || (!near && now_us < self.grow_due_us) {
             return;
         }
-        if self.grow_failed.is_some_and(|(_, due)| now_us < due) {
+        if self
+            .grow_failed
+            .is_some_and(|failed| now_us < failed.due_us)
+        {
             return;
         }
         let Some(mut buffer) = self.buffers.take() else {
@@ -69,8 +73,11 @@ impl FlashLog {
                 self.grow_failed = None;
             }
             Err(error) => {
-                let since = self.grow_failed.map_or(now_us, |(since, _)| since);
-                self.grow_failed = Some((since, now_us + self.spec.retry_after_us));
+                self.grow_failed = Some(GrowFailed {
+                    since_us: self.grow_failed.map_or(now_us, |failed| failed.since_us),
+                    due_us: now_us + self.spec.retry_after_us,
+                    error,
+                });
                 if error != DeviceError::NoSpace {
                     self.stats.write_errors += 1;
                 }
