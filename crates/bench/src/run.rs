@@ -432,7 +432,12 @@ fn kills(
         let seen = up.running.measure(&mut job)?;
         drop(job);
         let kill_ns = (plan.load.warm_up_ms + failover.kill_at_ms) * 1_000_000;
-        let outage = outage_ms(&seen.ends_ns, kill_ns)
+        let until_ns = (plan.load.warm_up_ms + plan.load.measure_ms) * 1_000_000;
+        let waited_ns = match seen.unfinished {
+            0 => 0,
+            _ => DRAIN.as_nanos() as u64,
+        };
+        let outage = outage_ms(&seen.ends_ns, kill_ns, until_ns, waited_ns)
             .with_context(|| format!("no answer after kill {}", kill + 1))?;
         options.progress.say(&format!(
             "kill {}: {outage:.1} ms without an answer ({} operations)",
@@ -441,8 +446,7 @@ fn kills(
         ));
         track.outages_ms.push(outage);
         if track.timeline.is_empty() {
-            let until = (plan.load.warm_up_ms + plan.load.measure_ms) * 1_000_000;
-            track.timeline = timeline(&seen.ends_ns, kill_ns, until, failover.bucket_ms);
+            track.timeline = timeline(&seen.ends_ns, kill_ns, until_ns, failover.bucket_ms);
         }
         track.points[0].push(seen);
         up.running.revive()?;
@@ -450,8 +454,9 @@ fn kills(
     Ok(())
 }
 
-/// The longest time without an answer that ends after the kill, in milliseconds; `None` if nothing was answered any more.
-fn outage_ms(ends_ns: &[u64], kill_ns: u64) -> Option<f64> {
+/// The longest time without an answer that ends after the kill, in milliseconds; `None` if nothing was answered any more. One that
+/// lasts when the load ends, at `until_ns`, took at least until then, and as long as the rest was waited for in vain.
+fn outage_ms(ends_ns: &[u64], kill_ns: u64, until_ns: u64, waited_ns: u64) -> Option<f64> {
     let after = ends_ns.partition_point(|end| *end < kill_ns);
     if after == ends_ns.len() {
         return None;
@@ -460,6 +465,11 @@ fn outage_ms(ends_ns: &[u64], kill_ns: u64) -> Option<f64> {
     let before = after.saturating_sub(1);
     let gaps = ends_ns[before..].windows(2).map(|two| two[1] - two[0]);
     let longest = gaps.max().unwrap_or(ends_ns[after] - kill_ns);
+    let open = until_ns.saturating_sub(ends_ns[ends_ns.len() - 1]);
+    let longest = match open > longest {
+        true => open + waited_ns,
+        false => longest,
+    };
     Some(longest as f64 / 1e6)
 }
 

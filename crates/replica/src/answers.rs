@@ -22,8 +22,22 @@ use crate::slow::{Reign, SlowRead};
 
 /// How long a weak read waits for the entries it must see, in microseconds; then it is refused as "busy".
 pub(crate) const WEAK_WAIT_US: u64 = 500_000;
-/// Expired keys removed by one entry.
-const SWEEP_LIMIT: u32 = 256;
+/// Expired keys removed by one entry: twice as many as by the last one while it has left some behind.
+const LEAST_SWEEP: u32 = 256;
+const MOST_SWEEP: u32 = 1024;
+/// Between two of them: what clients write has its turn.
+const SWEEP_US: u64 = 2_000;
+
+/// What a leader writes into a log about time, one entry after the other.
+#[derive(Clone, Default)]
+pub(crate) struct OwnWork {
+    /// The last such entry's index.
+    last: u64,
+    /// Most keys that it removes, if it is a sweep.
+    sweep: u32,
+    /// The next sweep is not due before.
+    next_us: u64,
+}
 
 /// Whether a read sees keys expire by the wall clock, which the log's clock has to reach first. Others go by the log's time: a key may show a
 /// moment longer than it should, on all replicas alike. What walks through all keys does: some key or other expires at each moment, and
@@ -120,8 +134,9 @@ impl Node {
         log: Option<usize>,
         mut read: Read,
     ) -> Result<(), NodeError> {
-        // It was decoded when it was taken in.
+        // Most were decoded when they were taken in; whoever writes to a log's own letter box has not.
         let Ok(query) = Query::decode(&read.query) else {
+            self.answers.push((read.origin, Outcome::TooLarge));
             return Ok(());
         };
         let is_bound = !matches!(read.how, How::Weak { .. });
@@ -263,33 +278,48 @@ impl Node {
 
     /// What leaders do about time: expired keys are removed, and the log's clock follows where followers are read.
     pub(crate) fn keep_time(&mut self) {
+        if self.leads() {
+            (0..self.logs.len()).for_each(|log| self.keep_time_of(log));
+        }
+    }
+
+    /// Removes what the last sweeps have left, without waiting for upkeep: that comes too rarely where many keys expire.
+    pub(crate) fn sweep_on(&mut self) {
+        let now_us = self.now.steady_us;
+        for log in 0..self.logs.len() {
+            let own = &self.own_work[log];
+            if own.sweep > 0 && own.next_us <= now_us && self.leads() {
+                self.keep_time_of(log);
+            }
+        }
+    }
+
+    fn keep_time_of(&mut self, log: usize) {
         let now_ms = self.now.wall_ms;
         let staleness_ms = self.config.follower_staleness.map(|s| s.as_millis() as u64);
-        if !self.leads() {
+        let (physical, own) = (&self.logs[log], &mut self.own_work[log]);
+        // One at a time.
+        // The last one may have been refused, or be gone with what was not committed.
+        let is_there = !physical.has_proposed_all() || own.last <= physical.group.last_index();
+        let waits = physical.applied < own.last && is_there;
+        if waits || !physical.has_room() {
             return;
         }
-        for log in 0..self.logs.len() {
-            let physical = &self.logs[log];
-            // One at a time.
-            // The last one may have been refused, or be gone with what was not committed.
-            let is_there =
-                !physical.has_proposed_all() || self.own_work[log] <= physical.group.last_index();
-            let waits = physical.applied < self.own_work[log] && is_there;
-            if waits || !physical.has_room() {
-                continue;
+        let due = self.store.next_deadline(physical.id);
+        let lags = staleness_ms
+            .is_some_and(|most_ms| self.store.clock_ms(physical.id) + most_ms / 4 < now_ms);
+        if due.is_some_and(|deadline| deadline <= now_ms) {
+            let limit = (2 * own.sweep).clamp(LEAST_SWEEP, MOST_SWEEP);
+            (own.sweep, own.next_us) = (limit, self.now.steady_us + SWEEP_US);
+            self.write_own(log, Operation::Sweep { limit });
+        } else {
+            own.sweep = 0;
+            if !lags {
+                return;
             }
-            let due = self.store.next_deadline(physical.id);
-            let lags = staleness_ms
-                .is_some_and(|most_ms| self.store.clock_ms(physical.id) + most_ms / 4 < now_ms);
-            if due.is_some_and(|deadline| deadline <= now_ms) {
-                self.write_own(log, Operation::Sweep { limit: SWEEP_LIMIT });
-            } else if lags {
-                self.write_own(log, Operation::Noop);
-            } else {
-                continue;
-            }
-            self.own_work[log] = self.logs[log].barrier();
+            self.write_own(log, Operation::Noop);
         }
+        self.own_work[log].last = self.logs[log].barrier();
     }
 
     /// Refuses weak reads that have waited for too long.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::node::{Done as NodeDone, Node};
 use crate::requests::Ticket;
-use crate::snapshot::{Checkpoint, checkpoint};
+use crate::snapshot::{Checkpoint, HANDED_OUT, checkpoint, remove_left};
 
 /// Directory of backups below a node's data, likewise.
 pub(crate) const BACKUP: &str = "backup";
@@ -115,10 +115,7 @@ pub(crate) struct Backups {
 impl Backups {
     /// What an earlier process left behind is removed. `salt` differs from start to start.
     pub(crate) fn new(root: PathBuf, salt: u64) -> io::Result<Self> {
-        match fs::remove_dir_all(&root) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        remove_left(&root)?;
         Ok(Backups {
             root,
             making: false,
@@ -177,7 +174,7 @@ impl Node {
         backups.next_id += 1;
         let id = backups.next_id;
         let (root, store) = (backups.root.clone(), Arc::clone(&self.store));
-        let directory = root.join(format!("snapshot-{id}"));
+        let directory = root.join(format!("{HANDED_OUT}{id}"));
         self.workers.run(move || {
             let result = fs::create_dir_all(&root)
                 .map_err(|error| error.to_string())

@@ -1,7 +1,7 @@
 //! What a replica is told at start. Plain data: the server reads it from TOML, an embedding host fills it in.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use cyclone_packet::Security;
@@ -9,7 +9,9 @@ use cyclone_packet::idle::Polling;
 use cyclone_wire::gang::MAX_LOGS;
 
 use crate::archive::ArchiveConfig;
+use crate::backup::BACKUP;
 use crate::flash::FlashConfig;
+use crate::snapshot::SNAPSHOTS;
 
 /// The key-value engine behind the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,6 +212,30 @@ impl Config {
         Ok(())
     }
 
+    /// Nothing of the user's lies where a start removes what an earlier process has left.
+    fn check_places(&self) -> Result<(), ConfigError> {
+        let flash = self.flash.as_ref().map(|flash| &flash.directory);
+        let archive = self.archive.as_ref().map(|archive| &archive.directory);
+        let places = [
+            ("nvm", Some(&self.nvm)),
+            ("flash", flash),
+            ("archive", archive),
+        ];
+        for own in [SNAPSHOTS, BACKUP] {
+            let own = plainly(&self.data.join(own));
+            for (field, place) in places {
+                if let Some(place) = place.filter(|place| plainly(place).starts_with(&own)) {
+                    return Err(ConfigError(format!(
+                        "{field} = {}: {} is the node's own, for checkpoints under way",
+                        place.display(),
+                        own.display()
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn check_block_cache(&self) -> Result<(), ConfigError> {
         if self.engine != Engine::RocksDb {
             return Ok(());
@@ -323,8 +349,28 @@ impl Config {
         if self.max_pending == 0 {
             return fail("max_pending = 0 would refuse every command".into());
         }
+        if self.node_key == self.client_key {
+            return fail(
+                "node_key and client_key are the same: clients could then forge node messages"
+                    .into(),
+            );
+        }
+        self.check_places()?;
         self.check_block_cache()
     }
+}
+
+/// A path from the root, without `.` and `..`. It need not exist; links are not followed.
+fn plainly(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            part => plain.push(part),
+        }
+    }
+    plain
 }
 
 /// A configuration whose fields contradict each other.

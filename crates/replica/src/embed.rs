@@ -337,6 +337,8 @@ impl Embedded {
         }
         .encode(&mut bytes);
         match self.mail_of(LogSet::of(operation, self.logs)) {
+            // As [`Host::step`] does; a log's own loop takes letters as they are.
+            Some(_) if Command::decode(&bytes).is_err() => caller.tell(Outcome::TooLarge),
             Some((log, mail)) => mail.call(log, caller, |origin| {
                 Request::Write(origin, Payload::from_vec(bytes))
             }),
@@ -349,6 +351,7 @@ impl Embedded {
         query.encode(&mut bytes);
         let how = How::Index;
         match self.mail_of(LogSet::of_query(query, self.logs)) {
+            Some(_) if Query::decode(&bytes).is_err() => caller.tell(Outcome::TooLarge),
             Some((log, mail)) => mail.call(log, caller, |origin| Request::Read {
                 origin,
                 query: bytes,

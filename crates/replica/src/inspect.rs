@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use cyclone_pmem::{FlushPolicy, Pool, PoolError, Region, RegionError};
-use cyclone_wal::flash::{FlashLog, FlashMode, ThreadedFlash};
+use cyclone_wal::flash::{FlashIdentity, FlashLog, FlashMode, ThreadedFlash};
 use cyclone_wal::{HardState, Ring, superblock};
 use cyclone_wire::gang::MAX_LOGS;
 use cyclone_wire::ring::{SUPERBLOCK_BYTES, Superblock, SuperblockFault, VERSION};
@@ -108,6 +108,8 @@ pub struct LogReport {
     pub levels: Vec<LevelReport>,
     /// What is wrong with it.
     pub problems: Vec<String>,
+    /// Whose flash area it is, where there is one.
+    pub area: Option<FlashIdentity>,
 }
 
 /// An entry of a level.
@@ -209,6 +211,7 @@ fn copy_region(path: &Path) -> Result<(Region, Owner), InspectError> {
 pub fn inspect(
     nvm: Option<&Path>,
     flash: Option<&Path>,
+    logs: Option<u16>,
     entries: bool,
     mut each: impl FnMut(&EntryReport<'_>),
 ) -> Result<(Option<Owner>, Vec<LogReport>), InspectError> {
@@ -216,9 +219,15 @@ pub fn inspect(
     let owner = region.as_ref().map(|(_, owner)| owner.clone());
     let logs = match &owner {
         Some(owner) => owner.logs,
-        None => areas(flash),
+        None => logs.unwrap_or_else(|| areas(flash)),
     };
-    let mut reports = Vec::new();
+    let mut reports: Vec<LogReport> = Vec::new();
+    // One replica's levels are made together.
+    let mut whose = owner.as_ref().map(|owner| FlashIdentity {
+        cluster: owner.cluster,
+        replica: owner.replica,
+        incarnation: owner.incarnation,
+    });
     let pool = match (&region, nvm) {
         (Some((region, owner)), Some(path)) => Some(frames(path, region, owner.logs)?),
         _ => None,
@@ -242,10 +251,34 @@ pub fn inspect(
             }
             .area(log);
             look_at_flash(&area, ring, &mut report, entries, &mut each)?;
+            if let Some(found) = report.area {
+                let of = *whose.get_or_insert(found);
+                let beside = if owner.is_some() {
+                    "the region"
+                } else {
+                    "the log before"
+                };
+                if found != of {
+                    report.problems.push(format!(
+                        "flash: the area belongs to {}, {beside} to {}",
+                        named(&found),
+                        named(&of)
+                    ));
+                }
+            }
         }
         reports.push(report);
     }
     Ok((owner, reports))
+}
+
+fn named(whose: &FlashIdentity) -> String {
+    let FlashIdentity {
+        cluster,
+        replica,
+        incarnation,
+    } = whose;
+    format!("replica {replica} of cluster {cluster:032x} (incarnation {incarnation:016x})")
 }
 
 /// How many areas lie in a directory.
@@ -253,7 +286,8 @@ fn areas(flash: Option<&Path>) -> u16 {
     let exists = |log: &u16| {
         flash.is_some_and(|directory| directory.join(format!("log-{log}.flash")).exists())
     };
-    (0..1024).take_while(exists).count() as u16
+    // One that is gone is told, those behind it are read.
+    (0..MAX_LOGS).rev().find(exists).map_or(0, |last| last + 1)
 }
 
 fn frames(path: &Path, region: &Region, logs: u16) -> Result<Pool, InspectError> {
@@ -327,7 +361,14 @@ fn look_at_flash(
     entries: bool,
     each: &mut impl FnMut(&EntryReport<'_>),
 ) -> Result<(), InspectError> {
-    let device = ThreadedFlash::open_read_only(area).map_err(io_at(area))?;
+    let device = match ThreadedFlash::open_read_only(area) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let problem = format!("flash: {} is gone", area.display());
+            report.problems.push(problem);
+            return Ok(());
+        }
+        device => device.map_err(io_at(area))?,
+    };
     let mut level = LevelReport {
         level: "flash",
         ..LevelReport::default()
@@ -336,6 +377,16 @@ fn look_at_flash(
     match FlashLog::inspect(Box::new(device)) {
         Err(error) => level.error = Some(error.to_string()),
         Ok((mut flash, recovered)) => {
+            let block = flash.superblock();
+            report.area = Some(FlashIdentity {
+                cluster: block.cluster,
+                replica: block.replica,
+                incarnation: block.incarnation,
+            });
+            if block.log != log {
+                let made = format!("flash: the area is of log {}", block.log);
+                report.problems.push(made);
+            }
             (level.first, level.last) = (recovered.first, recovered.last);
             (level.used_bytes, level.capacity_bytes) = flash.used_bytes();
             if flash.mode() == FlashMode::Only {

@@ -20,7 +20,7 @@ use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::raftmsg::RaftKind;
 use cyclone_wire::reply::Reply;
 
-use crate::answers::Unchecked;
+use crate::answers::{OwnWork, Unchecked};
 use crate::archive::Archive;
 use crate::backup::{BACKUP, Backups};
 use crate::clients::ClientReplies;
@@ -133,8 +133,8 @@ pub struct Node {
     pub(crate) slow: SlowReads,
     /// Per log the last term in which this replica led.
     pub(crate) led: Vec<u64>,
-    /// Per log where the last command of the replica's own lies.
-    pub(crate) own_work: Vec<u64>,
+    /// Per log what the replica writes of its own.
+    pub(crate) own_work: Vec<OwnWork>,
     /// The first step's time.
     pub(crate) started_us: u64,
     pub(crate) clients: ClientReplies,
@@ -193,7 +193,7 @@ impl Node {
             unchecked: Vec::new(),
             slow: SlowReads::default(),
             led: vec![0; logs.len()],
-            own_work: vec![0; logs.len()],
+            own_work: vec![OwnWork::default(); logs.len()],
             started_us: 0,
             gangs: Gangs::new(config.id, salt, &terms),
             colocation: Colocation::new(config.id, logs.len(), election_ticks),
@@ -351,6 +351,7 @@ impl Node {
         self.tick();
         work += self.advance()?;
         work += self.feed_archive();
+        self.sweep_on();
         if now.steady_us >= self.next_upkeep_us {
             self.next_upkeep_us = now.steady_us + UPKEEP_US;
             self.upkeep()?;

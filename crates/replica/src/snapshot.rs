@@ -23,12 +23,37 @@ use crate::physical::PhysicalLog;
 
 /// Directory of checkpoints below a node's data; what a start finds there is removed.
 pub(crate) const SNAPSHOTS: &str = "snapshots";
+/// Names of what the node keeps there, and below [`crate::backup::BACKUP`], before a number.
+const MADE: &str = "made-";
+const FETCHED: &str = "fetched-";
+pub(crate) const HANDED_OUT: &str = "snapshot-";
 /// The store's directory below a node's data.
 const STORE: &str = "store";
 /// Time until something is tried again that a full disk did not take, µs.
 pub(crate) const FULL_DISK_PAUSE_US: u64 = 2_000_000;
 /// The longest time until a checkpoint is fetched again after fetches that were of no use, µs.
 const LONGEST_PAUSE_US: u64 = 60_000_000;
+
+/// Removes what an earlier process has left in one of the two directories, and nothing that is not named like it.
+pub(crate) fn remove_left(root: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(root) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let own = [MADE, FETCHED, HANDED_OUT].iter().any(|own| {
+            let rest = name.strip_prefix(own);
+            rest.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+        });
+        match own {
+            true => fs::remove_dir_all(&path)?,
+            false => tracing::warn!(path = %path.display(), "not the node's own: left where it is"),
+        }
+    }
+    Ok(())
+}
 
 /// What a worker brings back.
 pub(crate) enum Done {
@@ -76,10 +101,8 @@ pub(crate) struct Snapshots {
 impl Snapshots {
     /// What an earlier process left behind is removed.
     pub(crate) fn new(root: PathBuf, salt: u64) -> io::Result<Self> {
-        match fs::remove_dir_all(&root) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => fs::create_dir_all(&root)?,
-        }
+        remove_left(&root)?;
+        fs::create_dir_all(&root)?;
         Ok(Snapshots {
             root,
             making: false,
@@ -229,7 +252,7 @@ impl Node {
         // One that is given up may leave a worker that still writes: it must not be taken for one of the next, of the same checkpoint even.
         self.snapshots.fetches += 1;
         let number = self.snapshots.fetches;
-        let directory = self.snapshots.root.join(format!("fetched-{number}"));
+        let directory = self.snapshots.root.join(format!("{FETCHED}{number}"));
         if let Err(error) = fs::create_dir_all(&directory) {
             return self.give_up_fetching(&error);
         }

@@ -34,7 +34,7 @@ use crate::node::{Boot, Node};
 use crate::physical::PhysicalLog;
 use crate::platform::{Os, Platform};
 use crate::requests::BatchBuilder;
-use crate::snapshot::SNAPSHOTS;
+use crate::snapshot::{SNAPSHOTS, remove_left};
 use ports::{MESSAGE_SLACK, entry_bytes, message_bytes, open_lanes, open_port};
 
 /// Frames take at most this share of the region…
@@ -449,7 +449,7 @@ impl Node {
         let region = platform.region(&config, may_create)?;
         // Before the store writes anything: what a dead process has left there may be what fills the disk.
         for left in [SNAPSHOTS, BACKUP] {
-            let _ = fs::remove_dir_all(config.data.join(left));
+            let _ = remove_left(&config.data.join(left));
         }
         let (memory, store, levels) = match &only {
             None => {

@@ -15,7 +15,7 @@ use cyclone_replica::{
     Config, JobRunner, Lane, Node, Now, Platform, Reactor, StartError, Turns, open_store,
 };
 use cyclone_store::StateMachine;
-use cyclone_wire::command::Operation;
+use cyclone_wire::command::{Condition, Expiry, Operation};
 
 /// What has come, and how often the node asked for it: once in each step that finds nothing.
 #[derive(Default)]
@@ -77,6 +77,8 @@ impl Driver for Looked {
 struct Desk {
     reactor: Reactor,
     wire: Arc<Mutex<Wire>>,
+    /// Whether jobs wait for [`Node::run_job`].
+    by_hand: bool,
 }
 
 impl Platform for Desk {
@@ -117,7 +119,10 @@ impl Platform for Desk {
     }
 
     fn workers(&mut self) -> io::Result<JobRunner> {
-        JobRunner::threads(1, self.reactor.waker())
+        match self.by_hand {
+            true => Ok(JobRunner::manual()),
+            false => JobRunner::threads(1, self.reactor.waker()),
+        }
     }
 }
 
@@ -131,10 +136,15 @@ struct Bench {
 
 impl Bench {
     fn start(directory: &Path, log_threads: u16) -> Bench {
+        Bench::start_with(directory, log_threads, false)
+    }
+
+    fn start_with(directory: &Path, log_threads: u16, by_hand: bool) -> Bench {
         let wire = Arc::default();
         let mut desk = Desk {
             reactor: Reactor::new().unwrap(),
             wire: Arc::clone(&wire),
+            by_hand,
         };
         let config = Config {
             log_threads,
@@ -258,5 +268,61 @@ fn a_replica_whose_logs_have_loops_skips_ticks_until_one_of_them_has_work() {
     assert!(
         longest(&mut bench, lane, 10_000) > TICK_US,
         "it rests again"
+    );
+}
+
+/// Sweeps follow one another as long as they leave something behind: upkeep alone would be called fifty times a second.
+#[test]
+fn many_keys_that_expire_at_once_are_removed_soon() {
+    const KEYS: u32 = 100_000;
+    let directory = tempfile::tempdir().unwrap();
+    let mut bench = Bench::start_with(directory.path(), 0, true);
+    let step = |bench: &mut Bench| {
+        bench.now_us += 500;
+        bench.node.step(bench.now()).unwrap();
+        while bench.node.waiting_jobs() > 0 {
+            bench.node.run_job(0);
+        }
+        bench.node.take_completions().count()
+    };
+    while !bench.node.leads() {
+        assert!(bench.now_us < 3_000_000, "no leader");
+        step(&mut bench);
+    }
+    let deadline_ms = 60_000;
+    let (mut next, mut answered) = (0, 0);
+    while answered < KEYS as usize {
+        assert!(bench.now_us < 1000 * deadline_ms, "{answered} answered");
+        for _ in 0..100.min(KEYS - next) {
+            bench.node.write(
+                u64::from(next),
+                &Operation::SetExpiring {
+                    key: &next.to_be_bytes(),
+                    value: b"",
+                    condition: Condition::Always,
+                    get: false,
+                    expiry: Expiry::At(deadline_ms),
+                },
+            );
+            next += 1;
+        }
+        answered += step(&mut bench);
+    }
+    bench.now_us = 1000 * deadline_ms;
+    let last = |bench: &Bench| bench.node.group(0).last_index();
+    let before = last(&bench);
+    let (mut moved_us, mut at) = (bench.now_us, before);
+    while bench.now_us < moved_us + 200_000 {
+        step(&mut bench);
+        if last(&bench) > at {
+            (moved_us, at) = (bench.now_us, last(&bench));
+        }
+    }
+    let sweeps = at - before;
+    assert!(sweeps >= u64::from(KEYS) / 1024, "{sweeps} sweeps");
+    assert!(
+        moved_us < 1000 * (deadline_ms + 1000),
+        "{sweeps} sweeps, the last one after {} ms",
+        moved_us / 1000 - deadline_ms
     );
 }

@@ -77,13 +77,16 @@ fn ask(address: SocketAddr, access: &Access, change: &Change) -> Result<Answer> 
         Ok(()) => Ok(Answer::Accepted),
         Err(error) => match error.code() {
             // Not the leader, not yet, or nobody knows whether: ask again.
-            Some("MOVED" | "CLUSTERDOWN" | "TRYAGAIN" | "UNKNOWN") => {
+            Some("MOVED" | "CLUSTERDOWN" | "TRYAGAIN") => {
                 Ok(Answer::Later(format!("{address}: {error}")))
             }
             None => Ok(Answer::Later(format!("{address}: {error}"))),
             Some("NOAUTH") => Ok(Answer::Denied(Denied::NoPassword.into())),
             Some(_) => match error.detail().unwrap_or("refused") {
                 why if why.ends_with("are heard from") => Ok(Answer::Unheard(why.to_owned())),
+                why if why.starts_with("outcome unknown") => {
+                    Ok(Answer::Later(format!("{address}: {why}")))
+                }
                 why => bail!("{why}"),
             },
         },

@@ -530,7 +530,8 @@ impl File {
             },
             archive: self.archive(),
         };
-        if self.cluster.node_key == self.cluster.client_key {
+        // As they are written: the one in use may be derived from it.
+        if parse_key("cluster.node_key", &self.cluster.node_key)? == config.client_key {
             bail!(
                 "cluster.node_key and cluster.client_key are the same: clients could then forge node messages"
             );

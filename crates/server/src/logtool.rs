@@ -174,6 +174,8 @@ struct Whereabouts {
     flash: Option<PathBuf>,
     /// Cluster and replica, where a configuration says them.
     expected: Option<(u128, u64)>,
+    /// How many logs it has, likewise.
+    logs: Option<u16>,
 }
 
 /// What was found.
@@ -184,18 +186,19 @@ struct Found {
     foreign: Option<String>,
 }
 
-/// That a region is not this replica's, if it is not.
-fn foreign(owner: &Owner, (cluster, replica): (u128, u64)) -> Option<String> {
-    if owner.cluster != cluster {
+/// That a level is not this replica's, if it is not: what it is, its cluster and its replica.
+fn foreign(
+    (what, of_cluster, of_replica): (&str, u128, u64),
+    (cluster, replica): (u128, u64),
+) -> Option<String> {
+    if of_cluster != cluster {
         return Some(format!(
-            "the region belongs to cluster {:032x}, not {cluster:032x} as the configuration says",
-            owner.cluster
+            "the {what} belongs to cluster {of_cluster:032x}, not {cluster:032x} as the configuration says"
         ));
     }
-    (owner.replica != replica).then(|| {
+    (of_replica != replica).then(|| {
         format!(
-            "the region belongs to replica {}, not {replica} as the configuration says",
-            owner.replica
+            "the {what} belongs to replica {of_replica}, not {replica} as the configuration says"
         )
     })
 }
@@ -226,6 +229,7 @@ impl Place {
                 nvm: self.nvm.clone(),
                 flash: self.flash.clone(),
                 expected: None,
+                logs: None,
             });
         };
         let file = File::read(path)?;
@@ -237,21 +241,29 @@ impl Place {
             nvm: self.nvm.clone().or((!only).then_some(node.nvm)),
             flash: self.flash.clone().or(node.flash),
             expected: Some((cluster, node.id)),
+            logs: Some(file.cluster.logs),
         })
     }
 
     fn inspect(&self, entries: bool, each: impl FnMut(&EntryReport<'_>)) -> Result<Found> {
         let at = self.find()?;
         let (nvm, flash) = (at.nvm.as_deref(), at.flash.as_deref());
-        let (owner, logs) = inspect::inspect(nvm, flash, entries, each)?;
-        if logs.is_empty() {
+        let (owner, logs) = inspect::inspect(nvm, flash, at.logs, entries, each)?;
+        if logs.iter().all(|log| log.levels.is_empty()) {
             let place = flash.map_or_else(String::new, |path| format!("{}: ", path.display()));
             bail!("{place}no flash area is there");
         }
-        let foreign = owner
+        let of_region = owner
             .as_ref()
+            .map(|owner| ("region", owner.cluster, owner.replica));
+        let of_area = logs
+            .iter()
+            .find_map(|log| log.area)
+            .map(|area| ("flash area", area.cluster, area.replica));
+        let foreign = of_region
+            .or(of_area)
             .zip(at.expected)
-            .and_then(|(owner, expected)| foreign(owner, expected));
+            .and_then(|(found, expected)| foreign(found, expected));
         Ok(Found {
             owner,
             logs,

@@ -87,6 +87,11 @@ fn check_and_serve_refuse_the_same() {
         "redis = \"{address}\"\n[[cluster.members]]\nid = 2\npacket = \"127.0.0.1:9\"\nredis = \"{address}\""
     );
     let signed = key.replace(&digits, &format!("+{}", &digits[1..]));
+    let (_, client_digits) = line(&cluster, "client_key");
+    // The same bytes, written otherwise.
+    let same = key.replace(&digits, &client_digits.to_uppercase());
+    let data_at = line(&cluster, "data = ").1;
+    let in_own = |field: &str, below: &str| format!("[node]\n{field} = \"{data_at}/{below}\"");
     // Only RocksDB has a block cache: from the engine's line to that of the cache.
     let whole = fs::read_to_string(&cluster.nodes[0].config).expect("configuration");
     let (engine, cache) = ("engine = \"memory\"", "block_cache_bytes = 67108864");
@@ -154,6 +159,22 @@ fn check_and_serve_refuse_the_same() {
         (&redis, &second, &["given twice", "members 1 and 2"]),
         (&data, &data_is_a_file, &["node.data", "is a file"]),
         (&key, &signed, &["node_key", "hexadecimal"]),
+        (&key, &same, &["node_key", "client_key", "the same"]),
+        (
+            "[node]",
+            &in_own("archive", "snapshots"),
+            &["archive = ", "snapshots is the node's own"],
+        ),
+        (
+            "[node]",
+            &in_own("archive", "x/../backup/./deep"),
+            &["archive = ", "backup is the node's own"],
+        ),
+        (
+            "[node]",
+            &in_own("flash", "snapshots"),
+            &["flash = ", "snapshots is the node's own"],
+        ),
         (
             cached,
             &no_cache,

@@ -266,6 +266,58 @@ fn nothing_is_mended_where_there_is_nothing_to_go_by() {
     assert!(!region.exists(), "no region is made");
 }
 
+/// Where flash has everything, an area that is gone, or of another, is a problem, and what is left is still told.
+#[test]
+fn areas_that_are_gone_or_of_others_are_told() {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let make = |name: &str, test: u16, durability: &str| {
+        let options = Options {
+            logs: 3,
+            nvm_bytes: 64 << 20,
+            flash_bytes: 256 << 20,
+            ..options(test, 1, Some(durability))
+        };
+        let place = directory.path().join(name);
+        fs::create_dir(&place).expect("created");
+        let mut cluster = cluster(&place, options);
+        cluster.start_all(true).expect("started");
+        write(&mut cluster, 0..20);
+        cluster.terminate(0).expect("ended");
+        let flash = fs::read_to_string(&cluster.nodes[0].config).expect("read");
+        let flash = flash.lines().find(|line| line.starts_with("flash = "));
+        let flash = flash.expect("an area").split('"').nth(1).expect("a path");
+        let area = |log: u16| Path::new(flash).join(format!("log-{log}.flash"));
+        let areas = [area(0), area(1), area(2)];
+        (cluster, areas)
+    };
+    for (test, durability) in [(6, "flash"), (8, "nvm")] {
+        let (one, areas) = make(durability, test, durability);
+        let (_other, others) = make(&format!("other-{durability}"), test + 1, durability);
+        let config = one.nodes[0].config.clone();
+        let verify = ["log", "verify", "--config", text(&config)];
+        said(&verify);
+        for log in 0..3 {
+            let away = directory.path().join("away");
+            fs::rename(&areas[log], &away).expect("renamed");
+            refused(&verify, &["1 problem found", text(&areas[log]), "is gone"]);
+            fs::copy(&others[log], &areas[log]).expect("copied");
+            refused(&verify, &[&format!("log {log}"), "flash"]);
+            fs::rename(&away, &areas[log]).expect("renamed");
+        }
+        said(&verify);
+        let (whole, from) = (fs::read_to_string(&config).expect("read"), "id = \"");
+        let at = whole.find(from).expect("an id") + from.len();
+        let mut foreign = whole.clone();
+        foreign.replace_range(at..at + 4, "abcd");
+        assert_ne!(foreign, whole);
+        fs::write(&config, foreign).expect("written");
+        refused(
+            &verify,
+            &["belongs to cluster", "as the configuration says"],
+        );
+    }
+}
+
 #[test]
 fn a_region_that_is_only_a_cache_needs_no_mending() {
     let directory = tempfile::tempdir().expect("temporary directory");

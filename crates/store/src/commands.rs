@@ -254,8 +254,8 @@ impl<'a> Overlay<'a> {
         get: bool,
         expiry: Expiry,
     ) -> Result<Reply, ApplyError> {
-        // A blind SET must not read: it is what the log is fast at.
-        let blind = condition == Condition::Always && !get && expiry != Expiry::Keep;
+        // A blind SET must not read: it is what the log is fast at. With a deadline it is often repeated, and would leave a record each time.
+        let blind = condition == Condition::Always && !get && expiry == Expiry::Never;
         let old = if blind { None } else { self.get(key)? };
         let (existed, old_deadline) = (old.is_some(), old.as_ref().and_then(|old| old.deadline));
         let old = old.filter(|_| get).map(Item::into_value);

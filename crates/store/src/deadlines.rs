@@ -1,7 +1,7 @@
 //! Which keys expire when: an index beside the data, so that expired keys are found without looking at all.
 //!
 //! A record is written with every value that has a deadline. It goes when the deadline is changed by a command that reads the key;
-//! a blind SET must not read, and leaves the old record behind. A sweep takes the records that are due and removes the keys whose
+//! a SET without a deadline must not read, and leaves the old record behind. A sweep takes the records that are due and removes the keys whose
 //! deadline still is the record's. Reads never depend on it: what has expired by the state's clock is invisible.
 
 use std::collections::BTreeMap;

@@ -212,9 +212,26 @@ fn the_outage_is_the_longest_gap_that_ends_after_the_kill() {
     let ms = |times: &[u64]| times.iter().map(|t| t * 1_000_000).collect::<Vec<u64>>();
     // A longer gap before the kill does not count; stragglers after it do not hide it.
     let ends = ms(&[0, 200, 201, 202, 203, 263, 264]);
-    assert_eq!(outage_ms(&ends, 202_000_000), Some(60.0));
-    assert_eq!(outage_ms(&ends, 300_000_000), None);
-    assert_eq!(outage_ms(&ms(&[50]), 10_000_000), Some(40.0));
+    let outage = |ends: &[u64], kill: u64| outage_ms(ends, kill * 1_000_000, 265_000_000, 0);
+    assert_eq!(outage(&ends, 202), Some(60.0));
+    assert_eq!(outage(&ends, 300), None);
+    assert_eq!(outage_ms(&ms(&[50]), 10_000_000, 55_000_000, 0), Some(40.0));
+}
+
+#[test]
+fn an_outage_that_does_not_end_is_a_long_one() {
+    // The killed one still answered for a moment.
+    let ends: Vec<u64> = (0..=203).map(|ms| ms * 1_000_000).collect();
+    let outage = |waited| outage_ms(&ends, 202_000_000, 2_500_000_000, waited);
+    assert_eq!(outage(2_000_000_000), Some(4297.0));
+    assert_eq!(outage(0), Some(2297.0));
+    // What is never answered of a load that goes on does not make it one.
+    let ends: Vec<u64> = (0..=203)
+        .chain(300..2500)
+        .map(|ms| ms * 1_000_000)
+        .collect();
+    let outage = outage_ms(&ends, 202_000_000, 2_500_000_000, 2_000_000_000);
+    assert_eq!(outage, Some(97.0));
 }
 
 #[test]

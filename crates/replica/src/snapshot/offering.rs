@@ -60,7 +60,7 @@ impl Node {
             self.snapshots.making = true;
             self.snapshots.next_id += 1;
             let id = self.snapshots.next_id;
-            let directory = self.snapshots.root.join(format!("made-{id}"));
+            let directory = self.snapshots.root.join(format!("{MADE}{id}"));
             let store = Arc::clone(&self.store);
             self.spawn_snapshot(move || Done::Made {
                 id,

@@ -10,6 +10,25 @@ fn fetches_that_are_of_no_use_become_rare() {
 }
 
 #[test]
+fn only_what_is_named_like_the_nodes_own_is_removed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let root = directory.path().join("snapshots");
+    remove_left(&root).expect("nothing is there");
+    let own = ["made-3", "fetched-12", "snapshot-77", "made-4.gone-1"];
+    let others = ["monday", "made-by-hand", "log-0.flash", "snapshot-"];
+    for name in own.iter().chain(&others) {
+        fs::create_dir_all(root.join(name).join("deep")).expect("made");
+    }
+    remove_left(&root).expect("removed");
+    let mut left: Vec<_> = fs::read_dir(&root)
+        .expect("read")
+        .map(|entry| entry.expect("an entry").file_name())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["log-0.flash", "made-by-hand", "monday", "snapshot-"]);
+}
+
+#[test]
 fn room_is_asked_of_the_file_system() {
     let directory = tempfile::tempdir().expect("a directory");
     assert!(has_room(directory.path(), 1));

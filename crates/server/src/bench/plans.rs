@@ -86,7 +86,13 @@ fn find(plan: &Path) -> Result<(String, Plan)> {
     }
 }
 
-fn fitted(mut plan: Plan, common: &Common) -> Result<Plan> {
+fn fitted(plan: Plan, common: &Common) -> Result<Plan> {
+    fit(plan, common)
+        .with_context(|| format!("--only {:?}: the plan has no such variant", common.only))
+}
+
+/// A plan as it is to be run; `None` if none of its variants is wanted.
+fn fit(mut plan: Plan, common: &Common) -> Option<Plan> {
     if common.quick {
         plan = plan.quickened();
     }
@@ -99,10 +105,10 @@ fn fitted(mut plan: Plan, common: &Common) -> Result<Plan> {
         };
         plan.variants.retain(wanted);
         if plan.variants.is_empty() {
-            bail!("--only {:?}: the plan has no such variant", common.only);
+            return None;
         }
     }
-    Ok(plan)
+    Some(plan)
 }
 
 /// Runs one plan and prints its numbers.
@@ -191,9 +197,9 @@ pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
     if !plans.is_empty() {
         println!("{}", Machine::this().line());
         report::prepare(&out)?;
+        plans = wanted(plans, common)?;
         let count = plans.len();
         for (number, (name, plan)) in plans.into_iter().enumerate() {
-            let plan = fitted(plan, common)?;
             println!(
                 "{} of {count}: {} – {}",
                 number + 1,
@@ -211,6 +217,18 @@ pub fn figures(arguments: &Figures, stop: &AtomicBool) -> Result<()> {
     let count = index::write(&out, &asked_now)?;
     println!("wrote {} ({count} figures)", out.join("index.md").display());
     verdict(&results)
+}
+
+/// The plans that have variants to be run, as they are to be run.
+fn wanted(plans: Vec<(String, Plan)>, common: &Common) -> Result<Vec<(String, Plan)>> {
+    let plans = plans.into_iter();
+    let fitting: Vec<_> = plans
+        .filter_map(|(name, plan)| Some((name, fit(plan, common)?)))
+        .collect();
+    if fitting.is_empty() {
+        bail!("--only {:?}: no plan has such a variant", common.only);
+    }
+    Ok(fitting)
 }
 
 /// What a plan that comes with the program asks to be measured.
