@@ -297,14 +297,7 @@ impl Platform for Os {
         let cannot = |error| io(format!("flash area {}", path.display()))(error);
         match UringFlash::open(&path, bytes) {
             Ok(device) => Ok(Box::new(device)),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::StorageFull
-                ) =>
-            {
-                Err(cannot(error))
-            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Err(cannot(error)),
             Err(error) => {
                 tracing::warn!(%error, "no io_uring: flash is written by threads");
                 let device = ThreadedFlash::open(&path, bytes).map_err(cannot)?;

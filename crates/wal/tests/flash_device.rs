@@ -3,6 +3,7 @@
 #[path = "support/levels.rs"]
 mod levels;
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 use cyclone_wal::flash::{
@@ -273,25 +274,54 @@ fn an_area_that_is_looked_at_does_not_change() {
     assert!(!nowhere.0.exists());
 }
 
-/// What the store fills the disk with later is not the log's space.
+/// What the store fills the disk with later is not the log's space: a new area has all of it, and one that was made
+/// without gets it.
 #[test]
 fn an_area_has_its_space_from_the_beginning() {
-    use std::os::unix::fs::MetadataExt as _;
     for (name, open) in devices() {
         let place = Place::new(&format!("space-{name}"));
-        let device = open(&place.0).expect("the file can be made");
+        let mut device = open(&place.0).expect("the file can be made");
+        device.reserve(BYTES).expect("there is room");
         let there = std::fs::metadata(&place.0).expect("it is there");
-        assert_eq!(there.len(), 0, "{name}: its length says what is written");
         if there.blocks() == 0 {
-            println!("skipped: this file system is memory, or reserves nothing");
+            println!("SKIPPED: this file system is memory, or reserves nothing");
             continue;
         }
         assert!(there.blocks() * 512 >= BYTES, "{name}: {there:?}");
+        assert_eq!(there.len(), 0, "{name}: its length says what is written");
+        assert_eq!(device.grown_bytes(), 0, "{name}");
         drop(device);
-        drop(open(&place.0).expect("it is free again"));
-        assert_eq!(
-            std::fs::metadata(&place.0).expect("there").blocks(),
-            there.blocks()
-        );
+        std::fs::remove_file(&place.0).expect("it is there");
+
+        let spec = FlashSpec {
+            grow_bytes: 1 << 20,
+            ..FlashSpec::new(levels::LOG, FlashMode::Only, BYTES)
+        };
+        let hard = first_hard_state();
+        let device = open(&place.0).expect("the file can be made");
+        drop(FlashLog::create(device, spec, &WHO, 99, (0, 0), &hard).expect("a new file"));
+        let there = std::fs::metadata(&place.0).expect("it is there");
+        assert!(there.blocks() * 512 >= BYTES, "{name}: {there:?}");
+        assert!(there.len() < BYTES, "{name}: {there:?}");
+        // As a program made it that set nothing aside.
+        let bytes = std::fs::read(&place.0).expect("it reads back");
+        std::fs::remove_file(&place.0).expect("it is there");
+        std::fs::write(&place.0, &bytes).expect("there is room");
+        // Looking at it changes nothing, nor does taking it for another's.
+        let inspected = FlashLog::inspect(open(&place.0).expect("it is free"));
+        inspected.expect("it is whole");
+        let larger = FlashSpec {
+            bytes: 2 * BYTES,
+            ..spec
+        };
+        let device = open(&place.0).expect("it is free");
+        assert!(FlashLog::open(device, larger, &WHO).is_err(), "{name}");
+        let there = std::fs::metadata(&place.0).expect("it is there");
+        assert!(there.blocks() * 512 < BYTES, "{name}: {there:?}");
+        let device = open(&place.0).expect("it is free");
+        drop(FlashLog::open(device, spec, &WHO).expect("it is whole"));
+        let there = std::fs::metadata(&place.0).expect("it is there");
+        assert!(there.blocks() * 512 >= BYTES, "{name}: {there:?}");
+        assert_eq!(there.len(), bytes.len() as u64, "{name}");
     }
 }

@@ -14,6 +14,8 @@ struct Stunted {
     device: SimFlash,
     error: DeviceError,
     failed: Vec<Request>,
+    /// Nor does it set anything aside.
+    reserves: bool,
 }
 
 impl Stunted {
@@ -22,6 +24,7 @@ impl Stunted {
             device: disk.device(),
             error,
             failed: Vec::new(),
+            reserves: true,
         })
     }
 }
@@ -33,6 +36,13 @@ impl FlashDevice for Stunted {
 
     fn grown_bytes(&self) -> u64 {
         self.device.grown_bytes()
+    }
+
+    fn reserve(&mut self, _bytes: u64) -> Result<(), DeviceError> {
+        match self.reserves {
+            true => Ok(()),
+            false => Err(self.error),
+        }
     }
 
     fn register(&mut self, buffers: &Buffers) {
@@ -114,4 +124,34 @@ fn a_log_that_waits_for_growth_says_what_keeps_it() {
         levels.settle(last);
         assert_eq!(levels.flash.state(levels.now_us), FlashState::Ready);
     }
+}
+
+/// Only a new area is refused where there is no room for it: one that is there has what a replica knows.
+#[test]
+fn an_area_without_room_is_refused_only_when_it_is_new() {
+    let spec = spec(FlashMode::Second);
+    let crowded = |disk: &SimDisk, error| {
+        let device = Stunted::on(disk, error);
+        Box::new(Stunted {
+            reserves: false,
+            ..*device
+        })
+    };
+    let hard = first_hard_state();
+    let disk = SimDisk::new(spec.bytes, 1);
+    let device = crowded(&disk, DeviceError::NoSpace);
+    let refused = FlashLog::create(device, spec, &WHO, 9, (0, 0), &hard).map(|_| ());
+    let bytes = spec.bytes;
+    assert_eq!(refused, Err(FlashError::NoRoom { bytes }));
+    assert!(disk.written().is_empty(), "nothing was written");
+    // A device that cannot say why sets nothing aside, and that is all.
+    let device = crowded(&disk, DeviceError::Io(5));
+    let made = FlashLog::create(device, spec, &WHO, 9, (0, 0), &hard).map(|_| ());
+    assert_eq!(made, Ok(()));
+    let device = crowded(&disk, DeviceError::NoSpace);
+    assert_eq!(FlashLog::open(device, spec, &WHO).map(|_| ()), Ok(()));
+    // Made anew where another one was.
+    let device = crowded(&disk, DeviceError::NoSpace);
+    let made = FlashLog::create(device, spec, &WHO, 9, (0, 0), &hard).map(|_| ());
+    assert_eq!(made, Ok(()));
 }

@@ -79,6 +79,15 @@ pub trait FlashDevice: Send {
     /// Bytes from the area's beginning that have been written before, so that writing them again changes no metadata.
     fn grown_bytes(&self) -> u64;
 
+    /// Has so many bytes from the area's beginning set aside, so that nobody else can take them. Nothing is written, and
+    /// [`FlashDevice::grown_bytes`] stays. A device that cannot do so leaves it. For starting up only.
+    ///
+    /// # Errors
+    /// When there is no room for them; nothing is taken then.
+    fn reserve(&mut self, _bytes: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Names buffers that will be used again and again. A device may make use of it.
     fn register(&mut self, _buffers: &Buffers) {}
 

@@ -1,7 +1,8 @@
 //! The two levels together, at a start: whether what memory and flash hold fits, and memory made anew from flash where
 //! flash is the only durable level.
 
-use cyclone_pmem::{Area, Payload, Pool};
+use cyclone_pmem::{Area, FrameMut, Payload, Pool};
+use cyclone_wire::flash::PAGE_BYTES;
 
 use super::assemble::StoredEntry;
 use super::fetch::FetchError;
@@ -11,6 +12,11 @@ use crate::ring::{Batch, NewEntry, Ring, RingError, RingSpec};
 
 /// Payload bytes read back at once.
 const READ_BYTES: u64 = 1 << 20;
+/// Payloads shorter than this part of a frame are copied inline: the ring copies those out that leave most of their frames
+/// empty, and one may lie across two.
+const LEAST_FILLED: usize = 4;
+/// This part of the frames is left free.
+const KEPT_FREE: u32 = 8;
 
 /// Why memory could not be made anew from flash.
 #[derive(Debug, thiserror::Error)]
@@ -27,31 +33,6 @@ pub enum RebuildError {
          nvm_bytes and remove the region, which is made anew from flash"
     )]
     TooLittleMemory(RingError),
-}
-
-/// An entry's payload as the ring is to take it: from one half on out of frames, which is where most of what is received lies while
-/// the log lives. Some are left to receive into.
-fn placed(bytes: Vec<u8>, ring: &Ring, pool: Option<&Pool>) -> Payload {
-    let is_roomy = 2 * (ring.used_bytes() + bytes.len() as u64) <= ring.capacity_bytes();
-    let framed = pool
-        .filter(|_| !is_roomy)
-        .and_then(|pool| in_frames(&bytes, pool));
-    framed.unwrap_or_else(|| Payload::from_vec(bytes))
-}
-
-fn in_frames(bytes: &[u8], pool: &Pool) -> Option<Payload> {
-    let each = pool.frame_bytes() as usize;
-    let needed = bytes.len().div_ceil(each) as u64;
-    if u64::from(pool.free()) < needed + u64::from(pool.count() / 4) {
-        return None;
-    }
-    let mut payload = Payload::new();
-    for piece in bytes.chunks(each) {
-        let mut frame = pool.alloc()?;
-        frame[..piece.len()].copy_from_slice(piece);
-        payload.push_frame(frame.freeze(0..piece.len()));
-    }
-    Some(payload)
 }
 
 impl FlashLog {
@@ -131,7 +112,8 @@ impl FlashLog {
     }
 
     /// As the only level: formats a ring that holds what flash says. It begins behind `applied` or the commit index,
-    /// whichever is higher: what the store lacks below that is read from flash.
+    /// whichever is higher: what the store lacks below that is read from flash. Where the ring might not take all of it,
+    /// large payloads go into frames of `pool`, of which nobody else takes any meanwhile.
     ///
     /// # Errors
     /// See [`RebuildError`].
@@ -149,26 +131,116 @@ impl FlashLog {
         let term = self.term(begin).unwrap_or(0);
         let mut ring = Ring::create(area, spec, pool, &state)?;
         ring.reset(begin, term);
-        let mut failed = None;
+        let pool = pool.filter(|_| !self.fits_inline(&ring));
+        let (mut gathered, mut bytes) = (Vec::new(), 0);
+        let mut put = Ok(());
         self.read_all(begin + 1, last, |entry| {
-            let payload = placed(entry.payload, &ring, pool);
-            let new = NewEntry {
-                index: entry.index,
-                term: entry.term,
-                kind: entry.kind,
-                payload: &payload,
-            };
-            let persisted = ring.persist(Batch {
-                entries: &[new],
-                hard_state: None,
-            });
-            failed = persisted.err();
-            failed.is_none()
+            bytes += entry.payload.len() as u64;
+            let is_last = entry.index == last;
+            gathered.push(entry);
+            if bytes >= READ_BYTES || is_last {
+                bytes = 0;
+                put = put_back(&mut ring, pool, std::mem::take(&mut gathered));
+            }
+            put.is_ok()
         })?;
-        match failed {
-            None => Ok(ring),
-            Some(full @ RingError::Full { .. }) => Err(RebuildError::TooLittleMemory(full)),
-            Some(error) => Err(error.into()),
+        put.map(|()| ring)
+    }
+
+    /// Whether what lies behind the ring's end certainly fits into it without frames: it is no more than its pages.
+    fn fits_inline(&self, ring: &Ring) -> bool {
+        let begin = ring.last_index();
+        let page = self.page_of(begin + 1).unwrap_or(self.first);
+        let entries = self.last_index() - begin;
+        ring.fits(entries, (self.tail - page) * PAGE_BYTES as u64)
+    }
+}
+
+/// Appends entries to a ring that is made anew.
+fn put_back(
+    ring: &mut Ring,
+    pool: Option<&Pool>,
+    mut entries: Vec<StoredEntry>,
+) -> Result<(), RebuildError> {
+    let payloads = payloads(pool, &mut entries);
+    let new: Vec<NewEntry<'_>> = entries
+        .iter()
+        .zip(&payloads)
+        .map(|(entry, payload)| NewEntry {
+            index: entry.index,
+            term: entry.term,
+            kind: entry.kind,
+            payload,
+        })
+        .collect();
+    let persisted = ring.persist(Batch {
+        entries: &new,
+        hard_state: None,
+    });
+    match persisted {
+        Ok(_) => Ok(()),
+        Err(error @ (RingError::Full { .. } | RingError::TooLarge { .. })) => {
+            Err(RebuildError::TooLittleMemory(error))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The entries' payloads as the ring is to take them: large ones in frames, one behind the other as in packets, as long as
+/// there are frames.
+fn payloads(pool: Option<&Pool>, entries: &mut [StoredEntry]) -> Vec<Payload> {
+    let least = pool.map_or(0, |pool| pool.frame_bytes() as usize / LEAST_FILLED);
+    let (mut room, mut end) = (pool.map_or(0, frames_room), 0);
+    let mut places = Vec::with_capacity(entries.len());
+    for entry in entries.iter() {
+        let len = entry.payload.len();
+        let is_framed = len > 0 && len >= least && len <= room;
+        places.push(is_framed.then_some(end..end + len));
+        if is_framed {
+            (room, end) = (room - len, end + len);
         }
     }
+    let framed = entries.iter().zip(&places);
+    let framed = framed.filter_map(|(entry, place)| place.as_ref().map(|_| &entry.payload[..]));
+    let frames = pool.and_then(|pool| in_frames(pool, framed));
+    entries
+        .iter_mut()
+        .zip(places)
+        .map(|(entry, place)| match (&frames, place) {
+            (Some(frames), Some(place)) => frames.slice(place),
+            _ => Payload::from_vec(std::mem::take(&mut entry.payload)),
+        })
+        .collect()
+}
+
+/// Bytes of frames that the log may take: the rest is to receive packets into, as while it lives.
+fn frames_room(pool: &Pool) -> usize {
+    let frames = pool.free().saturating_sub(pool.count() / KEPT_FREE);
+    frames as usize * pool.frame_bytes() as usize
+}
+
+/// Copies pieces into frames, without gaps. `None`: there are not enough.
+fn in_frames<'p>(pool: &Pool, pieces: impl Iterator<Item = &'p [u8]>) -> Option<Payload> {
+    let mut all = Payload::new();
+    let mut open: Option<(FrameMut, usize)> = None;
+    for mut piece in pieces {
+        while !piece.is_empty() {
+            let (mut frame, at) = match open.take() {
+                Some(open) => open,
+                None => (pool.alloc()?, 0),
+            };
+            let (now, later) = piece.split_at(piece.len().min(frame.len() - at));
+            let end = at + now.len();
+            frame[at..end].copy_from_slice(now);
+            piece = later;
+            match end < frame.len() {
+                true => open = Some((frame, end)),
+                false => all.push_frame(frame.freeze(0..end)),
+            }
+        }
+    }
+    if let Some((frame, end)) = open {
+        all.push_frame(frame.freeze(0..end));
+    }
+    Some(all)
 }

@@ -12,7 +12,7 @@ use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::ring::HardState;
 
 use super::buffer::Buffers;
-use super::device::{Action, Completion, FlashDevice, Request};
+use super::device::{Action, Completion, DeviceError, FlashDevice, Request};
 use super::fetch::Fetches;
 use super::log::{FlashLog, FlashStats};
 use super::read::{Unreadable, WAITED_FOR, blocking, one_page, superblock};
@@ -38,7 +38,7 @@ impl FlashLog {
     /// an only level starts from, `tag` random. Blocks; the superblock is written last.
     ///
     /// # Errors
-    /// A shape that makes no sense, a device that fails.
+    /// A shape that makes no sense, no room, a device that fails.
     pub fn create(
         mut device: Box<dyn FlashDevice>,
         spec: FlashSpec,
@@ -50,6 +50,7 @@ impl FlashLog {
         spec.check(device.bytes())?;
         let bytes = spec.bytes.min(device.bytes());
         let spec = FlashSpec { bytes, ..spec };
+        set_aside(&mut *device, bytes)?;
         let block = FlashSuperblock {
             cluster: who.cluster,
             replica: who.replica,
@@ -203,7 +204,8 @@ impl FlashLog {
         }
     }
 
-    /// Opens an area after a restart. Blocks while it is read. Nothing is written.
+    /// Opens an area after a restart. Blocks while it is read. Nothing is written; what was made without its space gets it,
+    /// if there is room.
     ///
     /// # Errors
     /// [`FlashError::Corrupt`] when something that was durable does not read back; whatever says that the area is not
@@ -214,7 +216,7 @@ impl FlashLog {
         who: &FlashIdentity,
     ) -> Result<(FlashLog, FlashRecovered), FlashError> {
         spec.check(device.bytes())?;
-        FlashLog::open_checked(device, spec, |block| {
+        let (mut log, recovered) = FlashLog::open_checked(device, spec, |block| {
             let found = FlashIdentity {
                 cluster: block.cluster,
                 replica: block.replica,
@@ -225,7 +227,10 @@ impl FlashLog {
                 return Err(FlashError::Foreign { found, expected });
             }
             Ok(())
-        })
+        })?;
+        let bytes = log.block.area_bytes();
+        set_aside(&mut *log.device, bytes)?;
+        Ok((log, recovered))
     }
 
     /// Opens whatever area is there, for looking at it. Nothing is written, not by [`FlashLog::poll`] either.
@@ -441,6 +446,20 @@ impl FlashLog {
         });
         self.note_begin(index);
         Ok(())
+    }
+}
+
+/// Has an area's space set aside, so that a disk that others fill does not stop the log. One that was there before is used
+/// as it is if there is no room.
+fn set_aside(device: &mut dyn FlashDevice, bytes: u64) -> Result<(), FlashError> {
+    match device.reserve(bytes) {
+        Ok(()) => Ok(()),
+        Err(DeviceError::NoSpace) if device.grown_bytes() == 0 => Err(FlashError::NoRoom { bytes }),
+        Err(error) => {
+            let device = device.describe();
+            tracing::warn!(%error, device, bytes, "the flash area does not get all of its space: should the disk fill, the log waits");
+            Ok(())
+        }
     }
 }
 

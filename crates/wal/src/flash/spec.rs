@@ -99,6 +99,12 @@ pub enum FlashError {
         /// Bytes needed.
         least: u64,
     },
+    /// The file system has no room for a new one.
+    #[error("no space for {bytes} bytes of flash_bytes: free as much, or set less")]
+    NoRoom {
+        /// Bytes needed.
+        bytes: u64,
+    },
     /// It was never formatted.
     #[error("the flash area has never been formatted")]
     NotFormatted,

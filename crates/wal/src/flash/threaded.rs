@@ -77,27 +77,28 @@ impl AreaFile {
         })
     }
 
-    /// Gives the area all of its space, so that no full disk reaches it later. Its length stays what has been written. One that is there
-    /// is used in any case.
-    pub(crate) fn reserve(&self, bytes: u64) -> io::Result<()> {
-        // There it would take the memory.
-        if self.is_in_memory() || !self.file.metadata()?.is_file() {
+    /// Sets all of the area's space aside; its length goes on saying what has been written. Where nothing can be set aside
+    /// that is no failure: in memory it would take that, and not every file system knows how.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), DeviceError> {
+        let Some(there) = self.file.metadata().ok().filter(|it| it.is_file()) else {
+            return Ok(());
+        };
+        if self.is_in_memory() {
             return Ok(());
         }
-        match rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, bytes) {
-            Err(Errno::NOSPC) if self.len() > 0 => {
-                let path = self.path.display();
-                tracing::warn!(%path, bytes, "no space for all of the flash area: it can grow no further than the disk allows");
-                Ok(())
+        let reserved = loop {
+            match rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+                Err(Errno::INTR) => {}
+                reserved => break reserved,
             }
-            Err(Errno::NOSPC) => {
-                // Nothing is in it: the next start is to find none.
-                let _ = std::fs::remove_file(&self.path);
-                let said = format!("no space for its {bytes} bytes (flash_bytes, by log)");
-                Err(io::Error::new(io::ErrorKind::StorageFull, said))
+        };
+        match reserved {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            Err(error) => {
+                // It may have taken all that there was, which others need. Nothing is under way that lengthens the file.
+                let _ = self.file.set_len(there.len());
+                Err(DeviceError::from_errno(error.raw_os_error()))
             }
-            // Not every file system knows how.
-            _ => Ok(()),
         }
     }
 
@@ -154,9 +155,7 @@ impl ThreadedFlash {
     /// # Errors
     /// When it cannot be opened, or another process has it, or no thread can be started.
     pub fn open(path: &Path, bytes: u64) -> io::Result<ThreadedFlash> {
-        let area = AreaFile::open(path, true)?;
-        area.reserve(bytes)?;
-        ThreadedFlash::over(area, bytes)
+        ThreadedFlash::over(AreaFile::open(path, true)?, bytes)
     }
 
     /// Opens an area's file for looking at it, whatever its size: writes fail.
@@ -235,6 +234,10 @@ impl FlashDevice for ThreadedFlash {
 
     fn grown_bytes(&self) -> u64 {
         self.area.len()
+    }
+
+    fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
+        self.area.reserve(bytes)
     }
 
     fn submit(&mut self, _now_us: u64, request: Request) -> Result<(), Request> {

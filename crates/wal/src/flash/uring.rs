@@ -38,7 +38,6 @@ impl UringFlash {
     pub fn open(path: &Path, bytes: u64) -> io::Result<UringFlash> {
         let ring = IoUring::new(ENTRIES)?;
         let area = AreaFile::open(path, false)?;
-        area.reserve(bytes)?;
         let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         Ok(UringFlash {
@@ -95,6 +94,10 @@ impl FlashDevice for UringFlash {
 
     fn grown_bytes(&self) -> u64 {
         self.area.len()
+    }
+
+    fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
+        self.area.reserve(bytes)
     }
 
     fn register(&mut self, buffers: &Buffers) {
