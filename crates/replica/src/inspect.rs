@@ -211,7 +211,7 @@ fn copy_region(path: &Path) -> Result<(Region, Owner), InspectError> {
 pub fn inspect(
     nvm: Option<&Path>,
     flash: Option<&Path>,
-    logs: Option<u16>,
+    expected: Option<Expected>,
     entries: bool,
     mut each: impl FnMut(&EntryReport<'_>),
 ) -> Result<(Option<Owner>, Vec<LogReport>), InspectError> {
@@ -219,15 +219,20 @@ pub fn inspect(
     let owner = region.as_ref().map(|(_, owner)| owner.clone());
     let logs = match &owner {
         Some(owner) => owner.logs,
-        None => logs.unwrap_or_else(|| areas(flash)),
+        None => expected.map_or_else(|| areas(flash), |expected| expected.logs),
     };
     let mut reports: Vec<LogReport> = Vec::new();
-    // One replica's levels are made together.
-    let mut whose = owner.as_ref().map(|owner| FlashIdentity {
-        cluster: owner.cluster,
-        replica: owner.replica,
-        incarnation: owner.incarnation,
-    });
+    let mut whose = Whose {
+        expected,
+        found: owner.as_ref().map(|owner| {
+            let identity = FlashIdentity {
+                cluster: owner.cluster,
+                replica: owner.replica,
+                incarnation: owner.incarnation,
+            };
+            ("the region", identity)
+        }),
+    };
     let pool = match (&region, nvm) {
         (Some((region, owner)), Some(path)) => Some(frames(path, region, owner.logs)?),
         _ => None,
@@ -251,25 +256,54 @@ pub fn inspect(
             }
             .area(log);
             look_at_flash(&area, ring, &mut report, entries, &mut each)?;
-            if let Some(found) = report.area {
-                let of = *whose.get_or_insert(found);
-                let beside = if owner.is_some() {
-                    "the region"
-                } else {
-                    "the log before"
-                };
-                if found != of {
-                    report.problems.push(format!(
-                        "flash: the area belongs to {}, {beside} to {}",
-                        named(&found),
-                        named(&of)
-                    ));
-                }
-            }
+            let area = report.area;
+            report.problems.extend(area.and_then(|it| whose.not_of(it)));
         }
         reports.push(report);
     }
     Ok((owner, reports))
+}
+
+/// What a configuration says of the replica that is looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    /// Its cluster.
+    pub cluster: u128,
+    /// Its number.
+    pub replica: u64,
+    /// Its physical logs.
+    pub logs: u16,
+}
+
+/// Whose the flash areas should be: one replica's levels are made together.
+struct Whose {
+    expected: Option<Expected>,
+    /// What says so, and whom.
+    found: Option<(&'static str, FlashIdentity)>,
+}
+
+impl Whose {
+    /// That an area is not of this replica, if it is not. The first that may be says what the others are.
+    fn not_of(&mut self, area: FlashIdentity) -> Option<String> {
+        let belongs = format!("flash: the area belongs to {}", named(&area));
+        if let Some((what, of)) = self.found {
+            return (area != of).then(|| format!("{belongs}, {what} to {}", named(&of)));
+        }
+        let Some(Expected {
+            cluster, replica, ..
+        }) = self.expected
+        else {
+            self.found = Some(("another one", area));
+            return None;
+        };
+        if (area.cluster, area.replica) == (cluster, replica) {
+            self.found = Some(("another one", area));
+            return None;
+        }
+        Some(format!(
+            "{belongs}, not to replica {replica} of cluster {cluster:032x} as the configuration says"
+        ))
+    }
 }
 
 fn named(whose: &FlashIdentity) -> String {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use cyclone_replica::inspect::{self, EntryReport, LevelReport, LogReport, Owner};
+use cyclone_replica::inspect::{self, EntryReport, Expected, LevelReport, LogReport, Owner};
 use cyclone_wire::batch;
 use serde::Serialize;
 
@@ -172,10 +172,8 @@ impl LogLine {
 struct Whereabouts {
     nvm: Option<PathBuf>,
     flash: Option<PathBuf>,
-    /// Cluster and replica, where a configuration says them.
-    expected: Option<(u128, u64)>,
-    /// How many logs it has, likewise.
-    logs: Option<u16>,
+    /// Where a configuration says it.
+    expected: Option<Expected>,
 }
 
 /// What was found.
@@ -186,19 +184,21 @@ struct Found {
     foreign: Option<String>,
 }
 
-/// That a level is not this replica's, if it is not: what it is, its cluster and its replica.
-fn foreign(
-    (what, of_cluster, of_replica): (&str, u128, u64),
-    (cluster, replica): (u128, u64),
-) -> Option<String> {
-    if of_cluster != cluster {
+/// That a region is not this replica's, if it is not.
+fn foreign(owner: &Owner, expected: &Expected) -> Option<String> {
+    let Expected {
+        cluster, replica, ..
+    } = expected;
+    if owner.cluster != *cluster {
         return Some(format!(
-            "the {what} belongs to cluster {of_cluster:032x}, not {cluster:032x} as the configuration says"
+            "the region belongs to cluster {:032x}, not {cluster:032x} as the configuration says",
+            owner.cluster
         ));
     }
-    (of_replica != replica).then(|| {
+    (owner.replica != *replica).then(|| {
         format!(
-            "the {what} belongs to replica {of_replica}, not {replica} as the configuration says"
+            "the region belongs to replica {}, not {replica} as the configuration says",
+            owner.replica
         )
     })
 }
@@ -229,7 +229,6 @@ impl Place {
                 nvm: self.nvm.clone(),
                 flash: self.flash.clone(),
                 expected: None,
-                logs: None,
             });
         };
         let file = File::read(path)?;
@@ -240,30 +239,26 @@ impl Place {
         Ok(Whereabouts {
             nvm: self.nvm.clone().or((!only).then_some(node.nvm)),
             flash: self.flash.clone().or(node.flash),
-            expected: Some((cluster, node.id)),
-            logs: Some(file.cluster.logs),
+            expected: Some(Expected {
+                cluster,
+                replica: node.id,
+                logs: file.cluster.logs,
+            }),
         })
     }
 
     fn inspect(&self, entries: bool, each: impl FnMut(&EntryReport<'_>)) -> Result<Found> {
         let at = self.find()?;
         let (nvm, flash) = (at.nvm.as_deref(), at.flash.as_deref());
-        let (owner, logs) = inspect::inspect(nvm, flash, at.logs, entries, each)?;
+        let (owner, logs) = inspect::inspect(nvm, flash, at.expected, entries, each)?;
         if logs.iter().all(|log| log.levels.is_empty()) {
             let place = flash.map_or_else(String::new, |path| format!("{}: ", path.display()));
             bail!("{place}no flash area is there");
         }
-        let of_region = owner
+        let foreign = owner
             .as_ref()
-            .map(|owner| ("region", owner.cluster, owner.replica));
-        let of_area = logs
-            .iter()
-            .find_map(|log| log.area)
-            .map(|area| ("flash area", area.cluster, area.replica));
-        let foreign = of_region
-            .or(of_area)
             .zip(at.expected)
-            .and_then(|(found, expected)| foreign(found, expected));
+            .and_then(|(owner, expected)| foreign(owner, &expected));
         Ok(Found {
             owner,
             logs,
