@@ -160,6 +160,11 @@ impl World {
         }
     }
 
+    /// What an operator orders, and is not refused.
+    fn order(&mut self, command: Command) {
+        self.manager.command(command).expect("taken");
+    }
+
     fn standing(&self, id: u64) -> Option<Standing> {
         let member = self.config().member(ServerId(id));
         member.map(|it| it.standing)
@@ -361,10 +366,7 @@ fn a_server_whose_own_lease_is_longer_keeps_the_managers() {
 #[test]
 fn a_stall_does_not_end_a_draining() {
     let mut world = World::new(4, 2);
-    world
-        .manager
-        .command(Command::Drain(ServerId(4)))
-        .expect("taken");
+    world.order(Command::Drain(ServerId(4)));
     world.run_until(|world| world.is_committed() && world.standing(4) != Some(Standing::Live));
     assert!(world.config().holds(ServerId(4)), "it is drained already");
     let stalled = world.servers.remove(&ServerId(4)).expect("there");
@@ -381,10 +383,7 @@ fn a_stall_does_not_end_a_draining() {
 #[test]
 fn a_new_memory_is_let_in_where_the_old_one_held_nothing() {
     let mut world = World::new(4, 2);
-    world
-        .manager
-        .command(Command::Drain(ServerId(4)))
-        .expect("taken");
+    world.order(Command::Drain(ServerId(4)));
     world.run_until(|world| world.is_committed() && world.standing(4) != Some(Standing::Live));
     world.servers.remove(&ServerId(4));
     world.run_until(|world| world.is_committed() && world.standing(4) == Some(Standing::Down));
@@ -445,10 +444,7 @@ fn moves_that_nothing_would_come_of_are_refused() {
 #[test]
 fn a_server_being_drained_gets_no_shards() {
     let mut world = World::new(4, 2);
-    world
-        .manager
-        .command(Command::Drain(ServerId(4)))
-        .expect("taken");
+    world.order(Command::Drain(ServerId(4)));
     world.run_until(|world| world.is_committed() && world.standing(4) != Some(Standing::Live));
     for (shard, target) in [(0, ServerId(4)), (1, ServerId(4))] {
         let refused = world.manager.command(Command::Move { shard, target });
@@ -460,23 +456,14 @@ fn a_server_being_drained_gets_no_shards() {
 #[test]
 fn nothing_is_forgotten_while_nobody_is_live() {
     let mut world = World::new(2, 1);
-    world
-        .manager
-        .command(Command::Drain(ServerId(1)))
-        .expect("taken");
+    world.order(Command::Drain(ServerId(1)));
     world.run_until(|world| world.is_committed() && world.standing(1) == Some(Standing::Draining));
     world.servers.remove(&ServerId(2));
     world.run_until(|world| world.is_committed() && world.standing(2) == Some(Standing::Down));
     let refused = world.manager.command(Command::Forget(ServerId(2)));
     assert_eq!(refused, Err(CommandError::NobodyLive));
-    world
-        .manager
-        .command(Command::Undrain(ServerId(1)))
-        .expect("taken");
+    world.order(Command::Undrain(ServerId(1)));
     world.run_until(|world| world.is_committed() && world.standing(1) == Some(Standing::Live));
-    world
-        .manager
-        .command(Command::Forget(ServerId(2)))
-        .expect("taken");
+    world.order(Command::Forget(ServerId(2)));
     world.run_until(|world| world.is_committed() && world.standing(2).is_none());
 }
