@@ -402,7 +402,7 @@ impl Node {
     }
 
     /// Moves the logs forward: proposals, persistence, sending, commitment, apply, reads.
-    fn advance(&mut self) -> Result<usize, NodeError> {
+    pub(crate) fn advance(&mut self) -> Result<usize, NodeError> {
         self.propose();
         let mut work = 0;
         for log in 0..self.logs.len() {
@@ -536,35 +536,6 @@ impl Node {
             }
         }
         Ok(work)
-    }
-
-    fn upkeep(&mut self) -> Result<(), NodeError> {
-        self.look_after_boxes();
-        let mut gangs = Vec::new();
-        for (log, physical) in self.logs.iter_mut().enumerate() {
-            let stop = self.gangs.book.stop(log);
-            physical.expire(self.now.steady_us, stop, &mut gangs, &mut self.answers);
-        }
-        let leader = self.logs[0].group.leader();
-        for gang in gangs {
-            self.refuse_gang(gang, &Outcome::NotLeader(leader));
-        }
-        self.end_weak_reads();
-        self.keep_time();
-        self.store.keep_time(self.now.steady_us);
-        self.note_mark();
-        if self.membership_upkeep() {
-            // What was proposed is durable when the step is over, as everything is.
-            self.advance()?;
-        }
-        self.keep_resigning();
-        self.keep_in_touch()?;
-        self.check_memory()?;
-        self.note_caught_up();
-        self.trim()?;
-        self.snapshot_upkeep();
-        self.backup_upkeep();
-        Ok(())
     }
 
     pub(crate) fn now_us(&self) -> u64 {

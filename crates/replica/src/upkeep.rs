@@ -12,6 +12,7 @@ use cyclone_wire::planted::{self, Bug};
 
 use crate::config::{Config, Member};
 use crate::node::{Done, Node, NodeError};
+use crate::requests::Outcome;
 use crate::snapshot::FULL_DISK_PAUSE_US;
 
 /// Fill of the log from which on it is trimmed.
@@ -111,6 +112,36 @@ fn mark_held(matched: &[u64], now: &[u64], noted: Option<&VecDeque<(u64, Vec<u64
 }
 
 impl Node {
+    /// What is due every now and then.
+    pub(crate) fn upkeep(&mut self) -> Result<(), NodeError> {
+        self.look_after_boxes();
+        let mut gangs = Vec::new();
+        for (log, physical) in self.logs.iter_mut().enumerate() {
+            let stop = self.gangs.book.stop(log);
+            physical.expire(self.now.steady_us, stop, &mut gangs, &mut self.answers);
+        }
+        let leader = self.logs[0].group.leader();
+        for gang in gangs {
+            self.refuse_gang(gang, &Outcome::NotLeader(leader));
+        }
+        self.end_weak_reads();
+        self.keep_time();
+        self.store.keep_time(self.now.steady_us);
+        self.note_mark();
+        if self.membership_upkeep() {
+            // What was proposed is durable when the step is over, as everything is.
+            self.advance()?;
+        }
+        self.keep_resigning();
+        self.keep_in_touch()?;
+        self.check_memory()?;
+        self.note_caught_up();
+        self.trim()?;
+        self.snapshot_upkeep();
+        self.backup_upkeep();
+        Ok(())
+    }
+
     /// Followers have nothing to say to each other until one of them needs the other's vote; then the handshake must not
     /// be what they wait for. A message without content makes it in good time. One that has no vote and no leader speaks, too: who was
     /// removed is told.
