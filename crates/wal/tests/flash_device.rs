@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 use cyclone_wal::flash::{
-    Action, Buffers, Completion, FlashDevice, FlashLog, FlashMode, FlashSpec, Request,
+    Action, Buffers, Completion, DeviceError, FlashDevice, FlashLog, FlashMode, FlashSpec, Request,
     ThreadedFlash, UringFlash,
 };
 use levels::{WHO, bytes, first_hard_state, new_ring};
@@ -290,6 +290,9 @@ fn an_area_has_its_space_from_the_beginning() {
         assert!(there.blocks() * 512 >= BYTES, "{name}: {there:?}");
         assert_eq!(there.len(), 0, "{name}: its length says what is written");
         assert_eq!(device.grown_bytes(), 0, "{name}");
+        // More than a file system takes at all.
+        let refused = device.reserve(1 << 60);
+        assert_eq!(refused, Err(DeviceError::NoSpace), "{name}");
         drop(device);
         std::fs::remove_file(&place.0).expect("it is there");
 

@@ -123,7 +123,10 @@ pub enum FlashError {
         expected: FlashIdentity,
     },
     /// Made for another log, another mode or another size.
-    #[error("the flash area was made as {0:?}; log, mode, segment and size are fixed at creation")]
+    #[error(
+        "the flash area was made for log {} with {} bytes in segments of {} ({:?}); log, mode, segment and size are fixed at creation",
+        .0.log, .0.area_bytes(), .0.segment_bytes, .0.mode
+    )]
     WrongShape(Box<FlashSuperblock>),
     /// Something that was durable does not read back.
     #[error("the flash log is corrupt at page {page}: {what}")]

@@ -97,7 +97,11 @@ impl AreaFile {
             Err(error) => {
                 // It may have taken all that there was, which others need. Nothing is under way that lengthens the file.
                 let _ = self.file.set_len(there.len());
-                Err(DeviceError::from_errno(error.raw_os_error()))
+                match error {
+                    // No file is ever so large.
+                    Errno::FBIG => Err(DeviceError::NoSpace),
+                    error => Err(DeviceError::from_errno(error.raw_os_error())),
+                }
             }
         }
     }
