@@ -56,10 +56,13 @@ pub(super) fn ways(wanted: Wanted) -> Vec<Way> {
     ways
 }
 
-/// Frames offered for each queue at most, as far as that gives each port enough.
-const MOST_OFFERED: u32 = 2048;
-/// The fewest that are offered while a loop takes its packets quickly: as many as come in some hundred microseconds.
-pub(super) const LEAST_OFFERED: u32 = 512;
+/// Frames offered for each queue, as far as that gives each port enough.
+const USUALLY_OFFERED: u32 = 2048;
+/// The same where packets were lost for want of them: a client has up to 1024 requests under way, and there are several.
+const MOST_OFFERED: u32 = 4096;
+/// The fewest that are offered while a loop takes its packets quickly: what one client may have under way comes all at once where what was
+/// answered before was answered together.
+pub(super) const LEAST_OFFERED: u32 = 1280;
 /// Entries of a port's receive ring at least.
 const LEAST_RING: u32 = 16;
 
@@ -68,6 +71,8 @@ const LEAST_RING: u32 = 16;
 pub(super) struct Offer {
     /// Frames to keep with the kernel.
     pub(super) frames: u32,
+    /// The most that it may become.
+    pub(super) most: u32,
     /// Entries of its fill ring.
     pub(super) fill: u32,
     /// Entries of each port's receive ring.
@@ -81,16 +86,22 @@ pub(super) fn offer(share: u32, ports: u16) -> Option<Offer> {
     if ports > 1 && share / 2 < least {
         return None;
     }
-    let frames = (share / 4).clamp(least, MOST_OFFERED.max(least));
+    let part = if ports == 1 { share / 2 } else { share / 4 };
+    let frames = part.clamp(least, USUALLY_OFFERED.max(least));
+    let most = match ports {
+        1 => (share / 4 * 3).clamp(frames, MOST_OFFERED.max(frames)),
+        _ => frames,
+    };
     // A port whose thread does not come keeps what its ring holds. All others' rings together are shorter than the
     // offer by a ring, so that frames are left for this one; what is too much for a ring the kernel drops, and keeps its frames.
     let receive = match ports {
-        1 => frames.next_power_of_two(),
+        1 => most.next_power_of_two(),
         _ => 1 << (frames / ports).ilog2(),
     };
     Some(Offer {
         frames,
-        fill: frames.next_power_of_two(),
+        most,
+        fill: most.next_power_of_two(),
         receive,
     })
 }
@@ -181,7 +192,10 @@ mod tests {
                     );
                     continue;
                 };
-                assert!(offer.fill >= offer.frames && offer.fill.is_power_of_two());
+                assert!(offer.fill >= offer.most && offer.fill.is_power_of_two());
+                assert!(
+                    offer.most >= offer.frames && offer.most <= (share / 4 * 3).max(offer.frames)
+                );
                 assert!(offer.receive >= 16 && offer.receive.is_power_of_two());
                 let others = u32::from(ports - 1) * offer.receive;
                 assert!(offer.frames >= others + offer.receive.min(offer.frames));
@@ -191,10 +205,11 @@ mod tests {
                 }
             }
         }
-        let of = |share, ports| offer(share, ports).map(|offer| (offer.frames, offer.receive));
-        assert_eq!(of(8192, 1), Some((2048, 2048)));
-        assert_eq!(of(8192, 3), Some((2048, 512)));
-        assert_eq!(of(1 << 20, 200), Some((3200, 16)));
+        let of = |share, ports| offer(share, ports).map(|it| (it.frames, it.most, it.receive));
+        assert_eq!(of(8192, 1), Some((2048, 4096, 4096)));
+        assert_eq!(of(2730, 1), Some((1365, 2046, 2048)));
+        assert_eq!(of(8192, 3), Some((2048, 2048, 512)));
+        assert_eq!(of(1 << 20, 200), Some((3200, 3200, 16)));
         assert_eq!(of(64, 3), None);
     }
 }

@@ -37,11 +37,17 @@ const FETCHED_BYTES: usize = 320;
 pub(super) type Piece = (FrameMut, usize, usize);
 
 /// How many frames are offered to receive into. While they go round quickly a few hundred stay in the CPUs' caches, where thousands
-/// do not; when a look finds many packets the loop has been away, and all are offered again.
+/// do not; when a look finds many packets the loop has been away, and all are offered again. Where packets were lost for want of frames
+/// twice as many are offered from then on.
 struct Depth {
     now: u32,
-    most: u32,
+    /// As many as are offered while nothing is known.
+    usual: u32,
     least: u32,
+    /// As many as there may be where even more come at once.
+    most: u32,
+    /// Packets that the kernel had no frame for, so far.
+    lost: u64,
     /// Packets since it was last thought about, and the most that a look found among them.
     seen: u32,
     longest: u32,
@@ -51,23 +57,34 @@ struct Depth {
 const CALM: u32 = 8192;
 
 impl Depth {
-    fn new(most: u32, least: u32) -> Depth {
+    fn new(options: &QueueOptions) -> Depth {
         Depth {
-            now: most,
-            most,
-            least,
+            now: options.offer,
+            usual: options.offer,
+            least: options.least_offer,
+            most: options.most_offer,
+            lost: 0,
             seen: 0,
             longest: 0,
         }
     }
 
-    fn note(&mut self, found: u32) {
+    /// A look has found so many packets. `lost` tells how many the kernel had no frame for, since the queue was made.
+    fn note(&mut self, found: u32, lost: impl FnOnce() -> u64) {
         self.seen += found;
         self.longest = self.longest.max(found);
-        if found > self.now / 2 {
-            self.now = self.most;
-        } else if self.seen < CALM {
+        let was_away = found > self.now / 2;
+        if !was_away && self.seen < CALM {
             return;
+        }
+        let lost = if self.least < self.most { lost() } else { 0 };
+        if lost > self.lost {
+            self.lost = lost;
+            self.least = (2 * self.now).min(self.most);
+            self.usual = self.usual.max(self.least);
+            self.now = self.usual;
+        } else if was_away {
+            self.now = self.usual;
         } else if self.longest <= self.now / 4 {
             // At a quarter a look's find has room four times over.
             self.now = (4 * self.longest).clamp(self.least, self.now);
@@ -77,7 +94,7 @@ impl Depth {
 
     /// Frames that are done without, where so many are offered.
     fn owed(&self, offered: u32) -> u32 {
-        self.most.saturating_sub(offered.max(self.now))
+        self.usual.saturating_sub(offered.max(self.now))
     }
 }
 
@@ -211,7 +228,7 @@ impl Books {
             own_taken: 0,
             share: options.first.max(LEAST_SHARE),
             frame_bytes: u64::from(pool.frame_bytes()),
-            offer: Depth::new(options.offer, options.least_offer),
+            offer: Depth::new(options),
             offered: 0,
             pieces: 0,
         }
@@ -225,15 +242,15 @@ impl Books {
     /// Whether frames are to be offered although there is something to do. Where many are, a few at once cost little more than one.
     pub(super) fn lacks_many(&self) -> bool {
         let Depth {
-            now, most, least, ..
+            now, usual, least, ..
         } = self.offer;
-        let few = if least < most { FEW } else { 0 };
+        let few = if least < usual { FEW } else { 0 };
         now.saturating_sub(self.offered) > few || self.own_taken < self.own_wanted
     }
 
-    /// So many packets were found at once.
-    pub(super) fn note_found(&mut self, packets: u32) {
-        self.offer.note(packets);
+    /// So many packets were found at once, in a socket of the queue.
+    pub(super) fn note_found(&mut self, packets: u32, socket: &Socket) {
+        (self.offer).note(packets, || socket.statistics().rx_fill_empty);
     }
 
     fn refill(&mut self, pool: &Pool, socket: &Socket, most: u32) -> bool {
@@ -377,11 +394,23 @@ fn own_part(taken: u32, offered: u32, to_have: u32) -> u32 {
 mod tests {
     use super::*;
 
+    fn depth(least: u32, usual: u32, most: u32) -> Depth {
+        Depth {
+            now: usual,
+            usual,
+            least,
+            most,
+            lost: 0,
+            seen: 0,
+            longest: 0,
+        }
+    }
+
     #[test]
     fn fewer_frames_are_offered_while_all_goes_quickly() {
-        let mut depth = Depth::new(2048, 512);
+        let mut depth = depth(512, 2048, 4096);
         let calm = |depth: &mut Depth, found: u32| {
-            (0..CALM.div_ceil(found)).for_each(|_| depth.note(found));
+            (0..CALM.div_ceil(found)).for_each(|_| depth.note(found, || 0));
             depth.now
         };
         assert_eq!(calm(&mut depth, 1), 512);
@@ -392,28 +421,47 @@ mod tests {
             [0, 1448, 1536, 1536]
         );
         // More than half of them at once: the loop was away.
-        depth.note(256);
+        depth.note(256, || 0);
         assert_eq!(depth.now, 512);
-        depth.note(257);
+        depth.note(257, || 0);
         assert_eq!(depth.now, 2048);
         assert_eq!(depth.owed(512), 0);
         // As many as what is found four times over.
         assert_eq!(calm(&mut depth, 300), 1200);
         assert_eq!(calm(&mut depth, 301), 1200);
-        depth.note(601);
+        depth.note(601, || 0);
         assert_eq!(depth.now, 2048);
         assert_eq!(calm(&mut depth, 513), 2048);
         // A single such look is enough to stay.
-        depth.note(600);
+        depth.note(600, || 0);
         assert_eq!(calm(&mut depth, 1), 2048);
         assert_eq!(calm(&mut depth, 1), 512);
     }
 
     #[test]
     fn a_queue_that_is_to_have_all_its_frames_has_them() {
-        let mut depth = Depth::new(300, 300);
-        (0..3 * CALM).for_each(|_| depth.note(1));
+        let mut depth = depth(300, 300, 300);
+        (0..3 * CALM).for_each(|_| depth.note(1, || 1));
         assert_eq!(depth.now, 300);
+    }
+
+    #[test]
+    fn where_packets_were_lost_twice_as_many_frames_are_offered() {
+        let mut depth = depth(512, 682, 1365);
+        let calm = |depth: &mut Depth, lost: u64| {
+            (0..CALM).for_each(|_| depth.note(1, || lost));
+            (depth.now, depth.owed(0))
+        };
+        assert_eq!(calm(&mut depth, 0), (512, 170));
+        // A look finds many: it is asked at once, and those it has lost already do not count again.
+        depth.note(400, || 100);
+        assert_eq!(depth.now, 1024);
+        assert_eq!(calm(&mut depth, 100), (1024, 0));
+        depth.note(600, || 100);
+        assert_eq!(depth.now, 1024);
+        // Lost while few were found at a time.
+        assert_eq!(calm(&mut depth, 101), (1365, 0));
+        assert_eq!(calm(&mut depth, 5000), (1365, 0));
     }
 
     #[test]

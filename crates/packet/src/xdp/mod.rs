@@ -314,7 +314,8 @@ impl Driver for XdpDriver {
         let mut stats = self.stats;
         for queue in &self.queues {
             let counts = queue.socket().statistics();
-            stats.truncated += counts.rx_dropped;
+            // What found no frame is among them.
+            stats.truncated += counts.rx_dropped.saturating_sub(counts.rx_fill_empty);
             stats.malformed += counts.rx_invalid;
             stats.send_errors += counts.tx_invalid;
             stats.pool_empty += counts.rx_fill_empty + counts.rx_ring_full;

@@ -201,6 +201,10 @@ impl Shared<'_> {
             multi_buffer: self.multi_buffer,
             own: (self.share / 8).clamp(8, MOST_OWN),
             offer: self.offer.frames,
+            most_offer: match socket.is_zero_copy() {
+                true => self.offer.frames,
+                false => self.offer.most,
+            },
             least_offer: match socket.is_zero_copy() || self.queues.len() > 1 {
                 // A card takes what it is offered ahead; of several ports one that stands still may have them all.
                 true => self.offer.frames,
@@ -293,8 +297,11 @@ impl Shared<'_> {
     fn longest_datagram(&self) -> usize {
         let sent = self.queues[0].iter().map(Queue::longest_packet).min();
         let received = match self.multi_buffer {
-            // All pieces of a packet come into the ring, or none.
-            true => packet_room(&self.umem) * self.offer.receive as usize,
+            // All pieces of a packet come into the ring, or none, each in a frame that was offered.
+            true => {
+                let pieces = self.offer.receive.min(self.offer.frames);
+                packet_room(&self.umem) * pieces as usize
+            }
             false => packet_room(&self.umem),
         };
         let packet = sent.unwrap_or(0).min(received);

@@ -99,6 +99,8 @@ pub(crate) struct QueueOptions {
     /// Frames to offer to the kernel, and the fewest while all goes quickly.
     pub(crate) offer: u32,
     pub(crate) least_offer: u32,
+    /// Most of them: where packets were lost.
+    pub(crate) most_offer: u32,
     /// Frames to begin with at most, of both; the rest when the pool has them.
     pub(crate) first: u32,
     /// Our UDP port.
@@ -189,7 +191,7 @@ impl Queue {
         for ahead in 0..there.min(max as u32) {
             books.prefetch(self.socket.rx.peek(ahead));
         }
-        books.note_found(there);
+        books.note_found(there, &self.socket);
         let is_idle = there == 0;
         let mut count = 0;
         while there > 0 && count < max {

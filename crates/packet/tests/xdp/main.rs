@@ -1,6 +1,7 @@
 //! AF_XDP between two machines that the tests make: needs root, skips without. Nothing outside their network namespaces is touched.
 
 mod apart;
+mod bursts;
 #[path = "../common/cable.rs"]
 mod cable;
 #[path = "../common/mod.rs"]

@@ -137,6 +137,7 @@ impl Etcd {
             operations: line.operations,
             elapsed: Duration::from_secs_f64(line.seconds),
             latency_ns,
+            lost: 0,
         })
     }
 }

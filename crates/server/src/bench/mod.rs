@@ -44,6 +44,8 @@ pub struct Measured {
     pub elapsed: Duration,
     /// Latency in nanoseconds.
     pub latency_ns: Histogram<u64>,
+    /// Operations that had no answer in the end: a datagram of theirs is gone. Until then each holds a place in flight.
+    pub lost: u64,
 }
 
 /// One line of `--json`.
@@ -61,6 +63,8 @@ pub struct Point {
     pub p50_us: f64,
     /// 99th percentile of latency in microseconds.
     pub p99_us: f64,
+    /// Operations without an answer.
+    pub lost: u64,
     /// What the system promises for an acknowledged write.
     pub guarantee: &'static str,
     /// CPU time of the servers per operation, in microseconds, where known.
@@ -80,6 +84,7 @@ impl Point {
             ops_s: (measured.operations as f64 / measured.elapsed.as_secs_f64()).round(),
             p50_us: micros(0.5),
             p99_us: micros(0.99),
+            lost: measured.lost,
             guarantee,
             server_cpu_us: None,
         }

@@ -3,13 +3,16 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use cyclone_client::{Client, ClientConfig, Completion};
+use cyclone_client::{Client, ClientConfig, ClientError, Completion};
 use cyclone_wire::command::{Condition, Operation};
 use cyclone_wire::reply::Reply;
 use rustc_hash::FxHashMap;
 
 use super::{Load, Measured, Sequence, histogram};
 use crate::cluster::LocalCluster;
+
+/// How long the last answers are waited for.
+const DRAIN: Duration = Duration::from_secs(2);
 
 /// A client of a cluster on this machine.
 pub fn client(cluster: &LocalCluster, transport: &str, security: &str) -> Result<Client> {
@@ -39,11 +42,12 @@ pub fn run(
     let begun = Instant::now();
     let measure_from = begun + load.warm_up;
     let until = measure_from + load.measure;
-    let mut operations = 0;
+    let (mut operations, mut lost) = (0, 0);
     loop {
         let now = Instant::now();
-        // What is open at the end is waited for: the longest would be forgotten.
-        if now >= until && sent.is_empty() {
+        // What is open at the end is waited for: the longest would be forgotten. A write outside a session whose datagram is lost is not
+        // repeated.
+        if now >= until && (sent.is_empty() || now >= until + DRAIN) {
             break;
         }
         while now < until && sent.len() < load.inflight {
@@ -61,6 +65,10 @@ pub fn run(
         for (ticket, result) in done.drain(..) {
             match result {
                 Ok(Reply::Ok) => {}
+                Err(ClientError::Unknown) => {
+                    lost += u64::from(sent.remove(&ticket).is_some());
+                    continue;
+                }
                 other => bail!("SET ended with {other:?}"),
             }
             if let Some(begun) = sent.remove(&ticket)
@@ -75,6 +83,7 @@ pub fn run(
         operations,
         elapsed: load.measure,
         latency_ns,
+        lost: lost + sent.len() as u64,
     })
 }
 

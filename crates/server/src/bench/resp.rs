@@ -72,6 +72,7 @@ pub fn run(address: SocketAddr, load: &Load) -> Result<Measured> {
         operations,
         elapsed: load.measure,
         latency_ns,
+        lost: 0,
     })
 }
 

@@ -72,6 +72,7 @@ pub fn run(directory: &Path, log: Log, load: &Load) -> Result<Measured> {
         operations: 0,
         elapsed: load.measure,
         latency_ns: histogram()?,
+        lost: 0,
     };
     for (operations, latency) in results {
         measured.operations += operations;

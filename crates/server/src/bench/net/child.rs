@@ -131,6 +131,8 @@ pub struct Loaded {
     pub p99_us: f64,
     /// Writes in all, those outside the measured time included.
     pub operations: u64,
+    /// Writes that had no answer.
+    pub lost: u64,
 }
 
 /// What a counter saw.
@@ -230,6 +232,7 @@ pub fn run(role: &str) -> Result<()> {
                 p50_us: micros(0.5),
                 p99_us: micros(0.99),
                 operations,
+                lost: measured.lost,
             })
         }
         Role::Drive(drive) => drive::run(&drive),

@@ -429,10 +429,14 @@ impl Run<'_> {
             _ => String::new(),
         };
         self.report.progress(&format!(
-            "{}: {:.0}/s, p50 {:.1} µs{stolen}",
+            "{}: {:.0}/s, p50 {:.1} µs{lost}{stolen}",
             point.name(),
             point.seen.ops_s,
-            point.seen.p50_us
+            point.seen.p50_us,
+            lost = match point.seen.lost {
+                0 => String::new(),
+                lost => format!("; {lost} lost"),
+            },
         ));
         Ok((point, usage))
     }
@@ -499,6 +503,7 @@ impl Run<'_> {
             "ops_s",
             "p50_us",
             "p99_us",
+            "lost",
         ]);
         for point in points {
             table.add(vec![
@@ -509,6 +514,7 @@ impl Run<'_> {
                 rounded(point.seen.ops_s, 0),
                 rounded(point.seen.p50_us, 1),
                 rounded(point.seen.p99_us, 1),
+                point.seen.lost.into(),
             ]);
             self.report.row(&table);
         }

@@ -141,7 +141,9 @@ impl Run<'_> {
         let extra = DPDK.into_iter().filter(|_| cfg!(feature = "dpdk"));
         let drivers = DRIVERS.into_iter().chain(extra);
         let drivers: Vec<Step> = drivers.filter(|driver| self.is_wanted(driver)).collect();
-        let mut table = Table::new(&["round", "driver", "inflight", "ops_s", "p50_us", "p99_us"]);
+        let mut table = Table::new(&[
+            "round", "driver", "inflight", "ops_s", "p50_us", "p99_us", "lost",
+        ]);
         // By driver, by round.
         let mut peaks: Vec<Vec<f64>> = vec![Vec::new(); drivers.len()];
         let mut points = Vec::new();
@@ -165,6 +167,7 @@ impl Run<'_> {
                         rounded(point.seen.ops_s, 0),
                         rounded(point.seen.p50_us, 1),
                         rounded(point.seen.p99_us, 1),
+                        point.seen.lost.into(),
                     ]);
                     self.report.row(&table);
                     points.push(point);
