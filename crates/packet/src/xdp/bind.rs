@@ -86,10 +86,11 @@ pub(super) fn offer(share: u32, ports: u16) -> Option<Offer> {
     if ports > 1 && share / 2 < least {
         return None;
     }
+    // With those for headers a queue keeps five eighths of its share at most: the log is to have some, and so is what is under way.
     let part = if ports == 1 { share / 2 } else { share / 4 };
     let frames = part.clamp(least, USUALLY_OFFERED.max(least));
     let most = match ports {
-        1 => (share / 4 * 3).clamp(frames, MOST_OFFERED.max(frames)),
+        1 => part.clamp(frames, MOST_OFFERED.max(frames)),
         _ => frames,
     };
     // A port whose thread does not come keeps what its ring holds. All others' rings together are shorter than the
@@ -193,9 +194,7 @@ mod tests {
                     continue;
                 };
                 assert!(offer.fill >= offer.most && offer.fill.is_power_of_two());
-                assert!(
-                    offer.most >= offer.frames && offer.most <= (share / 4 * 3).max(offer.frames)
-                );
+                assert!(offer.most >= offer.frames && offer.most <= (share / 2).max(offer.frames));
                 assert!(offer.receive >= 16 && offer.receive.is_power_of_two());
                 let others = u32::from(ports - 1) * offer.receive;
                 assert!(offer.frames >= others + offer.receive.min(offer.frames));
@@ -207,7 +206,7 @@ mod tests {
         }
         let of = |share, ports| offer(share, ports).map(|it| (it.frames, it.most, it.receive));
         assert_eq!(of(8192, 1), Some((2048, 4096, 4096)));
-        assert_eq!(of(2730, 1), Some((1365, 2046, 2048)));
+        assert_eq!(of(2730, 1), Some((1365, 1365, 2048)));
         assert_eq!(of(8192, 3), Some((2048, 2048, 512)));
         assert_eq!(of(1 << 20, 200), Some((3200, 3200, 16)));
         assert_eq!(of(64, 3), None);
