@@ -38,7 +38,7 @@ pub struct Options<'a> {
 }
 
 /// How long to wait for the last answers.
-const DRAIN: Duration = Duration::from_secs(2);
+pub const DRAIN: Duration = Duration::from_secs(2);
 
 /// Steps of a plan, for the bar.
 pub fn steps(plan: &Plan) -> usize {

@@ -36,7 +36,7 @@ const FETCHED_BYTES: usize = 320;
 /// A piece of a received packet: its frame, where it begins there, its length.
 pub(super) type Piece = (FrameMut, usize, usize);
 
-/// How many frames are offered to receive into. While they go round quickly a few hundred stay in the CPUs' caches, where thousands
+/// How many frames are offered to receive into. While they go round quickly a thousand stay in the CPUs' caches, where all of them
 /// do not; when a look finds many packets the loop has been away, and all are offered again. Where packets were lost for want of frames
 /// twice as many are offered from then on.
 struct Depth {

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use cyclone_bench::run::DRAIN;
 use cyclone_client::{Client, ClientConfig, ClientError, Completion};
 use cyclone_wire::command::{Condition, Operation};
 use cyclone_wire::reply::Reply;
@@ -10,9 +11,6 @@ use rustc_hash::FxHashMap;
 
 use super::{Load, Measured, Sequence, histogram};
 use crate::cluster::LocalCluster;
-
-/// How long the last answers are waited for.
-const DRAIN: Duration = Duration::from_secs(2);
 
 /// A client of a cluster on this machine.
 pub fn client(cluster: &LocalCluster, transport: &str, security: &str) -> Result<Client> {

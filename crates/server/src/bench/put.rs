@@ -176,8 +176,12 @@ impl Report {
                 println!("{line}");
             }
         } else {
+            let lost = match point.lost {
+                0 => String::new(),
+                lost => format!("; {lost} never answered"),
+            };
             println!(
-                "{:<16} {:>6} {:>9} {:>10.0} {:>10.1} {:>10.1}  {}",
+                "{:<16} {:>6} {:>9} {:>10.0} {:>10.1} {:>10.1}  {}{lost}",
                 point.system,
                 point.value_bytes,
                 point.inflight,
