@@ -91,8 +91,8 @@ impl XdpOptions {
     }
 }
 
-/// The memory of a pool as the kernel is told it.
-pub(super) fn umem(pool: &Pool, ip: IpAddr) -> Result<Umem, XdpError> {
+/// The memory of a pool as the kernel is told it: for cards that read and write it themselves, if frames are chunks as they take them.
+pub(super) fn umem(pool: &Pool, ip: IpAddr, zero_copy: bool) -> Result<Umem, XdpError> {
     let (bytes, count) = (pool.frame_bytes(), pool.count());
     let (address, len) = pool.span();
     // A frame that is a chunk begins on a multiple of its size; the whole begins on a page.
@@ -110,7 +110,7 @@ pub(super) fn umem(pool: &Pool, ip: IpAddr) -> Result<Umem, XdpError> {
         len,
         // Never longer than a frame: the kernel writes as far as the chunk goes. Unaligned ones have any length up to a page.
         chunk_bytes: bytes.min(LARGE_CHUNK),
-        unaligned: !aligned,
+        unaligned: !(aligned && zero_copy),
         headroom: headroom as u32,
     })
 }
@@ -254,15 +254,23 @@ impl Shared<'_> {
         let mut is_marked = false;
         let mut refusal = io::Error::from(io::ErrorKind::Unsupported);
         for way in ways {
+            let umem = Umem {
+                unaligned: !way.zero_copy,
+                ..self.umem
+            };
             // What was refused with several buffers has left its mark on the socket's memory, so another one is needed.
-            if is_marked && !way.multi_buffer {
-                match register(&self.umem) {
-                    Ok(fd) => (socket, rings) = ringed(fd)?,
+            if umem.unaligned != self.umem.unaligned || (is_marked && !way.multi_buffer) {
+                match register(&umem) {
+                    Ok(fd) => {
+                        (socket, rings) = ringed(fd)?;
+                        self.umem = umem;
+                    }
                     Err(error) if way.zero_copy => {
                         refusal = error;
                         continue;
                     }
-                    // No room for both. The kernel takes this way all the same; the program leaves it packets in one buffer only.
+                    // No room for both. The kernel takes this way all the same, more slowly; and the program leaves it packets in one buffer only,
+                    // where that is all that is asked for.
                     Err(_) => {}
                 }
             }
@@ -399,7 +407,7 @@ impl XdpDriver {
             .min(MOST_DATAGRAM);
 
         bpf::lift_memory_limit();
-        let (pool, fd, umem, own_pool) = memory(pool, address.ip(), options)?;
+        let (pool, fd, umem, own_pool) = memory(pool, address.ip(), options, may)?;
         let share = pool.count() / (queues * fits.len() as u32);
         let Some(offer) = bind::offer(share, ports) else {
             return Err(XdpError::Frames {
@@ -564,12 +572,14 @@ fn memory(
     pool: &Pool,
     ip: IpAddr,
     options: &XdpOptions,
+    may: May,
 ) -> Result<(Pool, OwnedFd, Umem, bool), XdpError> {
+    let zero_copy = may.zero_copy && !options.generic;
     let refused = |source: io::Error| match source.raw_os_error() {
         Some(libc::ENOBUFS) => XdpError::LockedMemory { source },
         _ => XdpError::of("register memory for packets")(source),
     };
-    if let Ok(theirs) = umem(pool, ip) {
+    if let Ok(theirs) = umem(pool, ip, zero_copy) {
         match register(&theirs) {
             Ok(fd) => return Ok((pool.clone(), fd, theirs, false)),
             // Memory of a kind that cannot be pinned: a file on a disk, fs-DAX.
@@ -579,7 +589,7 @@ fn memory(
         }
     }
     let pool = own_pool(options.frame_bytes()?)?;
-    let ours = umem(&pool, ip)?;
+    let ours = umem(&pool, ip, zero_copy)?;
     let fd = register(&ours).map_err(refused)?;
     Ok((pool, fd, ours, true))
 }

@@ -110,7 +110,8 @@ pub(crate) struct Umem {
     pub(crate) len: usize,
     /// Bytes that the kernel uses of a frame at most.
     pub(crate) chunk_bytes: u32,
-    /// Whether frames are not themselves chunks.
+    /// Whether chunks may lie anywhere. Where the kernel copies that is quicker: for each packet it takes the description of a chunk that it
+    /// has used last, in place of the chunk's own, of which there are as many as frames.
     pub(crate) unaligned: bool,
     /// Left free before each packet, beside what the kernel itself leaves.
     pub(crate) headroom: u32,

@@ -250,10 +250,10 @@ fn frames_of_the_longest_datagram_are_counted_right() {
             region.take(0, region.len()).expect("first taker"),
             frame_bytes,
         );
-        for ip in [v4, v6] {
-            let umem = umem(&pool, ip).expect("frames that will do");
+        for (ip, zero_copy) in [(v4, true), (v4, false), (v6, true), (v6, false)] {
+            let umem = umem(&pool, ip, zero_copy).expect("frames that will do");
             let (packet, payload) = (packet_room(&umem), payload_room(&umem, ip));
-            assert_eq!(umem.unaligned, frame_bytes == 9216);
+            assert_eq!(umem.unaligned, frame_bytes == 9216 || !zero_copy);
             assert!(payload >= 512);
             let longest = mtu - headers::ip_udp_bytes(ip);
             assert_eq!((mtu + headers::ETHER_BYTES).div_ceil(packet), frames);
