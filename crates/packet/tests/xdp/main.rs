@@ -11,6 +11,7 @@ mod fair;
 mod frames;
 mod gateway;
 mod kernel;
+mod locked;
 mod net;
 mod ports;
 mod single;
