@@ -16,7 +16,7 @@ pub(super) struct Wanted {
     pub(super) several_ports: bool,
     /// The card may read and write the memory itself, if it can.
     pub(super) zero_copy: bool,
-    /// Frames are not themselves the kernel's chunks.
+    /// Memory is registered with chunks at any place: frames are not themselves the kernel's chunks, or only the kernel is to copy.
     pub(super) unaligned: bool,
     /// The program runs in the card's driver.
     pub(super) native: bool,

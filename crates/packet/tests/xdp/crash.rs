@@ -1,7 +1,6 @@
 //! A process that is killed while its program is on the interface.
 
-use std::process::{Command, Stdio};
-
+use super::child::Process;
 use super::*;
 
 const CHILD: &str = "CYCLONE_TEST_XDP_CHILD";
@@ -31,27 +30,14 @@ fn a_killed_process_leaves_the_interface() {
     let clock = Clock(Instant::now());
     for round in 0..4 {
         cable.a.enter();
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "crash::child", "--nocapture"])
-            .env(CHILD, "1")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        while line.trim() != "ready" {
-            line.clear();
-            let n = std::io::BufRead::read_line(&mut output, &mut line).unwrap();
-            assert!(n > 0, "the child is gone in round {round}");
-        }
+        let process = Process::start(&[], "crash::child", CHILD);
         let frames = pool(1024, 2048);
         let address = "10.77.0.1:7103".parse().unwrap();
         if round == 0 {
             let both = XdpDriver::open(address, &frames, &XdpOptions::new("va"));
             assert!(matches!(both.err(), Some(XdpError::InUse(_))));
         }
-        child.kill().unwrap();
-        child.wait().unwrap();
+        drop(process);
         let (mut a, mut b) = xdp_pair(&cable, 2048, "10.77.0.1:7101", "10.77.0.2:7102");
         exchange(&clock, &mut a, &mut b, 2, &[body(round, 5000)]);
     }

@@ -1,7 +1,6 @@
 //! A process that may lock its frames once, not twice: the way that copies is tried with memory that is locked anew.
 
-use std::process::{Child, Command, Stdio};
-
+use super::child::Process;
 use super::*;
 
 const CHILD: &str = "CYCLONE_TEST_XDP_LOCKED_CHILD";
@@ -37,39 +36,21 @@ fn child() {
     }
 }
 
-/// Ended when the test is, however that ends.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn memory_that_may_be_locked_once_is_enough() {
     let Some(cable) = Cable::new(1500, 1) else {
         return;
     };
     cable.a.enter();
-    let child = Command::new("prlimit")
-        .arg(format!("--memlock={LIMIT}"))
-        .args(["setpriv", "--bounding-set", "-ipc_lock,-sys_resource"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "locked::child", "--nocapture"])
-        .env(CHILD, "1")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut child = Ended(child);
-    let mut output = std::io::BufReader::new(child.0.stdout.take().unwrap());
-    let mut line = String::new();
-    while line.trim() != "ready" {
-        line.clear();
-        let n = std::io::BufRead::read_line(&mut output, &mut line).unwrap();
-        assert!(n > 0, "the child is gone");
-    }
+    let limit = format!("--memlock={LIMIT}");
+    let wrapper = [
+        "prlimit",
+        &limit,
+        "setpriv",
+        "--bounding-set",
+        "-ipc_lock,-sys_resource",
+    ];
+    let _process = Process::start(&wrapper, "locked::child", CHILD);
     cable.b.enter();
     let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
     socket

@@ -4,6 +4,7 @@ mod apart;
 mod bursts;
 #[path = "../common/cable.rs"]
 mod cable;
+mod child;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash;
