@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -31,6 +32,8 @@ pub(crate) struct Threads<R: Send + 'static> {
     results: Receiver<std::thread::Result<R>>,
     threads: Vec<JoinHandle<()>>,
     running: usize,
+    /// Jobs that have not begun are not begun any more.
+    ending: Arc<AtomicBool>,
 }
 
 impl<R: Send + 'static> Workers<R> {
@@ -44,10 +47,11 @@ impl<R: Send + 'static> Workers<R> {
         let (results_in, results) = channel();
         let queues = [queue, read_queue].map(|queue| Arc::new(Mutex::new(queue)));
         let mut threads = Vec::with_capacity(2 * count);
+        let ending = Arc::new(AtomicBool::new(false));
         for (name, queue) in ["worker", "reader"].iter().zip(&queues) {
             for number in 0..count {
                 let (queue, results) = (Arc::clone(queue), results_in.clone());
-                let waker = Arc::clone(&waker);
+                let (waker, ending) = (Arc::clone(&waker), Arc::clone(&ending));
                 let thread = std::thread::Builder::new()
                     .name(format!("{name}-{number}"))
                     .spawn(move || {
@@ -55,6 +59,9 @@ impl<R: Send + 'static> Workers<R> {
                             // The lock is held only while waiting for a job, so a poisoned one still guards a sound queue.
                             let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                             let Ok(job) = job else { return };
+                            if ending.load(Ordering::Relaxed) {
+                                return;
+                            }
                             // Nothing of a job that panicked is used again.
                             let result = catch_unwind(AssertUnwindSafe(job));
                             if results.send(result).is_err() {
@@ -72,6 +79,7 @@ impl<R: Send + 'static> Workers<R> {
             results,
             threads,
             running: 0,
+            ending,
         }))
     }
 
@@ -173,11 +181,44 @@ impl<R: Send + 'static> Workers<R> {
 }
 
 impl<R: Send + 'static> Drop for Threads<R> {
+    /// Waits for the jobs that have begun. The others are as good as lost in a crash: what they would have done is in the log, or nobody hears of it.
     fn drop(&mut self) {
+        self.ending.store(true, Ordering::Relaxed);
         self.jobs = None;
         for thread in self.threads.drain(..) {
             // A job that panicked has already been reported by the panic hook.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mio::{Poll, Token};
+
+    use super::*;
+
+    #[test]
+    fn what_has_not_begun_at_the_end_does_not_begin() {
+        let poll = Poll::new().unwrap();
+        let waker = Arc::new(Waker::new(poll.registry(), Token(0)).unwrap());
+        let mut workers = Workers::threads(1, waker).unwrap();
+        let Workers::Threads(threads) = &workers else {
+            unreachable!("asked for")
+        };
+        let ending = Arc::clone(&threads.ending);
+        let (begun, begins) = channel();
+        workers.run(move || {
+            begun.send(()).unwrap();
+            while !ending.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        });
+        let ran = Arc::new(AtomicBool::new(false));
+        let runs = Arc::clone(&ran);
+        workers.run(move || runs.store(true, Ordering::Relaxed));
+        begins.recv().unwrap();
+        drop(workers);
+        assert!(!ran.load(Ordering::Relaxed));
     }
 }

@@ -466,23 +466,6 @@ impl<'a> Overlay<'a> {
     }
 }
 
-/// Answers a query outside the log. `at` gives the time for a slot.
-pub(crate) fn query(
-    kv: &dyn Kv,
-    query: &Query<'_>,
-    at: &dyn Fn(u16) -> At,
-    mode: Mode,
-) -> Result<Reply, ApplyError> {
-    if queries::names_its_keys(query) {
-        return named(kv, query, at, mode);
-    }
-    if mode == Mode::NonBlocking && !kv.scans_without_blocking() {
-        return Err(ApplyError::WouldBlock);
-    }
-    let scan = |from: &[u8], visit: &mut Visit<'_>| kv.scan(from, visit);
-    queries::walked(query, &mut |from, visit| walk(&scan, at, from, visit))
-}
-
 /// What a scan shows each stored key and value to.
 pub(crate) type Visit<'v> = dyn FnMut(&[u8], &[u8]) -> bool + 'v;
 /// A scan of the map, or of a view of it.
@@ -513,7 +496,8 @@ pub(crate) fn walk(
     failed.map_or(Ok(()), Err)
 }
 
-fn named(
+/// Answers a query that names its keys outside the log. `at` gives the time for a slot.
+pub(crate) fn query(
     kv: &dyn Kv,
     query: &Query<'_>,
     at: &dyn Fn(u16) -> At,

@@ -4,7 +4,7 @@ mod meta;
 mod scan;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cyclone_wire::batch;
@@ -13,7 +13,7 @@ use cyclone_wire::planted::{self, Bug};
 use cyclone_wire::reply::{Failure, Reply};
 
 use crate::books::{self, Books};
-use crate::commands::{self, Overlay, Visit, number};
+use crate::commands::{self, Overlay, Scan, Visit, number};
 use crate::deadlines::{self, Records};
 use crate::held::{self, HeldViews};
 use crate::kv::{Change, Kv, space};
@@ -65,6 +65,8 @@ pub struct KvMachine<K> {
     deadlines: Vec<AtomicU64>,
     books: Books,
     held: HeldViews,
+    /// Nobody waits any more for walks over all keys.
+    walks_end: AtomicBool,
 }
 
 /// One of the logs that an entry is of.
@@ -101,6 +103,7 @@ impl<K: Kv> KvMachine<K> {
             deadlines: (0..logs).map(|_| AtomicU64::new(u64::MAX)).collect(),
             books: Books::new(logs),
             held: HeldViews::default(),
+            walks_end: AtomicBool::new(false),
         };
         machine.load(!planted::has(Bug::SessionsForgotten))?;
         if planted::has(Bug::AppliedTwice) {
@@ -564,24 +567,11 @@ impl<K: Kv> StateMachine for KvMachine<K> {
     }
 
     fn digest(&self) -> Result<String, ApplyError> {
-        let mut sum = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
-        let mut count = 0u64;
-        self.kv.scan(&[], &mut |key, value| {
-            for part in [key, value] {
-                sum.update(&(part.len() as u64).to_le_bytes());
-                sum.update(part);
-            }
-            count += 1;
-            true
-        })?;
-        let applied: Vec<String> = (0..self.logs.len() as u16)
-            .map(|log| self.applied(log).0.to_string())
-            .collect();
-        Ok(format!(
-            "{:016x}-{count}-{}",
-            sum.finalize(),
-            applied.join(",")
-        ))
+        self.hash_all()
+    }
+
+    fn end_walks(&self) {
+        self.walks_end.store(true, Ordering::Relaxed);
     }
 }
 

@@ -200,6 +200,10 @@ pub trait StateMachine: Send + Sync {
     /// A hash over the whole state, equal on replicas that have applied the same. Blocks.
     ///
     /// # Errors
-    /// When the device refuses.
+    /// When the device refuses; [`ApplyError::WouldBlock`] once nobody waits any more.
     fn digest(&self) -> Result<String, ApplyError>;
+
+    /// Nobody waits any more for what walks through all keys: hashes and such queries, also those under way, end with
+    /// [`ApplyError::WouldBlock`]. For the end of a process, which would have to wait for them.
+    fn end_walks(&self) {}
 }

@@ -1,4 +1,4 @@
-//! Scans that hold a snapshot: every page shows the moment of the first.
+//! Scans that hold a snapshot: every page shows the moment of the first. And how walks end.
 
 mod support;
 
@@ -142,6 +142,47 @@ fn a_cursor_is_good_at_one_replica() {
         assert_eq!(held_page(&*one, second, 10), Err(Failure::SnapshotGone));
         assert_eq!(held_page(&*two, first, 10), Err(Failure::SnapshotGone));
         assert!(held_page(&*one, first, 10).is_ok() && held_page(&*two, second, 10).is_ok());
+    }
+}
+
+/// A process that ends does not wait for walks over all keys; what names its keys is answered as ever.
+#[test]
+fn walks_end_and_other_reads_do_not() {
+    for engine in ENGINES {
+        let root = tempfile::tempdir().unwrap();
+        let machine = engine.open(&root.path().join("home"), 1);
+        one_batch(&*machine, &[set(b"a", b"1"), set(b"b", b"2")]);
+        let page = |held, cursor| Query::Scan {
+            cursor,
+            pattern: None,
+            count: 1,
+            held,
+        };
+        let (cursor, _) = held_page(&*machine, 0, 1).unwrap();
+        let walks = [
+            Query::DbSize,
+            Query::Keys { pattern: b"*" },
+            page(false, 0),
+            page(true, 0),
+            page(true, cursor),
+        ];
+        for ended in [false, true] {
+            if ended {
+                machine.end_walks();
+            }
+            let is_cut = |result: Result<Reply, ApplyError>| match result {
+                Ok(_) => false,
+                Err(ApplyError::WouldBlock) => true,
+                Err(error) => panic!("{error}"),
+            };
+            for walk in &walks {
+                let answer = machine.query(walk, Mode::Blocking);
+                assert_eq!(is_cut(answer), ended, "{walk:?}");
+            }
+            assert_eq!(machine.digest().is_err(), ended);
+            let get = machine.query(&Query::Get { key: b"a" }, Mode::Blocking);
+            assert_eq!(get.unwrap(), Reply::Bytes(b"1".to_vec()));
+        }
     }
 }
 

@@ -34,7 +34,50 @@ impl<K: Kv> KvMachine<K> {
             let clock_ms = clocks.get(self.log_of(slot)).copied();
             At::asked(clock_ms.unwrap_or(0), now_ms)
         };
-        commands::query(&self.kv, query, &at, mode)
+        if mode == Mode::NonBlocking && !self.kv.scans_without_blocking() {
+            return Err(ApplyError::WouldBlock);
+        }
+        let all = |from: &[u8], visit: &mut Visit<'_>| self.kv.scan(from, visit);
+        let scan = |from: &[u8], visit: &mut Visit<'_>| self.walk(&all, from, visit);
+        queries::walked(query, &mut |from, visit| {
+            commands::walk(&scan, &at, from, visit)
+        })
+    }
+
+    /// A scan of the map, or of a view of it, that ends as soon as nobody waits for it any more.
+    fn walk(&self, scan: &Scan<'_>, from: &[u8], visit: &mut Visit<'_>) -> Result<(), ApplyError> {
+        let mut is_cut = false;
+        scan(from, &mut |key, value| {
+            is_cut = self.walks_end.load(Ordering::Relaxed);
+            !is_cut && visit(key, value)
+        })?;
+        match is_cut {
+            true => Err(ApplyError::WouldBlock),
+            false => Ok(()),
+        }
+    }
+
+    /// A hash over everything that the map holds, and what that was applied up to.
+    pub(super) fn hash_all(&self) -> Result<String, ApplyError> {
+        let mut sum = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme);
+        let mut count = 0u64;
+        let all = |from: &[u8], visit: &mut Visit<'_>| self.kv.scan(from, visit);
+        self.walk(&all, &[], &mut |key, value| {
+            for part in [key, value] {
+                sum.update(&(part.len() as u64).to_le_bytes());
+                sum.update(part);
+            }
+            count += 1;
+            true
+        })?;
+        let applied: Vec<String> = (0..self.logs.len() as u16)
+            .map(|log| self.applied(log).0.to_string())
+            .collect();
+        Ok(format!(
+            "{:016x}-{count}-{}",
+            sum.finalize(),
+            applied.join(",")
+        ))
     }
 
     /// One page of a scan that holds a snapshot. Its time is the logs' own at that moment.
@@ -55,7 +98,8 @@ impl<K: Kv> KvMachine<K> {
         // One replica's views of several terms are told apart too: it may have been restarted in between.
         let (_, term) = self.applied(0);
         self.held.page(cursor, term, &begin, &|view, place, at| {
-            let scan = |from: &[u8], visit: &mut Visit<'_>| view.scan(from, visit);
+            let held = |from: &[u8], visit: &mut Visit<'_>| view.scan(from, visit);
+            let scan = |from: &[u8], visit: &mut Visit<'_>| self.walk(&held, from, visit);
             let mut walk = |from: &[u8], visit: &mut dyn FnMut(&[u8]) -> bool| {
                 commands::walk(&scan, at, from, visit)
             };

@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
@@ -12,6 +11,7 @@ struct Slow {
     refuses: AtomicBool,
     refused: AtomicU64,
     is_behind: AtomicBool,
+    has_endless_keys: AtomicBool,
 }
 
 impl Slow {
@@ -22,6 +22,7 @@ impl Slow {
             refuses: AtomicBool::new(false),
             refused: AtomicU64::new(0),
             is_behind: AtomicBool::new(false),
+            has_endless_keys: AtomicBool::new(false),
         }
     }
 }
@@ -59,8 +60,12 @@ impl Kv for Slow {
     fn scan(
         &self,
         _from: &[u8],
-        _visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), ApplyError> {
+        while self.has_endless_keys.load(Ordering::Relaxed) && visit(b"key", b"value") {
+            // Only the first time is there somebody who hears it.
+            let _ = self.entered.lock().unwrap().send(());
+        }
         Ok(())
     }
     fn scans_without_blocking(&self) -> bool {
@@ -92,6 +97,23 @@ fn entry(index: u64) -> EntryInput<'static> {
         term: 1,
         payload: &[],
     }
+}
+
+#[test]
+fn a_hash_under_way_ends_when_nobody_waits_for_it() {
+    let (entered, has_entered) = channel();
+    let (_let_go, go_on) = channel();
+    let machine = KvMachine::open(Slow::new(entered, go_on), 1, LIMITS).unwrap();
+    machine.kv.has_endless_keys.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let hashing = scope.spawn(|| machine.digest());
+        has_entered.recv().unwrap();
+        drop(has_entered);
+        assert!(!hashing.is_finished());
+        machine.end_walks();
+        let ended = hashing.join().unwrap();
+        assert!(matches!(ended, Err(ApplyError::WouldBlock)), "{ended:?}");
+    });
 }
 
 /// A log's own loop tries again a hundred times where another writer is at work, and each time all that it applies is carried out anew.
