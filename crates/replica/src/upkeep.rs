@@ -480,11 +480,16 @@ impl Node {
     /// # Errors
     /// When the store refuses; nothing is lost, the log still has it.
     pub fn close(&mut self) -> Result<(), NodeError> {
-        // Answers do not go out any more.
-        self.store.end_walks();
         self.close_archive();
         let flushed = self.store.flush();
         self.flushed(flushed)
+    }
+}
+
+impl Drop for Node {
+    /// The workers are waited for, also where the loop has failed.
+    fn drop(&mut self) {
+        self.store.end_walks();
     }
 }
 
