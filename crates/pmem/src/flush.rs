@@ -101,7 +101,7 @@ pub(crate) fn fence() {
 
 /// Asks for a line to be brought into the caches; any address will do, nothing is read.
 #[inline]
-pub(crate) fn prefetch_line(line: *const u8) {
+pub fn prefetch_line(line: *const u8) {
     // SAFETY: a hint, which never faults; part of every x86-64 CPU.
     unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast()) }
 }

@@ -26,7 +26,7 @@ mod shared;
 
 pub use area::Area;
 pub use crash::{CrashSim, Outcome, WORD_BYTES};
-pub use flush::{FlushPolicy, LINE_BYTES, prefetch};
+pub use flush::{FlushPolicy, LINE_BYTES, prefetch, prefetch_line};
 pub use payload::{Payload, Segment};
 pub use pool::{Frame, FrameMut, Pool, PoolError};
 pub use region::{Kind, Region, RegionError, RegionOptions, Survives};

@@ -421,6 +421,7 @@ impl Pool {
     /// Where the frames lie, for a device that is told their memory: the first frame's address, and the bytes of all of
     /// them. Valid while a handle on the pool or one of its frames lives. Who may touch which bytes is for the frames'
     /// handles to say.
+    #[inline]
     pub fn span(&self) -> (*mut u8, usize) {
         let inner = self.inner();
         (inner.base, inner.slots.len() * inner.frame_bytes as usize)

@@ -113,6 +113,8 @@ pub(super) struct Books {
     /// Frames to keep with the kernel to receive into, and those that it has.
     offer: Depth,
     offered: u32,
+    /// Frames that have come back with packets, in all.
+    filled: u32,
     /// Pieces of packets that the kernel has to send.
     pieces: u32,
 }
@@ -230,6 +232,7 @@ impl Books {
             frame_bytes: u64::from(pool.frame_bytes()),
             offer: Depth::new(options),
             offered: 0,
+            filled: 0,
             pieces: 0,
         }
     }
@@ -297,6 +300,12 @@ impl Books {
         taken
     }
 
+    /// Where the next packet will begin, from the first frame on, if it lies in its frame as this piece does: the kernel fills frames in the
+    /// order in which they were offered. A guess.
+    pub(super) fn coming(&self, piece: Descriptor) -> u64 {
+        self.rings.fill.entry(self.filled) + offset_of(piece.address) % self.frame_bytes
+    }
+
     /// Has the CPU fetch the first lines of a piece that was received.
     pub(super) fn prefetch(&self, piece: Descriptor) {
         let offset = offset_of(piece.address);
@@ -324,6 +333,7 @@ impl Books {
         match std::mem::replace(held, Held::Not) {
             Held::Receiving(frame) => {
                 self.offered -= 1;
+                self.filled = self.filled.wrapping_add(1);
                 if within + u64::from(piece.len) <= self.frame_bytes {
                     pieces.push((frame, within as usize, piece.len as usize));
                 } else {

@@ -5,7 +5,8 @@
 //!   Queue     one port's part in a receive queue                         queue.rs
 //!     bind    the ways to bind a socket, and the frames it gets          bind.rs, version.rs
 //!     Books   frames lent to the kernel and taken back                   books.rs
-//!     Socket  its rings and the registered memory                        socket.rs, ring.rs
+//!     Socket  its rings and the registered memory; where the kernel
+//!             copies, one to receive by and one to send by               socket.rs, ring.rs
 //!   Routes    headers by destination, from the kernel's tables           routes.rs, netlink.rs
 //!   headers   Ethernet, IP, UDP                                          ../headers.rs
 //! program     takes our ports' datagrams, leaves the rest to the kernel  program.rs, bpf.rs
@@ -52,6 +53,8 @@ use crate::sys;
 
 /// The kernel's own socket is looked at when it is known to be readable, and once in so many calls: a system call each.
 const KERNEL_EVERY: u32 = 64;
+/// The same while a loop does nothing but look, at most: the rarer the longer it has had nothing.
+const KERNEL_SELDOM: u32 = 1024;
 /// Datagrams taken from it at once.
 const KERNEL_BURST: usize = 8;
 
@@ -85,8 +88,9 @@ pub struct XdpDriver {
     /// Queue that is looked at first, so that none starves.
     first: usize,
     calls: u32,
-    /// Looks in vain since the kernel's own socket was asked.
+    /// Looks in vain since the kernel's own socket was asked, and how many there are to be before it is asked again.
     looks: u32,
+    looks_wanted: u32,
     /// The kernel's own socket may have something.
     kernel_is_readable: bool,
     /// Queues that are full in this burst; the last is the kernel's socket.
@@ -250,17 +254,24 @@ impl Driver for XdpDriver {
             }
         }
         // After many looks too, but not when that would hold up what they have found.
-        if asks || (self.looks >= KERNEL_EVERY && out.len() == before) {
-            self.looks = 0;
-            let left = (max - (out.len() - before)).min(KERNEL_BURST);
+        if asks || (self.looks >= self.looks_wanted && out.len() == before) {
+            let found = out.len();
+            let left = (max - (found - before)).min(KERNEL_BURST);
             self.kernel_is_readable = self.kernel.receive(out, left, &mut self.stats);
+            self.looks = 0;
+            self.looks_wanted = match out.len() > found {
+                true => KERNEL_EVERY,
+                false => (2 * self.looks_wanted).min(KERNEL_SELDOM),
+            };
         }
         Ok(out.len() - before)
     }
 
     fn finds_nothing(&mut self) -> bool {
         self.looks = self.looks.saturating_add(1);
-        !self.kernel_is_readable && self.queues.iter_mut().all(Queue::finds_nothing)
+        let pool = &self.pool;
+        let mut queues = self.queues.iter_mut();
+        !self.kernel_is_readable && queues.all(|queue| queue.finds_nothing(pool))
     }
 
     fn fds(&self) -> Vec<RawFd> {

@@ -195,7 +195,8 @@ impl Shared<'_> {
             Some(fd) => self.bind_first(fd, index, queue, sizes),
             None => self.bind_next(index, queue, sizes),
         };
-        let (socket, rings) = bound.map_err(cannot)?;
+        let (mut socket, rings) = bound.map_err(cannot)?;
+        send_apart(&mut socket, index, queue, sizes);
         let mut options = QueueOptions {
             chunk_bytes: self.umem.chunk_bytes,
             multi_buffer: self.multi_buffer,
@@ -222,7 +223,9 @@ impl Shared<'_> {
             options.port += 1;
             options.place += 1;
             let beside = bind_beside(first.socket(), index, queue, sizes);
-            queues.push(first.beside(beside.map_err(cannot)?, &options));
+            let mut beside = beside.map_err(cannot)?;
+            send_apart(&mut beside, index, queue, sizes);
+            queues.push(first.beside(beside, &options));
         }
         self.queues[0].push(first);
         Ok(())
@@ -314,6 +317,14 @@ impl Shared<'_> {
         };
         let packet = sent.unwrap_or(0).min(received);
         packet.saturating_sub(headers::MOST_BYTES)
+    }
+}
+
+/// Where the kernel copies.
+fn send_apart(socket: &mut Socket, index: u32, queue: u32, sizes: Sizes) {
+    if !socket.is_zero_copy() {
+        // Refused, it goes as well, only not as quickly.
+        let _ = socket.send_apart(index, queue, sizes);
     }
 }
 
@@ -482,6 +493,7 @@ impl XdpDriver {
                 first: 0,
                 calls: 0,
                 looks: 0,
+                looks_wanted: super::KERNEL_EVERY,
                 kernel_is_readable: false,
                 stats: DriverStats::default(),
             }

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use cyclone_pmem::payload::Payload;
 use cyclone_pmem::pool::{Frame, FrameMut, Pool};
+use cyclone_pmem::{LINE_BYTES, prefetch_line};
 
 use super::books::{Books, Held, Piece, Shared};
 use super::socket::{CONTINUED, Descriptor, QueueRings, Socket};
@@ -30,6 +31,9 @@ const MOST_WAKEUPS: usize = 64;
 const MOST_PIECES: usize = 16;
 /// Where the card reads the memory itself: what all such drivers take.
 const MOST_PIECES_ZERO_COPY: usize = 4;
+
+/// Lines of a packet that are fetched before it is there: most have no more, and the sender has to fetch them back should it be writing still.
+const LINES_AHEAD: usize = 3;
 
 /// Descriptors that the kernel takes with one call where it copies.
 const CALL_PIECES: u32 = 32;
@@ -76,6 +80,8 @@ pub(crate) struct Queue {
     in_step: bool,
     /// Descriptors put into the send ring since the last flush.
     fresh: u32,
+    /// Where the next packet will begin, from the first frame on.
+    coming: u64,
     /// The first of its queue.
     is_first: bool,
     /// Datagrams received so far.
@@ -146,6 +152,7 @@ impl Queue {
             zero_copy,
             in_step: !zero_copy,
             fresh: 0,
+            coming: 0,
             is_first: false,
             received: 0,
             pieces: Vec::new(),
@@ -198,6 +205,7 @@ impl Queue {
             there -= 1;
             let piece = self.socket.rx.take();
             books.gather(piece, &mut self.pieces, stats);
+            self.coming = books.coming(piece);
             if piece.options & CONTINUED == 0 {
                 match datagram(&mut self.pieces, self.port, self.interface) {
                     Some(datagram) => {
@@ -220,8 +228,26 @@ impl Queue {
     }
 
     /// No packet is there, the kernel lacks no frames, and nothing waits to be sent.
-    pub(crate) fn finds_nothing(&mut self) -> bool {
+    pub(crate) fn finds_nothing(&mut self, pool: &Pool) -> bool {
+        self.look_ahead(pool);
         self.socket.rx.usable(1) == 0 && !self.shared.lacks_some() && !self.has_unsent()
+    }
+
+    /// Has the CPU fetch what the next packet will be read from. Another one writes the packet, the descriptor, and some time later the counter
+    /// that tells of both. Were they fetched only then, one would be waited for after the other.
+    #[inline]
+    fn look_ahead(&self, pool: &Pool) {
+        self.socket.rx.prefetch();
+        let packet = pool.span().0.wrapping_add(self.coming as usize);
+        for line in 0..LINES_AHEAD {
+            prefetch_line(packet.wrapping_add(line * LINE_BYTES));
+        }
+    }
+
+    /// Whether the next packet was expected where it is; for tests.
+    #[cfg(test)]
+    pub(crate) fn expects_rightly(&self) -> bool {
+        super::socket::offset_of(self.socket.rx.peek(0).address) == self.coming
     }
 
     /// Takes back the frames that have been sent.

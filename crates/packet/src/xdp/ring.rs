@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
+use cyclone_pmem::prefetch_line;
+
 /// Where the parts of a ring lie in its mapping, as the kernel says.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -142,6 +144,22 @@ impl<T: Copy> Ring<T> {
     pub(crate) fn peek(&self, behind: u32) -> T {
         let at = self.mine.wrapping_add(behind) & (self.size - 1);
         // SAFETY: as for `take`.
+        unsafe { self.entries.add(at as usize).read_volatile() }
+    }
+
+    /// Has the CPU fetch the next entry, be it there already or not.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        let at = self.mine & (self.size - 1);
+        prefetch_line(self.entries.wrapping_add(at as usize).cast());
+    }
+
+    /// What this side has put as its entry of this number, from the first one on; of entries whose place has been taken since, what is
+    /// there now (producer).
+    #[inline]
+    pub(crate) fn entry(&self, number: u32) -> T {
+        let at = number & (self.size - 1);
+        // SAFETY: as for `take`; only this side writes to its entries.
         unsafe { self.entries.add(at as usize).read_volatile() }
     }
 

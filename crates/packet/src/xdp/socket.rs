@@ -165,6 +165,8 @@ pub(crate) struct Socket {
     // The rings go before the socket that they map.
     pub(crate) rx: Ring<Descriptor>,
     pub(crate) tx: Ring<Descriptor>,
+    /// What it sends by, if not by itself.
+    sender: Option<OwnedFd>,
     fd: OwnedFd,
 }
 
@@ -266,6 +268,32 @@ pub(crate) unsafe fn register(fd: &OwnedFd, umem: &Umem) -> io::Result<()> {
     set(fd, UMEM_REG, &registration)
 }
 
+fn bind(fd: &OwnedFd, interface: u32, queue: u32, binding: Binding) -> io::Result<()> {
+    let shared = match binding {
+        Binding::Shared(owner) => owner as u32,
+        Binding::Own(_) => 0,
+    };
+    let address = SockaddrXdp {
+        family: libc::AF_XDP as u16,
+        flags: binding.flags(),
+        interface,
+        queue,
+        shared,
+    };
+    // SAFETY: the address lives for the call and is as long as said.
+    let rc = unsafe {
+        libc::bind(
+            fd.as_raw_fd(),
+            (&raw const address).cast(),
+            size_of::<SockaddrXdp>() as libc::socklen_t,
+        )
+    };
+    match rc {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 impl Socket {
     /// Gives a new socket its rings.
     ///
@@ -279,8 +307,31 @@ impl Socket {
         Ok(Socket {
             rx: Ring::map(&fd, PAGE_RX, offsets.rx, sizes.receive, false)?,
             tx: Ring::map(&fd, PAGE_TX, offsets.tx, sizes.send, true)?,
+            sender: None,
             fd,
         })
+    }
+
+    /// Sends by another socket on the same queue from now on. For sockets for which the kernel copies, often on the sender's CPU: what it
+    /// notes there of each packet received lies in the lines that sending by the same socket would fetch back each time.
+    ///
+    /// # Errors
+    /// When the system refuses; the socket is as before.
+    pub(crate) fn send_apart(
+        &mut self,
+        interface: u32,
+        queue: u32,
+        sizes: Sizes,
+    ) -> io::Result<()> {
+        let fd = create()?;
+        set(&fd, TX_RING, &sizes.send)?;
+        let offsets: AllOffsets = get(&fd, MMAP_OFFSETS)?;
+        crate::sys::set_buffers(fd.as_raw_fd(), 16 << 20);
+        let tx = Ring::map(&fd, PAGE_TX, offsets.tx, sizes.send, true)?;
+        let binding = Binding::Shared(self.fd.as_raw_fd());
+        bind(&fd, interface, queue, binding)?;
+        (self.tx, self.sender) = (tx, Some(fd));
+        Ok(())
     }
 
     /// Binds the socket to a queue. One that another socket holds is waited for, `patience` times in all. What is refused
@@ -295,30 +346,10 @@ impl Socket {
         binding: Binding,
         patience: &mut u32,
     ) -> io::Result<()> {
-        let shared = match binding {
-            Binding::Shared(owner) => owner as u32,
-            Binding::Own(_) => 0,
-        };
-        let address = SockaddrXdp {
-            family: libc::AF_XDP as u16,
-            flags: binding.flags(),
-            interface,
-            queue,
-            shared,
-        };
         loop {
-            // SAFETY: the address lives for the call and is as long as said.
-            let rc = unsafe {
-                libc::bind(
-                    self.fd.as_raw_fd(),
-                    (&raw const address).cast(),
-                    size_of::<SockaddrXdp>() as libc::socklen_t,
-                )
-            };
-            if rc == 0 {
+            let Err(error) = bind(&self.fd, interface, queue, binding) else {
                 return Ok(());
-            }
-            let error = io::Error::last_os_error();
+            };
             if error.raw_os_error() != Some(libc::EBUSY) || *patience == 0 {
                 return Err(error);
             }
@@ -337,9 +368,20 @@ impl Socket {
         get::<u32>(&self.fd, OPTIONS).is_ok_and(|options| options & OPTION_ZERO_COPY != 0)
     }
 
+    /// Whether it sends by another one; for tests.
+    #[cfg(test)]
+    pub(crate) fn sends_apart(&self) -> bool {
+        self.sender.is_some()
+    }
+
     /// The kernel's counts.
     pub(crate) fn statistics(&self) -> Statistics {
-        get(&self.fd, STATISTICS).unwrap_or_default()
+        let of = |fd| get::<Statistics>(fd, STATISTICS).unwrap_or_default();
+        let sent = self.sender.as_ref().map(of).unwrap_or_default();
+        let mut all = of(&self.fd);
+        all.tx_invalid += sent.tx_invalid;
+        all.tx_empty += sent.tx_empty;
+        all
     }
 
     /// Has the kernel look at the send ring.
@@ -347,7 +389,7 @@ impl Socket {
         // SAFETY: no buffer is passed.
         let rc = unsafe {
             libc::sendto(
-                self.fd.as_raw_fd(),
+                self.sender.as_ref().unwrap_or(&self.fd).as_raw_fd(),
                 std::ptr::null(),
                 0,
                 libc::MSG_DONTWAIT,

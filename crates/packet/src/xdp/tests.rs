@@ -1,7 +1,8 @@
 //! The program against the kernel's verifier, and against the parser; headers against sums computed the long way.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use cyclone_pmem::{Pool, Region};
 use proptest::prelude::*;
@@ -10,7 +11,7 @@ use super::bpf;
 use super::netlink::Netlink;
 use super::open::{packet_room, payload_room, umem};
 use super::program::{self, Verdict, XDP_PASS};
-use super::{XdpDriver, XdpError, XdpOptions};
+use super::{Driver, XdpDriver, XdpError, XdpOptions};
 use crate::headers::{self, Template};
 
 const PORT: u16 = 7101;
@@ -181,17 +182,25 @@ fn ip(arguments: &str) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
+/// A cable from `va` to `vb` in a network namespace of this thread's own, if we may have one.
+fn fresh_cable() -> bool {
+    // SAFETY: a plain system call that concerns this thread.
+    let fresh = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
+    if !fresh || !ip("link add va type veth peer name vb") {
+        return false;
+    }
+    assert!(ip("addr add 10.77.0.1/24 dev va") && ip("link set vb up") && ip("link set va up"));
+    true
+}
+
 /// A program of ours that is attached without a process that keeps it, as older kernels leave it after a crash, is
 /// replaced; somebody else's is not touched, and named.
 #[test]
 fn stale_programs_are_replaced_and_foreign_ones_respected() {
-    // SAFETY: a plain system call that concerns this thread.
-    let fresh = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
-    if !fresh || !ip("link add va type veth peer name vb") {
+    if !fresh_cable() {
         println!("skipped: no right to make network namespaces, or no veth interfaces");
         return;
     }
-    assert!(ip("addr add 10.77.0.1/24 dev va") && ip("link set vb up") && ip("link set va up"));
     let region = Region::anonymous(1024 * 2048).expect("memory");
     let pool = Pool::new(region.take(0, region.len()).expect("first taker"), 2048);
     let open = || {
@@ -227,6 +236,72 @@ fn stale_programs_are_replaced_and_foreign_ones_respected() {
         }
     }
     assert_eq!(pool.free(), pool.count());
+}
+
+/// A socket that sends bytes as they are. Closing one takes the kernel 10 ms.
+fn raw_socket() -> OwnedFd {
+    // SAFETY: a plain system call; the descriptor is this function's alone.
+    unsafe {
+        let socket = libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0);
+        assert!(socket >= 0, "{}", std::io::Error::last_os_error());
+        OwnedFd::from_raw_fd(socket)
+    }
+}
+
+fn inject(socket: &OwnedFd, interface: u32, bytes: &[u8]) {
+    // SAFETY: a plain system call; the address is a whole `sockaddr_ll`.
+    let sent = unsafe {
+        let mut to: libc::sockaddr_ll = std::mem::zeroed();
+        to.sll_family = libc::AF_PACKET as u16;
+        to.sll_ifindex = interface as i32;
+        libc::sendto(
+            socket.as_raw_fd(),
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            0,
+            std::ptr::from_ref(&to).cast(),
+            size_of_val(&to) as u32,
+        )
+    };
+    assert_eq!(sent, bytes.len() as isize);
+}
+
+#[test]
+fn over_a_cable_where_the_next_packet_will_lie_is_known_and_sockets_send_apart() {
+    if !fresh_cable() {
+        println!("skipped: no right to make network namespaces, or no veth interfaces");
+        return;
+    }
+    let region = Region::anonymous(1024 * 2048).expect("memory");
+    let pool = Pool::new(region.take(0, region.len()).expect("first taker"), 2048);
+    let address = "10.77.0.1:7101".parse().expect("an address");
+    let mut driver =
+        XdpDriver::open(address, &pool, &XdpOptions::new("va")).expect("AF_XDP over a cable");
+    assert!(
+        driver.queues[0].socket().sends_apart(),
+        "where the kernel copies"
+    );
+    // SAFETY: a string that ends in a zero byte.
+    let far = unsafe { libc::if_nametoindex(c"vb".as_ptr()) };
+    let (socket, mut got) = (raw_socket(), Vec::new());
+    let bytes = packet("10.77.0.2:9000", "10.77.0.1:7101", b"hello");
+    // More than there are frames: they are offered again and again, singly and several at a time.
+    for round in 0..1500 {
+        for _ in 0..1 + round % 3 {
+            inject(&socket, far, &bytes);
+        }
+        let since = Instant::now();
+        while driver.finds_nothing() {
+            assert!(since.elapsed() < Duration::from_secs(20), "lost");
+        }
+        assert!(round == 0 || driver.queues[0].expects_rightly(), "{round}");
+        while driver.recv(&pool, &mut got, 32).expect("received") > 0 {}
+        // Some are kept for a while, and come back in another order.
+        if round % 100 == 0 {
+            got.clear();
+        }
+    }
+    assert_eq!(driver.stats().received, 3000);
 }
 
 /// Frames of the longest datagram: the packet's bytes, headers and all, in frames that each hold so many, is what the

@@ -6,6 +6,7 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use cyclone_packet::Driver;
+use cyclone_pmem::Pool;
 
 use crate::cable::body;
 use crate::common::pool;
@@ -94,6 +95,53 @@ fn a_look_sees_what_the_queues_have_and_what_it_was_told_of() {
         assert_eq!(driver.recv(&pool_a, &mut got, 32).expect("received"), 1);
         got.clear();
     }
+}
+
+/// Looks until what has come on the kernel's way is found by a loop that nobody tells of it.
+fn looks_for_one(driver: &mut cyclone_packet::XdpDriver, pool: &Pool) -> u32 {
+    let (mut looks, mut got) = (0, Vec::new());
+    let since = Instant::now();
+    while driver.recv(pool, &mut got, 32).expect("received") == 0 {
+        assert!(since.elapsed() < PATIENCE, "{:?}", driver.stats());
+        for _ in 0..16 {
+            looks += 1;
+            assert!(driver.finds_nothing());
+        }
+    }
+    looks
+}
+
+#[test]
+fn the_kernel_s_way_is_looked_at_less_often_the_longer_it_has_had_nothing() {
+    let Some(cable) = Cable::new(1500, 1) else {
+        return;
+    };
+    let pool = pool(1024, 2048);
+    cable.a.enter();
+    let mut driver = xdp("10.77.0.1:7101", "va", &pool);
+    let neighbour = UdpSocket::bind("10.77.0.1:0").expect("a socket");
+    let send = |driver: &cyclone_packet::XdpDriver| {
+        let to = driver.local_addr();
+        neighbour.send_to(&[1], to).expect("sent");
+    };
+    let look = |driver: &mut cyclone_packet::XdpDriver, looks: u32| {
+        let mut got = Vec::new();
+        for _ in 0..looks / 64 {
+            (0..64).for_each(|_| assert!(driver.finds_nothing()));
+            assert_eq!(driver.recv(&pool, &mut got, 32).expect("received"), 0);
+        }
+    };
+    let mut longest = 0;
+    for _ in 0..20 {
+        look(&mut driver, 8192 + 192);
+        send(&driver);
+        longest = longest.max(looks_for_one(&mut driver, &pool));
+        // Another one soon after: it is looked for as often as ever.
+        send(&driver);
+        let soon = looks_for_one(&mut driver, &pool);
+        assert!(soon <= 64, "{soon} looks");
+    }
+    assert!((128..=1024).contains(&longest), "{longest} looks");
 }
 
 /// How many seconds ago the kernel last made sure of its only neighbour on this interface, in this thread's namespace.
