@@ -1,5 +1,10 @@
 //! How sockets are bound: in which ways the first of all is tried, and how many frames each queue and port has.
 
+use std::io;
+use std::os::fd::AsRawFd;
+
+use super::socket::{self, BUSY_TRIES, Binding, Sizes, Socket};
+
 /// A way to bind the socket that the memory is registered with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Way {
@@ -56,6 +61,23 @@ pub(super) fn ways(wanted: Wanted) -> Vec<Way> {
     ways
 }
 
+/// Binds one more socket to the queue of another one.
+pub(super) fn beside(first: &Socket, index: u32, queue: u32, sizes: Sizes) -> io::Result<Socket> {
+    let mut socket = Socket::new(socket::create()?, sizes)?;
+    let binding = Binding::Shared(first.fd().as_raw_fd());
+    socket.bind(index, queue, binding, &mut { BUSY_TRIES })?;
+    send_apart(&mut socket, index, queue, sizes);
+    Ok(socket)
+}
+
+/// Has a bound socket send by one of its own, where the kernel copies.
+pub(super) fn send_apart(socket: &mut Socket, index: u32, queue: u32, sizes: Sizes) {
+    if !socket.is_zero_copy() {
+        // Refused, it goes as well, only not as quickly.
+        let _ = socket.send_apart(index, queue, sizes);
+    }
+}
+
 /// Frames offered for each queue, as far as that gives each port enough.
 const USUALLY_OFFERED: u32 = 2048;
 /// The same where packets were lost for want of them: a client has up to 1024 requests under way, and there are several.
@@ -109,7 +131,6 @@ pub(super) fn offer(share: u32, ports: u16) -> Option<Offer> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::socket::Binding;
     use super::*;
 
     const COPY: u16 = 2;

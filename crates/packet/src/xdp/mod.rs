@@ -3,6 +3,7 @@
 //! ```text
 //! XdpDriver   what is sent and received, by which way                    mod.rs, open.rs, interface.rs
 //!   Queue     one port's part in a receive queue                         queue.rs
+//!     Packet  one to send, in the making                                 packet.rs
 //!     bind    the ways to bind a socket, and the frames it gets          bind.rs, version.rs
 //!     Books   frames lent to the kernel and taken back                   books.rs
 //!     Socket  its rings and the registered memory; where the kernel
@@ -23,6 +24,7 @@ mod interface;
 mod kernel;
 mod netlink;
 mod open;
+mod packet;
 mod program;
 mod queue;
 mod ring;

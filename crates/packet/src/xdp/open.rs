@@ -196,7 +196,7 @@ impl Shared<'_> {
             None => self.bind_next(index, queue, sizes),
         };
         let (mut socket, rings) = bound.map_err(cannot)?;
-        send_apart(&mut socket, index, queue, sizes);
+        bind::send_apart(&mut socket, index, queue, sizes);
         let mut options = QueueOptions {
             chunk_bytes: self.umem.chunk_bytes,
             multi_buffer: self.multi_buffer,
@@ -222,10 +222,8 @@ impl Shared<'_> {
         for queues in &mut self.queues[1..] {
             options.port += 1;
             options.place += 1;
-            let beside = bind_beside(first.socket(), index, queue, sizes);
-            let mut beside = beside.map_err(cannot)?;
-            send_apart(&mut beside, index, queue, sizes);
-            queues.push(first.beside(beside, &options));
+            let beside = bind::beside(first.socket(), index, queue, sizes);
+            queues.push(first.beside(beside.map_err(cannot)?, &options));
         }
         self.queues[0].push(first);
         Ok(())
@@ -318,22 +316,6 @@ impl Shared<'_> {
         let packet = sent.unwrap_or(0).min(received);
         packet.saturating_sub(headers::MOST_BYTES)
     }
-}
-
-/// Where the kernel copies.
-fn send_apart(socket: &mut Socket, index: u32, queue: u32, sizes: Sizes) {
-    if !socket.is_zero_copy() {
-        // Refused, it goes as well, only not as quickly.
-        let _ = socket.send_apart(index, queue, sizes);
-    }
-}
-
-/// Binds one more socket to the queue of another one.
-fn bind_beside(first: &Socket, index: u32, queue: u32, sizes: Sizes) -> io::Result<Socket> {
-    let socket = Socket::new(socket::create()?, sizes)?;
-    let binding = Binding::Shared(first.fd().as_raw_fd());
-    socket.bind(index, queue, binding, &mut { BUSY_TRIES })?;
-    Ok(socket)
 }
 
 /// Bytes of a received packet in a frame.

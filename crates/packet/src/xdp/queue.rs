@@ -15,10 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cyclone_pmem::payload::Payload;
-use cyclone_pmem::pool::{Frame, FrameMut, Pool};
+use cyclone_pmem::pool::Pool;
 use cyclone_pmem::{LINE_BYTES, prefetch_line};
 
 use super::books::{Books, Held, Piece, Shared};
+use super::packet::Packet;
 use super::socket::{CONTINUED, Descriptor, QueueRings, Socket};
 use crate::driver::DriverStats;
 use crate::headers::{self, Template};
@@ -277,20 +278,15 @@ impl Queue {
         if (self.socket.tx.usable(64) as usize) < self.most_pieces || books.own.len() < most_own {
             return Pushed::Full;
         }
-        let mut packet = Packet {
-            books: &mut books,
-            descriptors: &mut self.descriptors,
-            chunk_bytes: self.chunk_bytes,
-            open: None,
-        };
+        let chunk_bytes = self.chunk_bytes;
+        let mut packet = Packet::new(&mut books, &mut self.descriptors, chunk_bytes);
         packet.headers(template, parts);
         let mut left = total;
         for part in parts {
             left -= part.len();
             // Room for this part, for what was copied before it, and for a copy of all that follows it.
-            let pieces =
-                part.len().div_ceil(packet.chunk_bytes) + 2 + left.div_ceil(packet.chunk_bytes);
-            let room = packet.descriptors.len() + pieces <= self.most_pieces;
+            let pieces = part.len().div_ceil(chunk_bytes) + 2 + left.div_ceil(chunk_bytes);
+            let room = packet.pieces() + pieces <= self.most_pieces;
             let lent = match room && part.len() >= LEND_BYTES {
                 true => pool.share(part),
                 false => None,
@@ -517,103 +513,4 @@ fn datagram(pieces: &mut Vec<Piece>, port: u16, interface: u32) -> Option<(Socke
         left -= take;
     }
     Some((parsed.from, datagram))
-}
-
-/// A packet in the making.
-struct Packet<'a> {
-    books: &'a mut Books,
-    descriptors: &'a mut Vec<Descriptor>,
-    chunk_bytes: usize,
-    /// Own frame that is being filled: it, where its open piece begins, and where it ends; descriptors made of it.
-    open: Option<(FrameMut, usize, usize, u32)>,
-}
-
-impl Packet<'_> {
-    /// A fresh own frame. The caller of [`Queue::push`] has seen to it that there are enough.
-    fn fresh(&mut self) -> (FrameMut, usize, usize, u32) {
-        match self.books.own.pop() {
-            Some(frame) => (frame, 0, 0, 0),
-            None => unreachable!("counted before the packet was begun"),
-        }
-    }
-
-    fn headers(&mut self, template: &Template, parts: &[&[u8]]) {
-        let mut open = self.fresh();
-        template.write(parts, &mut open.0[..]);
-        open.2 = template.len();
-        self.open = Some(open);
-    }
-
-    fn copy(&mut self, mut part: &[u8]) {
-        while !part.is_empty() {
-            let mut open = match self.open.take() {
-                Some(open) => open,
-                None => self.fresh(),
-            };
-            let room = self.chunk_bytes - open.2;
-            if room == 0 {
-                self.open = Some(open);
-                self.close();
-                continue;
-            }
-            let take = room.min(part.len());
-            open.0[open.2..open.2 + take].copy_from_slice(&part[..take]);
-            open.2 += take;
-            part = &part[take..];
-            self.open = Some(open);
-        }
-    }
-
-    /// Ends the open piece with a descriptor; its frame may take another piece.
-    fn cut(&mut self) {
-        if let Some((frame, start, end, count)) = &mut self.open
-            && end > start
-        {
-            let at = u64::from(frame.number()) * self.books.frame_bytes + *start as u64;
-            self.descriptors.push(Descriptor {
-                address: at,
-                len: (*end - *start) as u32,
-                options: 0,
-            });
-            *start = *end;
-            *count += 1;
-        }
-    }
-
-    /// Ends the open frame.
-    fn close(&mut self) {
-        self.cut();
-        if let Some((frame, _, _, count)) = self.open.take() {
-            if count == 0 {
-                self.books.own.push(frame);
-            } else {
-                let number = frame.number() as usize;
-                self.books.held[number] = Held::Own(frame, count);
-            }
-        }
-    }
-
-    /// Adds somebody's frame, from where it is.
-    fn lend(&mut self, frame: Frame) {
-        self.cut();
-        let number = frame.number() as usize;
-        let mut at = number as u64 * self.books.frame_bytes + u64::from(frame.offset());
-        let mut left = frame.len();
-        let mut count = 0;
-        while left > 0 {
-            let take = left.min(self.chunk_bytes);
-            self.descriptors.push(Descriptor {
-                address: at,
-                len: take as u32,
-                options: 0,
-            });
-            at += take as u64;
-            left -= take;
-            count += 1;
-        }
-        match &mut self.books.held[number] {
-            Held::Lent(_, lent) => *lent += count,
-            held => *held = Held::Lent(frame, count),
-        }
-    }
 }

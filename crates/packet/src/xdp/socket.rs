@@ -268,6 +268,14 @@ pub(crate) unsafe fn register(fd: &OwnedFd, umem: &Umem) -> io::Result<()> {
     set(fd, UMEM_REG, &registration)
 }
 
+/// Gives a socket a ring to send by, and room for what the kernel copies from it.
+fn send_ring(fd: &OwnedFd, sizes: Sizes) -> io::Result<Ring<Descriptor>> {
+    set(fd, TX_RING, &sizes.send)?;
+    let offsets: AllOffsets = get(fd, MMAP_OFFSETS)?;
+    crate::sys::set_buffers(fd.as_raw_fd(), 16 << 20);
+    Ring::map(fd, PAGE_TX, offsets.tx, sizes.send, true)
+}
+
 fn bind(fd: &OwnedFd, interface: u32, queue: u32, binding: Binding) -> io::Result<()> {
     let shared = match binding {
         Binding::Shared(owner) => owner as u32,
@@ -301,12 +309,11 @@ impl Socket {
     /// When the system refuses.
     pub(crate) fn new(fd: OwnedFd, sizes: Sizes) -> io::Result<Socket> {
         set(&fd, RX_RING, &sizes.receive)?;
-        set(&fd, TX_RING, &sizes.send)?;
+        let tx = send_ring(&fd, sizes)?;
         let offsets: AllOffsets = get(&fd, MMAP_OFFSETS)?;
-        crate::sys::set_buffers(fd.as_raw_fd(), 16 << 20);
         Ok(Socket {
             rx: Ring::map(&fd, PAGE_RX, offsets.rx, sizes.receive, false)?,
-            tx: Ring::map(&fd, PAGE_TX, offsets.tx, sizes.send, true)?,
+            tx,
             sender: None,
             fd,
         })
@@ -324,10 +331,7 @@ impl Socket {
         sizes: Sizes,
     ) -> io::Result<()> {
         let fd = create()?;
-        set(&fd, TX_RING, &sizes.send)?;
-        let offsets: AllOffsets = get(&fd, MMAP_OFFSETS)?;
-        crate::sys::set_buffers(fd.as_raw_fd(), 16 << 20);
-        let tx = Ring::map(&fd, PAGE_TX, offsets.tx, sizes.send, true)?;
+        let tx = send_ring(&fd, sizes)?;
         let binding = Binding::Shared(self.fd.as_raw_fd());
         bind(&fd, interface, queue, binding)?;
         (self.tx, self.sender) = (tx, Some(fd));

@@ -193,6 +193,20 @@ fn fresh_cable() -> bool {
     true
 }
 
+fn frames() -> Pool {
+    let region = Region::anonymous(1024 * 2048).expect("memory");
+    Pool::new(region.take(0, region.len()).expect("first taker"), 2048)
+}
+
+fn open_ports(pool: &Pool, ports: u16) -> Result<Vec<XdpDriver>, XdpError> {
+    let address = "10.77.0.1:7101".parse().expect("an address");
+    XdpDriver::open_ports(address, pool, &XdpOptions::new("va"), ports)
+}
+
+fn open(pool: &Pool) -> Result<XdpDriver, XdpError> {
+    Ok(open_ports(pool, 1)?.remove(0))
+}
+
 /// A program of ours that is attached without a process that keeps it, as older kernels leave it after a crash, is
 /// replaced; somebody else's is not touched, and named.
 #[test]
@@ -201,12 +215,8 @@ fn stale_programs_are_replaced_and_foreign_ones_respected() {
         println!("skipped: no right to make network namespaces, or no veth interfaces");
         return;
     }
-    let region = Region::anonymous(1024 * 2048).expect("memory");
-    let pool = Pool::new(region.take(0, region.len()).expect("first taker"), 2048);
-    let open = || {
-        let address = "10.77.0.1:7101".parse().expect("an address");
-        XdpDriver::open(address, &pool, &XdpOptions::new("va"))
-    };
+    let pool = frames();
+    let open = || open(&pool);
     let mut netlink = Netlink::open().expect("netlink");
     // SAFETY: a string that ends in a zero byte.
     let index = unsafe { libc::if_nametoindex(c"va".as_ptr()) };
@@ -267,20 +277,25 @@ fn inject(socket: &OwnedFd, interface: u32, bytes: &[u8]) {
 }
 
 #[test]
-fn over_a_cable_where_the_next_packet_will_lie_is_known_and_sockets_send_apart() {
+fn where_the_kernel_copies_sockets_send_apart() {
     if !fresh_cable() {
         println!("skipped: no right to make network namespaces, or no veth interfaces");
         return;
     }
-    let region = Region::anonymous(1024 * 2048).expect("memory");
-    let pool = Pool::new(region.take(0, region.len()).expect("first taker"), 2048);
-    let address = "10.77.0.1:7101".parse().expect("an address");
-    let mut driver =
-        XdpDriver::open(address, &pool, &XdpOptions::new("va")).expect("AF_XDP over a cable");
-    assert!(
-        driver.queues[0].socket().sends_apart(),
-        "where the kernel copies"
-    );
+    let pool = frames();
+    for port in open_ports(&pool, 2).expect("AF_XDP") {
+        assert!(!port.is_zero_copy() && port.queues[0].socket().sends_apart());
+    }
+}
+
+#[test]
+fn where_the_next_packet_will_lie_is_known() {
+    if !fresh_cable() {
+        println!("skipped: no right to make network namespaces, or no veth interfaces");
+        return;
+    }
+    let pool = frames();
+    let mut driver = open(&pool).expect("AF_XDP");
     // SAFETY: a string that ends in a zero byte.
     let far = unsafe { libc::if_nametoindex(c"vb".as_ptr()) };
     let (socket, mut got) = (raw_socket(), Vec::new());

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use cyclone_packet::Driver;
+use cyclone_packet::{Driver, XdpDriver};
 use cyclone_pmem::Pool;
 
 use crate::cable::body;
@@ -13,16 +13,21 @@ use crate::common::pool;
 use crate::net::Cable;
 use crate::{PATIENCE, carry, introduce, xdp};
 
-#[test]
-fn a_datagram_on_the_kernel_s_way_is_found_when_its_descriptor_is_readable() {
-    let Some(cable) = Cable::new(1500, 1) else {
-        return;
-    };
+/// A driver on one end of a cable, and a socket of the same machine, whose datagrams come over the loopback device and so past the queues.
+fn beside_a_neighbour() -> Option<(Cable, Pool, XdpDriver, UdpSocket)> {
+    let cable = Cable::new(1500, 1)?;
     let pool = pool(1024, 2048);
     cable.a.enter();
-    let mut driver = xdp("10.77.0.1:7101", "va", &pool);
-    // From the same machine, so over its loopback device and past the queues.
+    let driver = xdp("10.77.0.1:7101", "va", &pool);
     let neighbour = UdpSocket::bind("10.77.0.1:0").expect("a socket");
+    Some((cable, pool, driver, neighbour))
+}
+
+#[test]
+fn a_datagram_on_the_kernel_s_way_is_found_when_its_descriptor_is_readable() {
+    let Some((_cable, pool, mut driver, neighbour)) = beside_a_neighbour() else {
+        return;
+    };
     let mut got = Vec::new();
     for round in 0..20u8 {
         neighbour
@@ -98,7 +103,7 @@ fn a_look_sees_what_the_queues_have_and_what_it_was_told_of() {
 }
 
 /// Looks until what has come on the kernel's way is found by a loop that nobody tells of it.
-fn looks_for_one(driver: &mut cyclone_packet::XdpDriver, pool: &Pool) -> u32 {
+fn looks_for_one(driver: &mut XdpDriver, pool: &Pool) -> u32 {
     let (mut looks, mut got) = (0, Vec::new());
     let since = Instant::now();
     while driver.recv(pool, &mut got, 32).expect("received") == 0 {
@@ -113,18 +118,14 @@ fn looks_for_one(driver: &mut cyclone_packet::XdpDriver, pool: &Pool) -> u32 {
 
 #[test]
 fn the_kernel_s_way_is_looked_at_less_often_the_longer_it_has_had_nothing() {
-    let Some(cable) = Cable::new(1500, 1) else {
+    let Some((_cable, pool, mut driver, neighbour)) = beside_a_neighbour() else {
         return;
     };
-    let pool = pool(1024, 2048);
-    cable.a.enter();
-    let mut driver = xdp("10.77.0.1:7101", "va", &pool);
-    let neighbour = UdpSocket::bind("10.77.0.1:0").expect("a socket");
-    let send = |driver: &cyclone_packet::XdpDriver| {
+    let send = |driver: &XdpDriver| {
         let to = driver.local_addr();
         neighbour.send_to(&[1], to).expect("sent");
     };
-    let look = |driver: &mut cyclone_packet::XdpDriver, looks: u32| {
+    let look = |driver: &mut XdpDriver, looks: u32| {
         let mut got = Vec::new();
         for _ in 0..looks / 64 {
             (0..64).for_each(|_| assert!(driver.finds_nothing()));
